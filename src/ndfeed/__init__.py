@@ -1,0 +1,53 @@
+"""Feed array files to training at the speed of the machine.
+
+    import ndfeed
+
+    ds = ndfeed.open("npz_data/")    # a file, folder, pattern, list, or dict of sources
+    ds[7], ds[10:20], ds[[3, 1, 4]]  # dicts of arrays of your own
+
+``ndfeed.open`` describes .npy, .npz, .npy.gz, .pt, .safetensors and raw files by their headers;
+a ``Dataset`` reads any samples of them without loading whole files. Every error this library
+raises on purpose derives from ``ndfeed.Error``.
+"""
+
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.field import Field
+from ndfeed.dataset.open import open
+from ndfeed.errors import (
+    AmbiguousError,
+    BadFilesError,
+    ChangedError,
+    ChecksumError,
+    DeniedError,
+    Error,
+    FieldError,
+    FormatError,
+    LimitError,
+    MissingError,
+    SchemaError,
+    SourceError,
+    TruncatedError,
+    UnsupportedError,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AmbiguousError",
+    "BadFilesError",
+    "ChangedError",
+    "ChecksumError",
+    "Dataset",
+    "DeniedError",
+    "Error",
+    "Field",
+    "FieldError",
+    "FormatError",
+    "LimitError",
+    "MissingError",
+    "SchemaError",
+    "SourceError",
+    "TruncatedError",
+    "UnsupportedError",
+    "open",
+]

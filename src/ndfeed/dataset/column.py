@@ -1,0 +1,131 @@
+"""Where the samples of a field lie: vectors over parts, and from rows to bytes.
+
+A *part* is an array of some file; its samples are the rows of its first axis, or (``whole``)
+the array itself, one sample. The parts of a column follow each other, so sample ``i`` belongs
+to the part whose ``starts`` bracket it. A *group* is columns over the same parts of the same
+files: they are located once and, where files are read whole, opened once.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset.field import Field
+from ndfeed.formats.array import RAW
+from ndfeed.formats.types import itemsize, swapped
+from ndfeed.index.table import Ints, Table
+
+
+class Place(NamedTuple):
+    """Samples, each by its part and its row within it."""
+
+    part: Ints
+    row: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One field's samples. Per part: its place in the table, and whether it is one sample."""
+
+    field: Field
+    table: Table
+    arrays: Ints
+    whole: NDArray[np.bool_]
+
+    @cached_property
+    def first(self) -> Ints:
+        """Per part: where its first element lies in the file (raw) or the decoded stream."""
+        table, arrays = self.table, self.arrays
+        raw = table.coding[arrays] == RAW
+        return table.skip[arrays] + np.where(raw, table.offset[arrays], 0)
+
+    @cached_property
+    def file(self) -> Ints:
+        """Per part: its file."""
+        return self.table.file[self.arrays].astype(np.int64)
+
+    @cached_property
+    def coding(self) -> NDArray[np.uint8]:
+        """Per part: how its bytes are stored."""
+        return self.table.coding[self.arrays]
+
+    @cached_property
+    def strided(self) -> NDArray[np.bool_]:
+        """Per part: is it anything but C order?"""
+        return np.asarray(self.table.strides[self.arrays] >= 0)
+
+    @cached_property
+    def nbytes(self) -> Ints:
+        """Per part: bytes of one sample."""
+        dims = self.table.dims
+        used = np.arange(dims.shape[1] - 1) < dims[:, :1]
+        lengths = np.where(used, dims[:, 1:], 1)
+        whole = lengths.prod(axis=1)[self.table.shape[self.arrays]]
+        row = lengths[:, 1:].prod(axis=1)[self.table.shape[self.arrays]]
+        widths = np.array([itemsize(name) for name in self.table.dtypes], np.int64)
+        return np.where(self.whole, whole, row) * widths[self.table.dtype[self.arrays]]
+
+    @cached_property
+    def swapped(self) -> NDArray[np.bool_]:
+        """Per part: are its elements in the other byte order?"""
+        other = np.array([swapped(name) for name in self.table.dtypes])
+        return other[self.table.dtype[self.arrays]]
+
+    @cached_property
+    def plain(self) -> bool:
+        """Is every part raw, in C order, with samples of one size?"""
+        return bool(not self.coding.any() and not self.strided.any() and not self.field.ragged)
+
+    @cached_property
+    def any_swapped(self) -> bool:
+        """Is any part in the other byte order?"""
+        return bool(self.swapped.any())
+
+    def shape(self, part: int) -> tuple[int, ...]:
+        """The shape of one sample of a part."""
+        dims = self.table.dimensions(int(self.table.shape[self.arrays[part]]))
+        return dims if self.whole[part] else dims[1:]
+
+    def total(self, starts: Ints) -> int:
+        """Bytes of all samples as delivered."""
+        return int((self.nbytes * np.diff(starts)).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Columns over the same parts. ``starts`` has the first sample of each, and the end."""
+
+    starts: Ints
+    columns: tuple[Column, ...]
+    mapped: bool = True  # may the files be mapped?
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def table(self) -> Table:
+        """The files of this group."""
+        return self.columns[0].table
+
+    @cached_property
+    def one_each(self) -> bool:
+        """Does every part hold just one sample?"""
+        return len(self) == len(self.starts) - 1 and bool((np.diff(self.starts) == 1).all())
+
+    @cached_property
+    def by_file(self) -> bool:
+        """Is a sample a whole file? Then each is opened, read and closed."""
+        column = self.columns[0]
+        return self.one_each and bool(column.whole.all()) and len(self) <= column.table.files
+
+    def locate(self, samples: Ints) -> Place:
+        """The part and row of each sample."""
+        if len(self.starts) == 2:
+            return Place(np.zeros(len(samples), np.int64), samples)
+        if self.one_each:
+            return Place(samples, np.zeros(len(samples), np.int64))
+        part = np.searchsorted(self.starts, samples, side="right") - 1
+        return Place(part, samples - self.starts[part])

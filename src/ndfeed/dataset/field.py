@@ -1,0 +1,38 @@
+"""Fields: what a sample is made of."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ndfeed.formats.types import EXTENDED
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One named array of a sample.
+
+    ``shape`` has ``None`` where samples differ, and is ``None`` itself where they differ in
+    rank. ``dtype`` is what NumPy delivers; ``type`` names the element also where NumPy has no
+    such type and delivers its bits (``bfloat16`` without ml_dtypes).
+    """
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int | None, ...] | None
+    type: str
+
+    @property
+    def ragged(self) -> bool:
+        """Do samples of this field differ in shape?"""
+        return self.shape is None or None in self.shape
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of one sample; ``None`` where samples differ."""
+        if self.shape is None or None in self.shape:
+            return None
+        return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        dims = "(…)" if self.shape is None else str(self.shape).replace("None", "…")
+        return f"{self.name} {self.type if self.type in EXTENDED else self.dtype} {dims}"

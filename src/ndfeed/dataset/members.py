@@ -1,0 +1,128 @@
+"""Arrays that cannot be mapped as they are: decoded, strided, or kept in the index itself.
+
+``view`` lays an array over bytes that hold its stream; ``decode`` fetches and decodes a
+stream; ``Decoded`` keeps those that will be asked for again.
+"""
+
+import threading
+from collections import OrderedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset.column import Column
+from ndfeed.errors import FormatError
+from ndfeed.files import system
+from ndfeed.files.file import File
+from ndfeed.formats import inflate
+from ndfeed.formats.array import DEFLATE, INLINE, LATIN1, RAW
+from ndfeed.formats.types import EXTENDED, delivered
+
+Bytes = NDArray[np.uint8]
+
+_AT_ONCE = 1 << 20
+_MOST_KEPT = 512 << 20
+
+
+def view(column: Column, part: int, data: Bytes, start: int) -> NDArray[np.generic]:
+    """The samples of a part, with ``data[start]`` the first byte of its first element."""
+    table, array = column.table, int(column.arrays[part])
+    name = table.dtypes[table.dtype[array]]
+    dtype = delivered(name) if name in EXTENDED else np.dtype(name)
+    shape = table.dimensions(int(table.shape[array]))
+    strides = table.strides[array]
+    steps = None if strides < 0 else table.dimensions(int(strides))
+    # Through opaque bytes: NumPy makes arrays of some dtypes only as views of others.
+    opaque = np.dtype((np.void, dtype.itemsize))
+    found = np.ndarray(shape, opaque, data, start, steps).view(dtype)
+    return found[None] if column.whole[part] else found
+
+
+def inline(column: Column, part: int) -> NDArray[np.generic]:
+    """A scalar that the index holds itself."""
+    table, array = column.table, int(column.arrays[part])
+    dtype = delivered(table.dtypes[table.dtype[array]])
+    value = table.offset[array : array + 1].astype("<i8").view(np.uint8)[: dtype.itemsize]
+    return value.view(dtype)
+
+
+def decode(file: File, column: Column, part: int) -> Bytes:
+    """The whole stream of a part, decoded, or read where it is raw."""
+    table, array = column.table, int(column.arrays[part])
+    offset, length = int(table.offset[array]), int(table.length[array])
+    coding = int(table.coding[array])
+    if coding == LATIN1:
+        return np.frombuffer(_from_text(file, offset, length), np.uint8)
+    size = length if coding == RAW else int(table.decoded[array])
+    out = np.empty(size, np.uint8)
+    if coding == RAW:
+        file.read_into(offset, [memoryview(out)])  # type: ignore[arg-type]
+    else:
+        decode_into(file, column, part, memoryview(out), 0)  # type: ignore[arg-type]
+    return out
+
+
+def decode_into(
+    file: File, column: Column, part: int, out: memoryview, skip: int | None = None
+) -> None:
+    """Decode a part's stream, ``out`` beginning ``skip`` bytes in: by default its elements."""
+    table, array = column.table, int(column.arrays[part])
+    offset, length = int(table.offset[array]), int(table.length[array])
+    coding, crc = int(table.coding[array]), int(table.crc[array])
+    size = int(table.decoded[array])
+    if skip is None:
+        skip = int(table.skip[array])
+    if coding == LATIN1:
+        out[:] = memoryview(_from_text(file, offset, length))[skip : skip + len(out)]
+    elif coding == DEFLATE and length <= _AT_ONCE and size <= _AT_ONCE:
+        inflate.whole(file.path, file.read(offset, length), size, skip, out, crc)
+    else:
+        inflate.stream(file, (offset, length), coding, size, skip, out, crc)
+
+
+def _from_text(file: File, offset: int, length: int) -> bytes:
+    try:
+        return file.read(offset, length).decode("utf-8").encode("latin-1")
+    except UnicodeError:
+        raise FormatError(file.path, "bytes kept as text are damaged", offset) from None
+
+
+class Decoded:
+    """Decoded streams, the least recently used given up first. Safe from several threads.
+
+    Holds at most ``limit`` bytes, except that the newest stream is always kept: it had to be
+    decoded whole anyway, and the next row is most likely in it too.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = min(_MOST_KEPT, system.memory_bytes() // 16) if limit is None else limit
+        self._lock = threading.Lock()
+        self._streams: OrderedDict[tuple[int, int], Bytes] = OrderedDict()
+        self._held = 0
+
+    def get(self, key: tuple[int, int]) -> Bytes | None:
+        """The stream kept under ``key``."""
+        with self._lock:
+            if key in self._streams:
+                self._streams.move_to_end(key)
+                return self._streams[key]
+            return None
+
+    def make_room(self, size: int) -> None:
+        """Give up streams until ``size`` more bytes fit; call before decoding."""
+        with self._lock:
+            while self._streams and self._held + size > self.limit:
+                self._held -= self._streams.popitem(last=False)[1].nbytes
+
+    def keep(self, key: tuple[int, int], stream: Bytes) -> None:
+        """Keep a stream, unless another thread was faster."""
+        self.make_room(stream.nbytes)
+        with self._lock:
+            if key not in self._streams:
+                self._streams[key] = stream
+                self._held += stream.nbytes
+
+
+def is_inline(column: Column, part: int) -> bool:
+    """Does the index hold this array itself?"""
+    return int(column.coding[part]) == INLINE

@@ -1,0 +1,202 @@
+"""``ndfeed.open``: from whatever the caller has to a dataset, at the cost of headers."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ndfeed.dataset import samples
+from ndfeed.dataset.column import Group
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.samples import Reading, Sample
+from ndfeed.errors import SchemaError
+from ndfeed.formats import raw
+from ndfeed.index.open import Opened, open_table
+from ndfeed.index.source import Source
+
+_SAMPLES = ("auto", "row", "file")
+
+
+def open(
+    source: "Source | Dataset | Mapping[str, Source | Dataset]",
+    *,
+    fields: str | Sequence[str] | None = None,
+    sample: "Sample | Mapping[str, Sample]" = "auto",
+    dtype: object = None,
+    shape: int | Sequence[int] | None = None,
+    mapped: bool = True,
+    cache: bool = True,
+) -> Dataset:
+    """Open array files in place; only their headers are read.
+
+    ``source`` is a file, a folder (with all below it), a pattern such as ``"train/*.npz"``, a
+    list of these, or a dict of field name to source whose samples belong together. Formats are
+    told by the files' first bytes: .npy, .npz, .npy.gz, .pt, .safetensors, or raw.
+
+    ``sample``  what one sample is: ``"row"`` of the first axis, a whole ``"file"``, or ``"auto"``,
+                which refuses to guess where both make sense. In a dict of sources, a dict too.
+    ``fields``  the fields to open; all by default.
+    ``dtype``, ``shape``  for raw files: the element type and the shape of one sample. ``dtype``
+                also names the type of opaque elements in .npy files (bfloat16, float8).
+    ``mapped``  ``False`` reads by position only and never maps a file.
+    ``cache``   ``False`` neither uses nor keeps the index of an earlier run.
+    """
+    if shape is not None and dtype is None:
+        raise ValueError("shape= is for raw files and needs dtype= beside it")
+    chosen = (fields,) if isinstance(fields, str) else None if fields is None else tuple(fields)
+    layout = None if dtype is None else _raw_layout(dtype, shape)
+    if isinstance(source, Mapping):
+        ways = dict(sample) if isinstance(sample, Mapping) else dict.fromkeys(source, sample)
+        if set(ways) - set(source):
+            raise ValueError(f"sample= names {sorted(set(ways) - set(source))}, not in the source")
+        parts: list[_Part | Dataset] = []
+        for name, one in source.items():
+            if isinstance(one, Dataset):
+                parts.append(_renamed(one, name))
+            else:
+                opened = open_table(one, layout, cached=cache)
+                parts.append(_part(opened, name, ways.get(name, "auto"), None, dtype, mapped))
+        return _together(parts, chosen)
+    if isinstance(source, Dataset):
+        return source if chosen is None else source.select(*chosen)
+    if isinstance(sample, Mapping):
+        raise TypeError("sample= may be a dict only where the source is one")
+    opened = open_table(source, layout, cached=cache)
+    part = _part(opened, None, sample, chosen, dtype, mapped)
+    if dtype is not None and not part.uses_dtype:
+        kind = part.layout.table.dtypes[0]
+        raise ValueError(
+            f"{os.fsdecode(part.layout.table.path(0))}: says itself that it holds {kind}; dtype= is "
+            f"for raw files and opaque elements, leave it out"
+        )
+    if len(part.readings) > 1:
+        raise samples.refuse(os.fsdecode(opened.spellings[0]), part.layout)
+    return _dataset((part,), None)
+
+
+class _Part(NamedTuple):
+    """One source of a dataset, with every way it may be read."""
+
+    opened: Opened
+    prefix: str | None
+    fields: tuple[str, ...] | None
+    dtype: object
+    mapped: bool
+    layout: samples.Layout
+    readings: list[Reading]
+
+    @property
+    def uses_dtype(self) -> bool:
+        """Was there anything to which the caller's dtype applies?"""
+        return self.layout.typed or samples.all_raw(self.layout.table)
+
+
+def _raw_layout(dtype: object, shape: int | Sequence[int] | None) -> raw.Layout:
+    return raw.layout(dtype, () if shape is None else shape)
+
+
+def _part(
+    opened: Opened,
+    prefix: str | None,
+    sample: Sample,
+    fields: tuple[str, ...] | None,
+    dtype: object,
+    mapped: bool,
+) -> _Part:
+    if sample not in _SAMPLES:
+        raise ValueError(f"sample must be one of {', '.join(map(repr, _SAMPLES))}, got {sample!r}")
+    found = samples.layout(opened.table, fields, dtype, prefix)
+    readings = samples.readings(found, sample)
+    return _Part(opened, prefix, fields, dtype, mapped, found, readings)
+
+
+def _together(parts: "list[_Part | Dataset]", fields: tuple[str, ...] | None) -> Dataset:
+    """Sources side by side: each read in the way that gives as many samples as the others."""
+    if not parts:
+        raise ValueError("a dict of sources needs at least one")
+    counts = [
+        [len(part)] if isinstance(part, Dataset) else [way.count for way in part.readings]
+        for part in parts
+    ]
+    common = set(counts[0]).intersection(*counts[1:])
+    if not common:
+        listed = ", ".join(
+            f"{_label(p)} has {' or '.join(f'{n:,}' for n in c)}"
+            for p, c in zip(parts, counts, strict=True)
+        )
+        raise SchemaError(
+            _path(parts[0]), f"the sources differ in their number of samples: {listed}"
+        )
+    settled = []
+    for part, own in zip(parts, counts, strict=True):
+        fit = [i for i, n in enumerate(own) if n in common]
+        if len(common) > 1 or len(fit) > 1:
+            unclear = next(p for p in parts if isinstance(p, _Part) and len(p.readings) > 1)
+            raise samples.refuse(_path(unclear), unclear.layout)
+        settled.append(
+            part if isinstance(part, Dataset) else part._replace(readings=[part.readings[fit[0]]])
+        )
+    made = _dataset(tuple(settled), None)
+    return made if fields is None else made.select(*fields)
+
+
+def _label(part: "_Part | Dataset") -> str:
+    names = list(part.fields) if isinstance(part, Dataset) else list(part.layout.arrays)
+    return repr(names[0])
+
+
+def _path(part: "_Part | Dataset") -> str:
+    return part.files[0] if isinstance(part, Dataset) else os.fsdecode(part.opened.spellings[0])
+
+
+def _renamed(ds: Dataset, prefix: str) -> Dataset:
+    """A dataset as one source of several: its fields below ``prefix``."""
+    if ds.rows is not None or ds.steps:
+        raise ValueError(f"{prefix!r}: put datasets together first, then take, split or map")
+    alone = len(ds.fields) == 1
+    groups = tuple(
+        replace(
+            group,
+            columns=tuple(
+                replace(
+                    c, field=replace(c.field, name=prefix if alone else f"{prefix}/{c.field.name}")
+                )
+                for c in group.columns
+            ),
+        )
+        for group in ds.groups
+    )
+    return Dataset(groups, (_renamed, (ds, prefix)), why=ds.why)
+
+
+def _dataset(parts: "tuple[_Part | Dataset, ...]", why: str | None) -> Dataset:
+    groups: list[Group] = []
+    reasons: list[str] = []
+    recipe: list[Any] = []
+    for part in parts:
+        if isinstance(part, Dataset):
+            groups += part.groups
+            reasons.append(part.why)
+            recipe.append(part)
+            continue
+        way = part.readings[0]
+        groups.append(samples.group(part.layout, way.sample, mapped=part.mapped))
+        reasons.append(way.why)
+        # What was settled with a warning is settled: a worker process need not warn again.
+        dtype = "bfloat16" if part.dtype is None and part.layout.typed else part.dtype
+        recipe.append((part.opened, part.prefix, part.fields, dtype, part.mapped, way))
+    reason = why or "; ".join(dict.fromkeys(reasons))
+    return Dataset(tuple(groups), (_remade, (recipe, reason)), why=reason)
+
+
+def _remade(recipe: list[Any], why: str) -> Dataset:
+    """The dataset that pickled as ``recipe``."""
+    parts: list[_Part | Dataset] = []
+    for one in recipe:
+        if isinstance(one, Dataset):
+            parts.append(one)
+            continue
+        opened, prefix, fields, dtype, mapped, way = one
+        found = samples.layout(opened.table, fields, dtype, prefix)
+        parts.append(_Part(opened, prefix, fields, dtype, mapped, found, [way]))
+    return _dataset(tuple(parts), why)

@@ -1,0 +1,175 @@
+"""Rows of arrays that hold many: gathered from maps, read by position, or out of members.
+
+Rows of one size from raw files are copied as opaque bytes, in one NumPy call for any number
+of files:
+
+- one file: ``np.take`` of records of a row's size, straight into the batch;
+- many files, small rows: the maps' addresses make one record array over the whole address
+  span, with a stride of one byte, indexed with each row's own address;
+- many files, large rows: a copy each, which lets other threads run meanwhile.
+
+Without maps, rows are sorted by place and neighbours read together.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset.column import Column, Place
+from ndfeed.dataset.members import Bytes, Decoded, decode, inline, is_inline, view
+from ndfeed.dataset.target import Target
+from ndfeed.files.file import File
+from ndfeed.files.maps import Maps
+from ndfeed.formats.array import RAW
+from ndfeed.index.table import Ints
+
+# Above this a copy each beats one call that holds the interpreter lock.
+_LARGE_ROW = 16 << 10
+_MOST_TOGETHER = 64 << 20
+
+
+class Span:
+    """A stretch of this process's addresses as records of ``size`` bytes at any byte."""
+
+    def __init__(self, low: int, high: int, size: int) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (low, True),
+            "shape": (high - low - size + 1,),
+            "strides": (1,),
+            "typestr": f"|V{size}",
+        }
+
+
+def gather(column: Column, place: Place, target: Target, maps: Maps) -> None:
+    """Copy rows of one size from mapped files."""
+    size = int(column.nbytes[0])
+    if len(column.arrays) == 1:
+        _gather_one(column, place, target, maps, size)
+        return
+    file = column.file[place.part]
+    start = column.first[place.part] + place.row * size
+    used = np.unique(file)
+    with maps.using(used.tolist()):
+        if size > _LARGE_ROW:
+            out = target.flat.reshape(-1, size)
+            for i, (f, at) in enumerate(zip(file.tolist(), start.tolist(), strict=True)):
+                out[i] = maps.bytes(f)[at : at + size]
+            return
+        address = maps.address[file] + start
+        low, high = int(address.min()), int(address.max()) + size
+        records = np.asarray(Span(low, high, size))
+        target.records(size)[...] = records[address - low]
+
+
+def _gather_one(column: Column, place: Place, target: Target, maps: Maps, size: int) -> None:
+    file, rows = int(column.file[0]), place.row
+    count = int(column.table.dims[column.table.shape[column.arrays[0]], 1])
+    with maps.using((file,)):
+        start = int(column.first[0])
+        data = maps.bytes(file)[start : start + count * size]
+        first, last = int(rows[0]), int(rows[-1])
+        if last - first == len(rows) - 1 and (len(rows) == 1 or bool((np.diff(rows) == 1).all())):
+            target.flat[...] = data[first * size : (last + 1) * size]
+            return
+        records = data.view(np.dtype((np.void, size)))
+        # In range by construction, so "clip" clips nothing; "raise" would copy through a buffer.
+        np.take(records, rows, out=target.records(size), mode="clip")
+
+
+def read(column: Column, place: Place, target: Target) -> None:
+    """Copy rows of one size from files that are not mapped."""
+    size = int(column.nbytes[0])
+    file = column.file[place.part]
+    start = column.first[place.part] + place.row * size
+    order = np.lexsort((start, file))
+    file, start = file[order], start[order]
+    new = np.ones(len(order), bool)
+    new[1:] = (file[1:] != file[:-1]) | (start[1:] != start[:-1])
+    for stretch in _by_file(file):
+        number = int(file[stretch.start])
+        with File(column.table.path(number)) as opened:
+            opened.expect(column.table.expected(number))
+            _read_rows(opened, start[stretch], new[stretch], order[stretch], target, size)
+
+
+def _by_file(file: Ints) -> list[slice]:
+    ends = np.append(np.flatnonzero(file[1:] != file[:-1]) + 1, len(file)).tolist()
+    return [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+
+
+def _read_rows(
+    file: File, start: Ints, new: NDArray[np.bool_], at: Ints, target: Target, size: int
+) -> None:
+    """Rows of one file, sorted by place: neighbours in one call, duplicates copied."""
+    most = max(_MOST_TOGETHER // max(size, 1), 1)
+    buffers: list[memoryview] = []
+    begin = source = -1
+    for where, fresh, i in zip(start.tolist(), new.tolist(), at.tolist(), strict=True):
+        if not fresh:
+            continue
+        if buffers and (where != begin + len(buffers) * size or len(buffers) >= min(most, 256)):
+            file.read_into(begin, buffers)
+            buffers = []
+        if not buffers:
+            begin = where
+        buffers.append(target.memory(i, size))
+    file.read_into(begin, buffers)
+    if new.all():
+        return
+    for fresh, i in zip(new.tolist(), at.tolist(), strict=True):
+        if fresh:
+            source = i
+        else:
+            target.copy(source, i)
+
+
+def from_parts(
+    column: Column, place: Place, target: Target, maps: Maps | None, decoded: Decoded
+) -> None:
+    """Copy samples of parts that are coded, strided or of several shapes, part by part."""
+    order = np.argsort(place.part, kind="stable")
+    for stretch in _by_file(place.part[order]):
+        at = order[stretch]
+        part = int(place.part[at[0]])
+        rows = place.row[at]
+        if is_inline(column, part):
+            _assign(target, at, inline(column, part)[rows * 0])
+        elif not column.nbytes[part]:
+            continue
+        elif column.coding[part] == RAW and maps is not None:
+            file = int(column.file[part])
+            with maps.using((file,)):
+                samples = view(column, part, maps.bytes(file), int(column.first[part]))
+                _assign(target, at, samples, rows)
+        else:
+            stream = _stream(column, part, decoded)
+            skip = int(column.table.skip[column.arrays[part]])
+            _assign(target, at, view(column, part, stream, skip), rows)
+
+
+def _assign(
+    target: Target, at: Ints, samples: NDArray[np.generic], rows: Ints | None = None
+) -> None:
+    if isinstance(target.arrays, np.ndarray):
+        target.arrays[at] = samples if rows is None else samples[rows]
+        return
+    chosen: Sequence[int] = range(len(at)) if rows is None else rows.tolist()
+    for i, row in zip(at.tolist(), chosen, strict=True):
+        target.arrays[i][...] = samples[row]
+
+
+def _stream(column: Column, part: int, decoded: Decoded) -> Bytes:
+    """A part's decoded stream, from those kept or anew."""
+    table, array = column.table, int(column.arrays[part])
+    number = int(table.file[array])
+    key = number, int(table.offset[array])
+    found = decoded.get(key)
+    if found is None:
+        decoded.make_room(int(max(table.decoded[array], table.length[array])))
+        with File(table.path(number)) as file:
+            file.expect(table.expected(number))
+            found = decode(file, column, part)
+        decoded.keep(key, found)
+    return found

@@ -1,0 +1,88 @@
+"""Choices of rows: what callers may write, how choices compose, how they travel."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ndfeed.files.shared import Shared
+from ndfeed.index.table import Ints
+
+Rows = range | Ints | None  # None: all of them
+
+_SMALL = 1024
+
+
+def as_rows(rows: ArrayLike, count: int, *, from_end: bool = False) -> Ints:
+    """Row numbers in [0, count) from numbers or a mask; ``from_end`` counts negative ones back."""
+    found = np.asarray(rows)
+    if found.ndim != 1:
+        if found.ndim == 0:
+            raise TypeError(f"rows must be a list or one-dimensional array, got {rows!r:.80}")
+        raise IndexError(f"rows must have one dimension, got {found.ndim}")
+    if found.dtype == bool:
+        if len(found) != count:
+            raise IndexError(f"a mask must have {count} elements, got {len(found)}")
+        return np.flatnonzero(found)
+    if not len(found):
+        return np.zeros(0, np.int64)
+    if found.dtype.kind not in "iu":
+        raise TypeError(f"rows must be whole numbers, got {found.dtype}")
+    found = found.astype(np.int64, copy=False)
+    low, high = int(found.min()), int(found.max())
+    if from_end and low < 0 and low >= -count:
+        found = np.where(found < 0, found + count, found)
+        low, high = 0, int(found.max())
+    if low < 0 or high >= count:
+        raise IndexError(f"rows must be in [0, {count}), got {low} to {high}")
+    return found
+
+
+def one_row(index: Any, count: int) -> int | None:
+    """The row that a single index means; ``None`` where it is no single index."""
+    if isinstance(index, (bool, np.bool_)) or not hasattr(index, "__index__"):
+        return None
+    if isinstance(index, np.ndarray) and index.ndim:
+        return None
+    at = int(index)
+    if not -count <= at < count:
+        raise IndexError(f"row must be in [{-count}, {count}), got {at}")
+    return at % count
+
+
+def chosen(rows: Rows, wanted: Ints) -> Ints:
+    """The elements of ``rows`` at ``wanted``."""
+    if rows is None:
+        return wanted
+    if isinstance(rows, range):
+        return rows.start + wanted * rows.step
+    return rows[wanted]
+
+
+def composed(rows: Rows, further: range | Ints) -> range | Ints:
+    """The choice ``further`` out of the choice ``rows``."""
+    if rows is None:
+        return further
+    if isinstance(rows, range) and isinstance(further, range):
+        return rows[further.start : further.stop : further.step] if len(further) else range(0)
+    return chosen(rows, np.asarray(further, np.int64))
+
+
+class Travelling:
+    """Row numbers that pickle as a handle to shared memory where there are many."""
+
+    def __init__(self, rows: range | Ints) -> None:
+        self.rows = rows
+        self._memory: Shared | None = None
+
+    def __reduce__(self) -> tuple[Callable[..., "Travelling"], tuple[Any, ...]]:
+        if isinstance(self.rows, range) or len(self.rows) <= _SMALL:
+            return Travelling, (self.rows,)
+        if self._memory is None:
+            self._memory = Shared.of([memoryview(np.ascontiguousarray(self.rows)).cast("B")])
+        return _arrived, (self._memory,)
+
+
+def _arrived(memory: Shared) -> Travelling:
+    return Travelling(memory.view().view(np.int64))

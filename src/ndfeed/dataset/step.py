@@ -1,0 +1,85 @@
+"""What is done to a batch after it is read: functions of the user's, and choices of fields."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ndfeed.dataset.field import Field
+from ndfeed.errors import FieldError
+
+Batch = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """A function of the user's, on whole batches or on single samples."""
+
+    function: Callable[..., Mapping[str, Any]]
+    batched: bool = True
+
+    def __call__(self, batch: Batch, rng: np.random.Generator | None) -> Batch:
+        """The batch that the function makes of ``batch``."""
+        if self.batched:
+            return self._checked(self._call(batch, rng))
+        count = len(next(iter(batch.values()), ()))
+        made = [
+            self._checked(self._call({k: v[i] for k, v in batch.items()}, rng))
+            for i in range(count)
+        ]
+        return {name: _stacked([one[name] for one in made]) for name in (made[0] if made else ())}
+
+    def _call(self, batch: Batch, rng: np.random.Generator | None) -> Mapping[str, Any]:
+        if takes_rng(self.function):
+            return self.function(batch, rng=rng)
+        return self.function(batch)
+
+    def _checked(self, made: Mapping[str, Any]) -> Batch:
+        if not isinstance(made, Mapping):
+            name = getattr(self.function, "__name__", repr(self.function))
+            raise TypeError(f"{name} must return a dict of arrays, got {type(made).__name__}")
+        return dict(made)
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """A choice of what an earlier function made."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, batch: Batch, rng: np.random.Generator | None) -> Batch:
+        """The chosen fields of ``batch``."""
+        for name in self.names:
+            if name not in batch:
+                raise FieldError(name, list(batch))
+        return {name: batch[name] for name in self.names}
+
+
+Step = Map | Select
+
+
+def takes_rng(function: Callable[..., Any]) -> bool:
+    """Does the function have a parameter ``rng``?"""
+    try:
+        return "rng" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _stacked(values: list[Any]) -> Any:
+    arrays = [np.asarray(value) for value in values]
+    if all(array.shape == arrays[0].shape for array in arrays):
+        return np.stack(arrays)
+    return arrays
+
+
+def fields_of(batch: Batch) -> dict[str, Field]:
+    """The fields of a batch that a function made; lists of arrays count as ragged."""
+    found = {}
+    for name, values in batch.items():
+        first = np.asarray(values[0])
+        shape = None if isinstance(values, list) else first.shape
+        found[name] = Field(name, first.dtype, shape, first.dtype.str)
+    return found

@@ -1,0 +1,146 @@
+"""Every error this library raises on purpose.
+
+    Error
+    ├── SourceError       (OSError)       a file or folder cannot be found, opened or read
+    │   ├── MissingError  (FileNotFoundError)
+    │   └── DeniedError   (PermissionError)
+    ├── FormatError       (ValueError)    the bytes are not what the format promises
+    │   ├── TruncatedError                fewer bytes present than promised
+    │   ├── ChecksumError                 the bytes were damaged
+    │   ├── LimitError                    a bomb: a size no honest file needs
+    │   └── UnsupportedError              sound, but of a kind that is not read
+    ├── ChangedError      (RuntimeError)  the file is not the one that was indexed
+    ├── BadFilesError     (ValueError)    several files are wrong; lists them
+    ├── SchemaError       (ValueError)    fields, dtypes or shapes do not fit together
+    │   └── AmbiguousError                the samples could be read two ways
+    └── FieldError        (KeyError)      no field of that name
+
+Each also derives from the builtin a caller would guess, so code that has never heard of
+this library still catches the right thing. Messages are one line: the file first, expected
+before found, then the remedy. Wrong arguments are plain ``ValueError``, ``IndexError`` and
+``TypeError``.
+"""
+
+from collections.abc import Sequence
+from os import PathLike, fsdecode
+
+__all__ = [
+    "AmbiguousError",
+    "BadFilesError",
+    "ChangedError",
+    "ChecksumError",
+    "DeniedError",
+    "Error",
+    "FieldError",
+    "FormatError",
+    "LimitError",
+    "MissingError",
+    "SchemaError",
+    "SourceError",
+    "TruncatedError",
+    "UnsupportedError",
+]
+
+_LISTED = 10
+
+
+def shown(path: str | bytes | PathLike[str]) -> str:
+    """``path`` as one line of printable text: a file name may hold line breaks or escapes."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in fsdecode(path))
+
+
+class Error(Exception):
+    """Base of every error that ndfeed raises on purpose."""
+
+    path: str | None = None
+
+
+class _FileError(Error):
+    """An error with one file to blame. ``args`` alone rebuild it, so that it pickles."""
+
+    def __init__(
+        self, path: str | bytes | PathLike[str], problem: str, offset: int | None = None
+    ) -> None:
+        super().__init__(fsdecode(path), problem, offset)
+        self.path = fsdecode(path)
+        self.problem = problem
+        self.offset = offset
+
+    def __str__(self) -> str:
+        where = "" if self.offset is None else f" at byte {self.offset}"
+        return f"{shown(self.path or '')}{where}: {self.problem}"
+
+
+class SourceError(_FileError, OSError):
+    """A file or folder cannot be opened or read: says which, and why."""
+
+
+class MissingError(SourceError, FileNotFoundError):
+    """There is no such file, or a source holds no array files."""
+
+
+class DeniedError(SourceError, PermissionError):
+    """The file exists and may not be read."""
+
+
+class FormatError(_FileError, ValueError):
+    """A file breaks its format: says which file, where, and what was expected."""
+
+
+class TruncatedError(FormatError):
+    """A file ends before the bytes its header promises."""
+
+
+class ChecksumError(FormatError):
+    """Stored bytes do not have the checksum stored beside them."""
+
+
+class LimitError(FormatError):
+    """A header asks for more than any honest file needs, or than its file can hold."""
+
+
+class UnsupportedError(FormatError):
+    """A sound file of a kind that is not read; the message has the way out."""
+
+
+class ChangedError(_FileError, RuntimeError):
+    """A file is no longer the one that was indexed."""
+
+
+class BadFilesError(Error, ValueError):
+    """Several files are wrong. ``problems`` has an error for each, in order of the source."""
+
+    def __init__(self, problems: Sequence[Error], checked: int) -> None:
+        super().__init__(list(problems), checked)
+        self.problems = list(problems)
+        self.checked = checked
+        self.path = self.problems[0].path
+
+    def __str__(self) -> str:
+        lines = [str(problem) for problem in self.problems[:_LISTED]]
+        more = len(self.problems) - len(lines)
+        if more:
+            lines.append(f"… and {more:,} more")
+        lines.append(f"{len(self.problems):,} of {self.checked:,} files cannot be used")
+        return "\n".join(lines)
+
+
+class SchemaError(_FileError, ValueError):
+    """Fields, dtypes or shapes of several files do not fit together."""
+
+
+class AmbiguousError(SchemaError):
+    """The samples could be read two ways; the message has both, and the word to add."""
+
+
+class FieldError(Error, KeyError):
+    """No field of that name; lists those there are."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        super().__init__(name, tuple(known))
+        self.name, self.known = name, tuple(known)
+
+    def __str__(self) -> str:
+        listed = ", ".join(repr(known) for known in self.known[:_LISTED]) or "none"
+        more = f" and {len(self.known) - _LISTED} more" if len(self.known) > _LISTED else ""
+        return f"no field {self.name!r}; the fields are {listed}{more}"

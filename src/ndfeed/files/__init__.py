@@ -1,0 +1,7 @@
+"""The only package that touches the disk.
+
+``system`` asks what the platform can do, ``file`` opens and reads, ``maps`` maps and guards,
+``tree`` finds, ``publish`` writes, ``shared`` holds memory that several processes see.
+Files are opened read-only and read by position: no shared offset, so threads and forked
+processes never disturb each other.
+"""

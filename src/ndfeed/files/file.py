@@ -1,0 +1,183 @@
+"""One regular file, open for reading by position.
+
+The size and identity come from ``fstat`` of the open descriptor, so what is checked is what
+is read. Pipes, devices and folders are refused without waiting for them.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from types import TracebackType
+from typing import NamedTuple, NoReturn, Self
+
+from ndfeed.errors import ChangedError, DeniedError, MissingError, SourceError, TruncatedError
+from ndfeed.files import system
+
+# O_NONBLOCK: opening a pipe nobody writes to would otherwise wait for ever.
+FLAGS = (
+    os.O_RDONLY
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_NOCTTY", 0)
+    | getattr(os, "O_BINARY", 0)
+)
+_HEAD = 512
+
+
+class Identity(NamedTuple):
+    """What must stay the same for a file to count as the same."""
+
+    device: int
+    inode: int
+    size: int
+    mtime: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "Identity":
+        """The identity that ``stat`` reports."""
+        return cls(signed(status.st_dev), signed(status.st_ino), status.st_size, status.st_mtime_ns)
+
+
+def signed(number: int) -> int:
+    """An unsigned 64-bit number as the signed one of the same bits: tables hold int64."""
+    return number if number < 1 << 63 else number - (1 << 64)
+
+
+def refuse(path: str | bytes, error: OSError) -> NoReturn:
+    """Raise ``error`` again as one of ours, with the file first."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        raise MissingError(path, "no such file or folder") from None
+    if error.errno in (errno.EACCES, errno.EPERM):
+        raise DeniedError(path, "permission denied; give yourself read access") from None
+    if error.errno == errno.ELOOP:
+        raise SourceError(path, "a loop of symbolic links") from None
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        raise SourceError(path, "too many open files; raise the limit (ulimit -n)") from None
+    raise SourceError(path, error.strerror or str(error)) from error
+
+
+def changed(path: str | bytes, before: Identity, after: Identity) -> ChangedError:
+    """The error for a file whose identity is no longer ``before``."""
+    what = "replaced"
+    if before.size != after.size:
+        what = f"{before.size} bytes then, {after.size} now"
+    elif (before.device, before.inode) == (after.device, after.inode):
+        what = "written to since"
+    return ChangedError(path, f"changed since it was indexed ({what}); open the dataset again")
+
+
+def fetch(path: bytes, expected: Sequence[int], start: int, buffers: Sequence[memoryview]) -> None:
+    """Open, check the identity, read one stretch, close: a whole sample in four system calls."""
+    try:
+        fd = os.open(path, FLAGS)
+    except OSError as error:
+        refuse(path, error)
+    try:
+        status = os.fstat(fd)
+        if (
+            status.st_mtime_ns != expected[3]
+            or status.st_size != expected[2]
+            or status.st_ino != expected[1]
+            or status.st_dev != expected[0]
+        ):
+            before, after = Identity(*expected), Identity.of(status)
+            if before != after:
+                raise changed(path, before, after)
+        done = system.preadv(fd, buffers, start)
+    except OSError as error:
+        refuse(path, error)
+    finally:
+        os.close(fd)
+    wanted = sum(map(len, buffers))
+    if done != wanted:
+        raise TruncatedError(
+            path, f"{start + wanted} bytes promised, {start + done} present", start
+        )
+
+
+class File:
+    """A regular file, open for reading by position. Use as a context manager."""
+
+    __slots__ = ("_head", "fd", "path", "size", "status")
+
+    def __init__(self, path: bytes) -> None:
+        try:
+            self.fd = os.open(path, FLAGS)
+        except OSError as error:
+            refuse(path, error)
+        try:
+            self.status = os.fstat(self.fd)
+        except OSError as error:
+            os.close(self.fd)
+            refuse(path, error)
+        if not stat.S_ISREG(self.status.st_mode):
+            os.close(self.fd)
+            kind = "a folder" if stat.S_ISDIR(self.status.st_mode) else "a pipe or device"
+            raise SourceError(path, f"a regular file is needed, found {kind}")
+        self.path = path
+        self.size = self.status.st_size
+        self._head = b""
+
+    @property
+    def identity(self) -> Identity:
+        """This file's identity at the time it was opened."""
+        return Identity.of(self.status)
+
+    def expect(self, identity: Identity) -> None:
+        """Raise ``ChangedError`` unless this is still the file with ``identity``."""
+        found = Identity.of(self.status)
+        if found != identity:
+            raise changed(self.path, identity, found)
+
+    def read(self, start: int, length: int) -> bytes:
+        """Exactly ``length`` bytes from ``start``."""
+        if start + length > self.size:
+            raise TruncatedError(
+                self.path, f"{start + length} bytes promised, {self.size} present", start
+            )
+        if start + length <= _HEAD:
+            if not self._head:
+                self._head = self._pread(min(_HEAD, self.size), 0)
+            return self._head[start : start + length]
+        return self._pread(length, start)
+
+    def _pread(self, length: int, start: int) -> bytes:
+        try:
+            data = system.pread(self.fd, length, start)
+        except OSError as error:
+            refuse(self.path, error)
+        if len(data) != length:
+            raise TruncatedError(
+                self.path, f"{start + length} bytes promised, {start + len(data)} present", start
+            )
+        return data
+
+    def read_into(self, start: int, buffers: Sequence[memoryview]) -> None:
+        """Fill ``buffers`` one after the other from ``start``."""
+        try:
+            done = system.preadv(self.fd, buffers, start)
+        except OSError as error:
+            refuse(self.path, error)
+        wanted = sum(map(len, buffers))
+        if done != wanted:
+            raise TruncatedError(
+                self.path, f"{start + wanted} bytes promised, {start + done} present", start
+            )
+
+    def close(self) -> None:
+        """Close the descriptor; harmless the second time."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

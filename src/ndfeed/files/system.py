@@ -1,0 +1,116 @@
+"""What this platform can do, asked once, and reading by position on top of it.
+
+``can`` is the one place that knows. Everything works with every capability switched off,
+only slower; the tests switch them off one by one.
+"""
+
+import mmap
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+try:
+    import fcntl
+    import resource
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+    resource = None  # type: ignore[assignment]
+
+# Linux copies at most 0x7ffff000 bytes a call; asking for less keeps every call whole.
+MOST_PER_CALL = 1 << 30
+_MOST_BUFFERS = 512
+_DEFAULT_FILES = 1024
+
+
+@dataclass
+class Capabilities:
+    """Calls that some platform lacks."""
+
+    pread: bool = hasattr(os, "pread")
+    preadv: bool = hasattr(os, "preadv")
+    lease: bool = hasattr(fcntl, "F_SETLEASE")
+    memfd: bool = hasattr(os, "memfd_create") and sys.platform == "linux"
+    untracked_maps: bool = sys.version_info >= (3, 13)
+
+
+can = Capabilities()
+_seek = threading.Lock()
+
+
+def pread(fd: int, length: int, start: int) -> bytes:
+    """Up to ``length`` bytes from ``start``; fewer only at the end of the file."""
+    if can.pread and length <= MOST_PER_CALL:
+        return os.pread(fd, length, start)
+    buffer = bytearray(length)
+    return bytes(buffer[: preadv(fd, [memoryview(buffer)], start)])
+
+
+def preadv(fd: int, buffers: Sequence[memoryview], start: int) -> int:
+    """Fill ``buffers`` in turn from ``start``; the count falls short only at the file's end."""
+    if can.preadv and len(buffers) <= _MOST_BUFFERS:
+        wanted = sum(map(len, buffers))
+        if wanted <= MOST_PER_CALL:
+            done = os.preadv(fd, buffers, start)
+            if done == wanted or not done:
+                return done
+    done = 0
+    for buffer in buffers:
+        part = _read_one(fd, buffer, start + done)
+        done += part
+        if part < len(buffer):
+            break
+    return done
+
+
+def _read_one(fd: int, buffer: memoryview, start: int) -> int:
+    done = 0
+    while done < len(buffer):
+        piece = buffer[done : done + MOST_PER_CALL]
+        if can.preadv:
+            count = os.preadv(fd, [piece], start + done)
+        elif can.pread:
+            data = os.pread(fd, len(piece), start + done)
+            count = len(data)
+            piece[:count] = data
+        else:
+            with _seek:  # one offset per descriptor: nobody may move it in between
+                os.lseek(fd, start + done, os.SEEK_SET)
+                data = os.read(fd, len(piece))
+            count = len(data)
+            piece[:count] = data
+        if not count:
+            break
+        done += count
+    return done
+
+
+def map_whole(fd: int) -> mmap.mmap:
+    """The file's bytes, read-only. From Python 3.13 on the map keeps no descriptor."""
+    if sys.version_info >= (3, 13) and can.untracked_maps and sys.platform != "win32":
+        return mmap.mmap(fd, 0, prot=mmap.PROT_READ, trackfd=False)
+    return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+
+
+def open_files_limit() -> int:
+    """How many descriptors this process may have open."""
+    if resource is None:
+        return _DEFAULT_FILES
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if soft == resource.RLIM_INFINITY else int(soft)
+
+
+def waits() -> int:
+    """How often this thread has waited for a disk, a network or another thread."""
+    if resource is None or not hasattr(resource, "RUSAGE_THREAD"):
+        return 0
+    return int(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw)
+
+
+def memory_bytes() -> int:
+    """This machine's memory, or a modest guess where it cannot be asked."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 4 << 30

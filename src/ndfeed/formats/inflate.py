@@ -1,0 +1,153 @@
+"""Undo the codings of array streams, with bounded output.
+
+isal where it is installed, about three times as fast as zlib, which stands in for it.
+Nothing here writes more than the caller's buffer holds: a stream that goes on behind it is
+an error, whatever its container said. A decompressor serves one stream and is dropped.
+"""
+
+import zlib
+from collections.abc import Iterator
+from typing import NoReturn, Protocol
+
+from ndfeed.errors import ChecksumError, FormatError, TruncatedError
+from ndfeed.files.file import File
+from ndfeed.formats.array import DEFLATE, GZIP
+
+try:
+    from isal import isal_zlib as engine
+except ImportError:
+    engine = zlib
+
+crc32 = engine.crc32
+
+_BITS = {DEFLATE: -15, GZIP: 31}
+# Pieces that stay in the second-level cache between decoding and copying.
+_PIECE_IN = 128 << 10
+_PIECE_OUT = 1 << 20
+
+
+class _Stream(Protocol):
+    """The part of zlib's decompressor that is used."""
+
+    eof: bool
+    unconsumed_tail: bytes
+    unused_data: bytes
+
+    def decompress(self, data: bytes | memoryview, max_length: int = ..., /) -> bytes: ...
+
+
+def head(data: bytes, coding: int, length: int) -> bytes:
+    """Up to ``length`` decoded bytes from the beginning of a stream."""
+    stream: _Stream = engine.decompressobj(wbits=_BITS[coding])
+    try:
+        return bytes(stream.decompress(data, length))
+    except engine.error as error:
+        raise ValueError(str(error)) from None
+
+
+def whole(
+    path: bytes, data: bytes | memoryview, size: int, skip: int, out: memoryview, crc: int
+) -> None:
+    """Decode a deflate stream of ``size`` bytes held in memory; ``out`` begins at ``skip``."""
+    stream: _Stream = engine.decompressobj(wbits=_BITS[DEFLATE])
+    try:
+        decoded = stream.decompress(data, size + 1)
+    except engine.error as error:
+        raise FormatError(path, f"the deflate stream is damaged: {error}") from None
+    _check_length(path, len(decoded), size)
+    if crc >= 0 and crc32(decoded) != crc:
+        raise checksum_error(path, crc, crc32(decoded))
+    out[:] = memoryview(decoded)[skip : skip + len(out)]
+
+
+def stream(
+    file: File, place: tuple[int, int], coding: int, size: int, skip: int, out: memoryview, crc: int
+) -> None:
+    """Decode the stream at ``place`` (offset and length) of ``file``; ``out`` begins at ``skip``.
+
+    Reads and decodes piece by piece, holding nothing but ``out``. The stream must have
+    ``size`` bytes when decoded, and the checksum ``crc`` unless that is negative; gzip has
+    its own, which its decoder checks.
+    """
+    at = seen = 0
+    for piece in _pieces(file, *place, coding):
+        if at + len(piece) > size:
+            _check_length(file.path, at + len(piece), size)
+        if crc >= 0:
+            seen = crc32(piece, seen)
+        begin = max(at, skip)
+        end = min(at + len(piece), skip + len(out))
+        if begin < end:
+            out[begin - skip : end - skip] = memoryview(piece)[begin - at : end - at]
+        at += len(piece)
+    _check_length(file.path, at, size)
+    if crc >= 0 and seen != crc:
+        raise checksum_error(file.path, crc, seen)
+
+
+def _pieces(file: File, offset: int, length: int, coding: int) -> Iterator[bytes]:
+    """The decoded stream in pieces; several gzip members in a row count as one stream."""
+    end = offset + length
+    decoder: _Stream = engine.decompressobj(wbits=_BITS[coding])
+    data: bytes = b""
+    while True:
+        if not data:
+            if offset == end:
+                raise TruncatedError(file.path, "the compressed stream ends early", offset)
+            size = min(_PIECE_IN, end - offset)
+            data = file.read(offset, size)
+            offset += size
+        try:
+            piece = decoder.decompress(data, _PIECE_OUT)
+        except engine.error as error:
+            _refuse_stream(file.path, str(error), offset)
+        data = decoder.unconsumed_tail
+        if piece:
+            yield piece
+        if decoder.eof:
+            data = decoder.unused_data
+            if coding != GZIP:
+                return
+            data, offset = _next_member(file, data, offset, end)
+            if not data:
+                return
+            decoder = engine.decompressobj(wbits=_BITS[GZIP])
+
+
+def _next_member(file: File, data: bytes, offset: int, end: int) -> tuple[bytes, int]:
+    """What follows a gzip member: another one, or zeros up to the end and nothing else."""
+    while True:
+        data = data.lstrip(b"\0")
+        if len(data) < 2 and offset < end:
+            size = min(_PIECE_IN, end - offset)
+            data += file.read(offset, size)
+            offset += size
+            continue
+        if data and not data.startswith(b"\x1f\x8b"):
+            raise FormatError(
+                file.path,
+                "bytes behind the gzip stream that are no gzip member",
+                offset - len(data),
+            )
+        return data, offset
+
+
+def _refuse_stream(path: bytes, problem: str, offset: int) -> NoReturn:
+    kind = ChecksumError if "check" in problem.lower() or "crc" in problem.lower() else FormatError
+    raise kind(path, f"the compressed stream is damaged: {problem}", offset) from None
+
+
+def _check_length(path: bytes, found: int, wanted: int) -> None:
+    if found < wanted:
+        raise TruncatedError(path, f"{wanted} bytes promised by the header, {found} decoded")
+    if found > wanted:
+        raise FormatError(path, f"{wanted} bytes promised by the header, more decoded; refused")
+
+
+def checksum_error(path: bytes, wanted: int, found: int) -> ChecksumError:
+    """The error for bytes whose checksum is not the one stored beside them."""
+    return ChecksumError(
+        path,
+        f"checksum {wanted:08x} expected, {found:08x} found: the bytes are damaged; "
+        f"copy or save the file again",
+    )

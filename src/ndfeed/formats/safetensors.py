@@ -1,0 +1,228 @@
+"""The safetensors format.
+
+    offset  bytes  content
+    0       8      N, length of the header, little-endian, at most 100,000,000
+    8       N      header: a JSON object in UTF-8 that begins with "{", padded with spaces
+    8 + N   …      the tensors: C order, little-endian, end to end, the last one at the file's end
+
+The header maps names to {"dtype": text, "shape": [n, …], "data_offsets": [begin, end]}, with
+offsets that count from the end of the header, and "__metadata__" to texts by key. In order of
+their offsets the tensors must tile the file: no hole, no overlap, nothing behind.
+
+As strict as the reference, and stricter in this: no key may appear twice, nothing may precede
+the "{", an entry is an object, a tensor has at most 64 dimensions, and the lengths of an empty
+tensor that are not 0 must make a size below 2**63. At most 100,000 tensors.
+
+Types of less than a byte (F4, F6_…) are delivered as the bytes they are packed in.
+"""
+
+import json
+import math
+import re
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn
+
+from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError, shown
+from ndfeed.files.file import File
+from ndfeed.formats.array import MOST_DIMENSIONS, Array, Description
+from ndfeed.formats.types import itemsize
+
+MOST_HEADER = 100_000_000
+_MOST_TENSORS = 100_000
+_MOST_VALUES = 2_000_000
+_MOST_NAME = 4096
+_MOST_NOTES = 50
+_MOST_KEPT = 64 << 10
+_MOST_BYTES = 1 << 63
+_DEEPEST = 3
+_SMALL, _FEW = 64 << 10, 64
+
+_TYPES = {
+    "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "U32": "<u4",
+    "I32": "<i4", "U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
+    "C64": "<c8", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}  # fmt: skip
+_BITS = {name: 8 * itemsize(dtype) for name, dtype in _TYPES.items()}
+_PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+# A quoted text, or the rest from a quote without its partner: never tried twice.
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.?[^"\\]*+)*+"?', re.S)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+class Header(NamedTuple):
+    """What a header says: tensors in order, their bytes together, and remarks."""
+
+    arrays: tuple[Array, ...]
+    nbytes: int
+    notes: tuple[str, ...]
+
+
+def looks_like(head: bytes, size: int) -> bool:
+    """Could a file of ``size`` bytes that begins with ``head`` (9 are enough) be of this kind?"""
+    length = int.from_bytes(head[:8], "little")
+    return 2 <= length <= MOST_HEADER and 8 + length <= size and head[8:9] == b"{"
+
+
+def describe(file: File) -> Description:
+    """The tensors of a safetensors file, in the order in which they lie."""
+    if file.size < 8:
+        raise TruncatedError(file.path, f"a header expected, {file.size} bytes present")
+    length = int.from_bytes(file.read(0, 8), "little")
+    if length > MOST_HEADER:
+        raise LimitError(
+            file.path, f"a header of at most {MOST_HEADER} bytes expected, found {length}"
+        )
+    start = 8 + length
+    if start > file.size:
+        raise TruncatedError(
+            file.path, f"a header of {length} bytes promised, {file.size - 8} present", 8
+        )
+    text = file.read(8, length)
+    header = _parsed(file.path, text)
+    if start + header.nbytes != file.size:
+        kind = TruncatedError if start + header.nbytes > file.size else FormatError
+        raise kind(
+            file.path,
+            f"{start + header.nbytes} bytes promised by the header, {file.size} present",
+            start,
+        )
+    placed = [
+        Array(name, dtype, shape, start + offset, nbytes)
+        for name, dtype, shape, offset, nbytes, *_ in header.arrays
+    ]
+    return Description("safetensors", tuple(placed), header.notes)
+
+
+def _parsed(path: bytes, text: bytes) -> Header:
+    try:
+        return _kept(text) if len(text) <= _MOST_KEPT else _header(text)
+    except FormatError as error:  # raised with no path: one memo serves all files
+        raise type(error)(path, error.problem, 8) from None
+    except ValueError as error:
+        raise FormatError(path, f"the safetensors header is wrong: {error}", 8) from None
+
+
+# Files of one folder mostly share their header to the byte, so it is parsed once.
+@lru_cache(maxsize=256)
+def _kept(text: bytes) -> Header:
+    return _header(text)
+
+
+def _header(text: bytes) -> Header:
+    """What a header says, with offsets that count from its end."""
+    if text[:1] != b"{":
+        raise ValueError("it must begin with '{'")
+    _check_size(text)
+    entries = json.loads(
+        text.decode(),
+        object_pairs_hook=_pairs,
+        parse_float=_no_number,
+        parse_constant=_no_number,
+    )
+    metadata = entries.pop("__metadata__", None)
+    packed: list[str] = []
+    arrays = [_array(name, entry, packed) for name, entry in entries.items()]
+    arrays.sort(key=lambda array: (array.offset, array.length))
+    end = 0
+    for array in arrays:
+        if array.offset != end:
+            found = f"{_called(array.name)} begins at {array.offset}"
+            raise ValueError(f"tensors must lie end to end: {end} expected, {found}")
+        end += array.length
+    return Header(tuple(arrays), end, _notes(packed + _remarks(metadata)))
+
+
+def _check_size(text: bytes) -> None:
+    """Refuse deep nesting and masses of values before the JSON parser meets them."""
+    if len(text) <= _SMALL and text.count(b"{") + text.count(b"[") <= _FEW:
+        return
+    outside = _TEXT.sub(b"", text)
+    brackets = outside.translate(None, _NO_BRACKETS)
+    if outside.count(b",") > _MOST_VALUES or brackets.count(b"{") > _MOST_TENSORS + 2:
+        raise LimitError("", f"at most {_MOST_TENSORS:,} tensors expected, found more")
+    for _ in range(_DEEPEST):
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+    if brackets:
+        raise ValueError(f"brackets must match and be nested at most {_DEEPEST} deep")
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key appears twice")
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"whole numbers expected, found {text:.40}")
+
+
+def _called(name: str) -> str:
+    return f"tensor {shown(name[:100])!r}"
+
+
+def _array(name: str, entry: Any, packed: list[str]) -> Array:  # noqa: ANN401 - any JSON
+    """One entry of the header, with an offset that counts from its end."""
+    if len(name) > _MOST_NAME or not name.isascii():
+        _check_name(name)
+    if type(entry) is not dict or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"{_called(name)} needs dtype, shape and data_offsets")
+    kind, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if type(kind) is not str or type(shape) is not list or type(span) is not list:
+        raise ValueError(f"{_called(name)}: dtype must be text, shape and data_offsets lists")
+    bits = _BITS.get(kind) or _PACKED.get(kind)
+    if bits is None:
+        raise UnsupportedError("", f"{_called(name)} has the unknown dtype {shown(kind[:40])!r}")
+    _check_numbers(name, shape, span)
+    begin, end = span
+    total = bits * math.prod(shape)
+    if total % 8 or total != 8 * (end - begin):
+        raise ValueError(
+            f"{_called(name)} of {kind}{shape!r:.80} needs {total} bits, "
+            f"its offsets hold {8 * (end - begin)}"
+        )
+    if kind in _PACKED:
+        packed.append(f"{_called(name)} is {kind}{shape!r:.80}: delivered as its packed bytes")
+        return Array(name, "|u1", (end - begin,), begin, end - begin)
+    return Array(name, _TYPES[kind], tuple(shape), begin, end - begin)
+
+
+def _check_name(name: str) -> None:
+    if len(name) > _MOST_NAME:
+        raise LimitError("", f"names of at most {_MOST_NAME} characters expected")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{_called(name)}: half a surrogate pair in a name") from None
+
+
+def _check_numbers(name: str, shape: list[Any], span: list[Any]) -> None:
+    """Lengths and offsets must be whole numbers that fit; booleans are none."""
+    if len(shape) > MOST_DIMENSIONS:
+        raise UnsupportedError(
+            "", f"{_called(name)} has {len(shape)} dimensions, at most {MOST_DIMENSIONS} are read"
+        )
+    for number in (*shape, *span):
+        if type(number) is not int or not 0 <= number < _MOST_BYTES:
+            raise ValueError(f"{_called(name)}: whole numbers in [0, 2**63) expected")
+    if len(span) != 2 or span[0] > span[1]:
+        raise ValueError(f"{_called(name)}: data_offsets must be [begin, end]")
+    if 8 * math.prod(n for n in shape if n) >= _MOST_BYTES:  # of empty ones too
+        raise LimitError("", f"{_called(name)} has lengths that no array can have")
+
+
+def _remarks(metadata: Any) -> list[str]:  # noqa: ANN401 - any JSON
+    if metadata is None:
+        return []
+    if type(metadata) is not dict or any(type(text) is not str for text in metadata.values()):
+        raise ValueError("__metadata__ must map text to text")
+    return [shown(f"metadata {key[:100]}: {text[:200]}")[:200] for key, text in metadata.items()]
+
+
+def _notes(found: list[str]) -> tuple[str, ...]:
+    more = len(found) - _MOST_NOTES
+    if more <= 0:
+        return tuple(found)
+    return (*found[:_MOST_NOTES], f"… and {more:,} more remarks")

@@ -1,0 +1,267 @@
+"""Imports point downwards, and what is dangerous has one place or none.
+
+The table below is the architecture. Source is parsed, never imported, so an import inside a
+function counts as well as one at the top.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "ndfeed"
+
+# Each layer may import itself and what it lists; a layer lists only what stands above it here.
+MAY_IMPORT = {
+    "errors": set(),
+    "progress": set(),
+    "files": {"errors"},
+    "formats": {"files", "errors"},
+    "index": {"formats", "files", "errors", "progress"},
+    "dataset": {"index", "formats", "files", "errors"},
+    "order": {"errors"},
+    "loader": {"dataset", "order", "errors"},
+    "pack": {"dataset", "index", "formats", "files", "errors", "progress"},
+    "torch": {"loader", "dataset", "order", "errors"},
+    "tf": {"loader", "dataset", "order", "errors"},
+    "keras": {"loader", "dataset", "order", "errors"},
+    "jax": {"loader", "dataset", "order", "errors"},
+}
+MAY_IMPORT["view"] = set(MAY_IMPORT) - {"progress"}
+MAY_IMPORT["cli"] = set(MAY_IMPORT)
+
+# The package itself stands above the layers: what it re-exports is for users, and for these.
+USERS_OF_THE_PACKAGE = {"view", "cli"}
+ABOVE_THE_LAYERS = {"__init__", "__main__"}
+
+# Each framework, with the layers that may import it.
+FRAMEWORKS = {
+    "torch": {"torch"},
+    "tensorflow": {"tf"},
+    "keras": {"keras"},
+    "jax": {"jax"},
+    "ray": set(),
+    "dask": set(),
+}
+
+# They run code from a file, or open containers with less care than ours do.
+BANNED = {
+    "pickle",
+    "_pickle",
+    "marshal",
+    "shelve",
+    "zipfile",
+    "numpy.load",
+    "torch.load",
+    "ast.literal_eval",
+    "builtins.eval",
+    "builtins.exec",
+    "builtins.__import__",
+}
+
+# They touch the disk: only ``files`` may.
+DISK = {
+    "builtins.open",
+    "io.open",
+    "os.open",
+    "mmap",
+    "numpy.memmap",
+    "numpy.fromfile",
+    "numpy.lib.format.open_memmap",
+}
+
+
+def imports(tree):
+    """(line, full name, name it is bound to) of everything imported, at any depth."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                yield node.lineno, alias.name, (alias.asname or top)
+        elif isinstance(node, ast.ImportFrom):
+            prefix = "." * node.level + (f"{node.module}." if node.module else "")
+            for alias in node.names:
+                yield node.lineno, f"{prefix}{alias.name}", (alias.asname or alias.name)
+
+
+def module_names(tree):
+    """Names that the module's own top level defines or assigns."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            names = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+            yield from (name.id for name in names if isinstance(name.ctx, ast.Store))
+
+
+def mentions(tree):
+    """(line, full name) of everything imported, and of every dotted name that is used.
+
+    Names are followed to where they come from: after ``import numpy as np``, ``np.load`` is
+    ``numpy.load``. A bare name that the module neither imports nor defines is a builtin.
+    """
+    origin = {name: name for name in module_names(tree)}
+    for line, full, bound in imports(tree):
+        # ``import a.b`` binds a; ``import a.b as c`` and ``from a import b`` bind the whole.
+        origin[bound] = bound if full.startswith(f"{bound}.") else full
+        yield line, full
+
+    def resolve(node):
+        if isinstance(node, ast.Name):
+            return origin.get(node.id, f"builtins.{node.id}")
+        if isinstance(node, ast.Attribute):
+            base = resolve(node.value)
+            return base and f"{base}.{node.attr}"
+        return None
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+            name = resolve(node)
+            if name:
+                yield node.lineno, name
+
+
+def found(tree, banned):
+    """``line: name`` wherever one of ``banned``, or a part of it, is imported or used."""
+    return sorted(
+        {
+            f"line {line}: {name}"
+            for line, name in mentions(tree)
+            for one in banned
+            if name == one or name.startswith(f"{one}.")
+        }
+    )
+
+
+def parse(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def layer_of(path):
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+each_module = pytest.mark.parametrize(
+    "path", sorted(ROOT.rglob("*.py")), ids=lambda p: p.relative_to(ROOT).as_posix()
+)
+
+
+def test_table_points_down():
+    """The table cannot allow a cycle."""
+    above = set()
+    for layer, allowed in MAY_IMPORT.items():
+        assert allowed <= above, f"{layer} lists {allowed - above}, which does not stand above it"
+        above.add(layer)
+
+
+@each_module
+def test_module_belongs_to_a_layer(path):
+    """A new package is first given its place in the table."""
+    assert layer_of(path) in MAY_IMPORT.keys() | ABOVE_THE_LAYERS
+
+
+@each_module
+def test_no_relative_imports(path):
+    """They would hide from the tests below."""
+    relative = [f"line {line}: {full}" for line, full, _ in imports(parse(path)) if full[0] == "."]
+
+    assert not relative
+
+
+@each_module
+def test_imports_point_down(path):
+    """A lower layer knows nothing of a higher one, so it can be read and tested alone."""
+    layer = layer_of(path)
+    if layer in ABOVE_THE_LAYERS:
+        return
+    allowed = MAY_IMPORT.get(layer, set()) | {layer}
+    for line, full, _ in imports(parse(path)):
+        top, *rest = full.split(".")
+        if top != "ndfeed":
+            continue
+        used = rest[0] if rest and rest[0] in MAY_IMPORT else None
+
+        if used is None:
+            assert layer in USERS_OF_THE_PACKAGE, f"line {line}: {layer} imports the package"
+        else:
+            assert used in allowed, f"line {line}: {layer} imports {used}"
+
+
+@each_module
+def test_frameworks_stay_in_their_adapters(path):
+    """Who uses one framework need not have the others."""
+    layer = layer_of(path)
+    foreign = {name for name, adapters in FRAMEWORKS.items() if layer not in adapters}
+
+    assert not found(parse(path), foreign)
+
+
+@each_module
+def test_nothing_can_run_code_from_a_file(path):
+    """No input file may run code; what is not there cannot be reached by mistake."""
+    assert not found(parse(path), BANNED)
+
+
+@each_module
+def test_only_files_touches_the_disk(path):
+    """Read-only, checked and guarded: those rules hold because they are kept in one place."""
+    if layer_of(path) != "files":
+        assert not found(parse(path), DISK)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "import pickle as p",
+        "from pickle import loads",
+        "def f():\n    import zipfile",
+        "import numpy as np\nnp.load('x')",
+        "import numpy\nmap(numpy.load, paths)",
+        "from numpy import load as read",
+        "import torch.utils\ntorch.load('x')",
+        "import ast\nast.literal_eval('1')",
+        "eval('1')",
+        "class A:\n    def f(self):\n        exec('1')",
+        "import builtins\nbuiltins.exec('1')",
+        "__import__('pickle')",
+    ],
+)
+def test_danger_is_seen(source):
+    """The check itself, on what it must find."""
+    assert found(ast.parse(source), BANNED)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "open('x')",
+        "class Store:\n    def open(self):\n        return open('x')",
+        "import os\nos.open('x', os.O_RDONLY)",
+        "from os import open as os_open",
+        "import mmap",
+        "import numpy as np\nnp.memmap('x')",
+        "from io import open\nopen('x')",
+    ],
+)
+def test_disk_access_is_seen(source):
+    """The check itself, on what it must find."""
+    assert found(ast.parse(source), DISK)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def open(source): ...\nds = open('x')",
+        "open, close = make()\nopen('x')",
+        "from ndfeed.dataset import open\nopen('x')",
+        "import ndfeed\nndfeed.open('x')",
+        "import numpy as np\nnp.loadtxt\nnp.lib.format.MAGIC_PREFIX",
+        "import re\nre.compile('x').match('eval')",
+        "'''pickle and open(x)'''",
+        "self.open('x')\nmodel.eval()",
+    ],
+)
+def test_harmless_code_passes(source):
+    """The check itself, on what only looks alike."""
+    assert not found(ast.parse(source), BANNED | DISK)
