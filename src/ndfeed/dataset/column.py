@@ -80,6 +80,42 @@ class Column:
         return bool(not self.coding.any() and not self.strided.any() and not self.field.ragged)
 
     @cached_property
+    def name(self) -> str:
+        """The field's name."""
+        return self.field.name
+
+    @cached_property
+    def dtype(self) -> np.dtype:
+        """The field's dtype."""
+        return self.field.dtype
+
+    @cached_property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The shape of a batch of any length."""
+        return (-1, *self.field.shape)  # type: ignore[misc]
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of one sample of a plain column."""
+        return int(self.nbytes[0]) if len(self.nbytes) else 0
+
+    @cached_property
+    def record(self) -> np.dtype[np.void]:
+        """One sample of a plain column as an opaque element: any dtype, always aligned."""
+        return np.dtype((np.void, self.size))
+
+    @cached_property
+    def only(self) -> int:
+        """The file of a column's only part."""
+        return int(self.file[0])
+
+    @cached_property
+    def stretch(self) -> slice:
+        """The bytes of the samples of a plain column's only part within its file."""
+        count = int(self.table.dims[self.table.shape[self.arrays[0]], 1])
+        return slice(int(self.first[0]), int(self.first[0]) + count * self.size)
+
+    @cached_property
     def any_swapped(self) -> bool:
         """Is any part in the other byte order?"""
         return bool(self.swapped.any())
@@ -110,10 +146,10 @@ class Group:
         """The files of this group."""
         return self.columns[0].table
 
-    @cached_property
+    @property
     def one_each(self) -> bool:
         """Does every part hold just one sample?"""
-        return len(self) == len(self.starts) - 1 and bool((np.diff(self.starts) == 1).all())
+        return self.even == 1
 
     @cached_property
     def by_file(self) -> bool:
@@ -121,11 +157,19 @@ class Group:
         column = self.columns[0]
         return self.one_each and bool(column.whole.all()) and len(self) <= column.table.files
 
+    @cached_property
+    def even(self) -> int:
+        """How many samples every part holds, 0 where they differ."""
+        counts = np.diff(self.starts)
+        return int(counts[0]) if len(counts) and (counts == counts[0]).all() else 0
+
     def locate(self, samples: Ints) -> Place:
         """The part and row of each sample."""
         if len(self.starts) == 2:
             return Place(np.zeros(len(samples), np.int64), samples)
         if self.one_each:
             return Place(samples, np.zeros(len(samples), np.int64))
+        if self.even:
+            return Place(*np.divmod(samples, self.even))
         part = np.searchsorted(self.starts, samples, side="right") - 1
         return Place(part, samples - self.starts[part])

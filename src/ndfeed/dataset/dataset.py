@@ -21,7 +21,7 @@ from ndfeed.dataset.memory import Held, Room, hold
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.rowset import Rows, Travelling, as_rows, chosen, composed, one_row
 from ndfeed.dataset.step import Batch, Map, Select, Step, fields_of
-from ndfeed.dataset.target import Target, fitting
+from ndfeed.dataset.target import check_fits
 from ndfeed.errors import FieldError, SchemaError
 from ndfeed.index.table import Ints
 from ndfeed.progress import Bar
@@ -86,11 +86,13 @@ class Dataset:
         self.why = why
         self._made = made
         self._names = names or tuple(c.field.name for group in groups for c in group.columns)
+        self._count = len(groups[0]) if rows is None else len(rows)
+        self._empty: Batch = dict.fromkeys(self._names)
         self._fields: dict[str, Field] | None = None
         self._parts: dict[tuple[str, ...], Dataset] = {}
 
     def __len__(self) -> int:
-        return len(self.groups[0]) if self.rows is None else len(self.rows)
+        return self._count
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -135,18 +137,16 @@ class Dataset:
         Rows must be in [0, len(self)). A function given to ``map`` that takes ``rng`` gets this
         one, or one fixed by the rows: the same read gives the same batch.
         """
-        wanted = as_rows(rows, len(self))
-        samples = chosen(self.rows, wanted)
-        found: Batch = {}
+        wanted = as_rows(rows, self._count)
+        samples = wanted if self.rows is None else chosen(self.rows, wanted)
+        batch: Batch = self._empty.copy()  # has the names in their order
         for group in self.groups:
-            part = group.locate(samples).part
-            targets = [Target.fresh(column, part) for column in group.columns]
-            reader_of(group).fill(group, samples, targets)
-            for target in targets:
-                found[target.column.field.name] = target.arrays
-        batch = {name: found[name] for name in self._names}
-        if self.steps and rng is None:
-            rng = np.random.default_rng(np.random.SeedSequence(wanted.tolist()))
+            reader_of(group).read(group, samples, batch)
+        return self._stepped(batch, wanted, rng) if self.steps else batch
+
+    def _stepped(self, batch: Batch, rows: Ints, rng: np.random.Generator | None) -> Batch:
+        if rng is None:
+            rng = np.random.default_rng(np.random.SeedSequence(rows.tolist()))
         for step in self.steps:
             batch = step(batch, rng)
         return batch
@@ -177,11 +177,10 @@ class Dataset:
             self._parts[names].read_into(wanted, out)
             return
         samples = chosen(self.rows, wanted)
+        for column in self._columns():
+            check_fits(column.field, out[column.field.name], len(wanted))
         for group in self.groups:
-            targets = [
-                Target(c, fitting(c.field, out[c.field.name], len(wanted))) for c in group.columns
-            ]
-            reader_of(group).fill(group, samples, targets)
+            reader_of(group).fill(group, samples, out)
 
     def select(self, *names: str) -> "Dataset":
         """The same samples with these fields only, in this order."""

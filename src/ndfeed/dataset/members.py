@@ -17,6 +17,7 @@ from ndfeed.files.file import File
 from ndfeed.formats import inflate
 from ndfeed.formats.array import DEFLATE, INLINE, LATIN1, RAW
 from ndfeed.formats.types import EXTENDED, delivered
+from ndfeed.index.table import Ints
 
 Bytes = NDArray[np.uint8]
 
@@ -38,12 +39,16 @@ def view(column: Column, part: int, data: Bytes, start: int) -> NDArray[np.gener
     return found[None] if column.whole[part] else found
 
 
-def inline(column: Column, part: int) -> NDArray[np.generic]:
+def inline_all(column: Column, part: Ints) -> NDArray[np.generic]:
+    """Scalars that the index holds itself, one for each ``part``."""
+    dtype = delivered(column.field.type)
+    bits = column.table.offset[column.arrays[part]].astype("<i8").view(np.uint8)
+    return np.ascontiguousarray(bits.reshape(-1, 8)[:, : dtype.itemsize]).view(dtype).reshape(-1)
+
+
+def inline(column: Column, part: int) -> np.generic:
     """A scalar that the index holds itself."""
-    table, array = column.table, int(column.arrays[part])
-    dtype = delivered(table.dtypes[table.dtype[array]])
-    value = table.offset[array : array + 1].astype("<i8").view(np.uint8)[: dtype.itemsize]
-    return value.view(dtype)
+    return inline_all(column, np.array([part]))[0]
 
 
 def decode(file: File, column: Column, part: int) -> Bytes:

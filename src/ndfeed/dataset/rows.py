@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Place
-from ndfeed.dataset.members import Bytes, Decoded, decode, inline, is_inline, view
+from ndfeed.dataset.members import Bytes, Decoded, decode, inline_all, is_inline, view
 from ndfeed.dataset.target import Target
 from ndfeed.files.file import File
 from ndfeed.files.maps import Maps
@@ -25,62 +25,58 @@ from ndfeed.formats.array import RAW
 from ndfeed.index.table import Ints
 
 # Above this a copy each beats one call that holds the interpreter lock.
-_LARGE_ROW = 16 << 10
+LARGE_ROW = 16 << 10
 _MOST_TOGETHER = 64 << 20
 
 
-class Span:
-    """A stretch of this process's addresses as records of ``size`` bytes at any byte."""
-
-    def __init__(self, low: int, high: int, size: int) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (low, True),
-            "shape": (high - low - size + 1,),
-            "strides": (1,),
-            "typestr": f"|V{size}",
-        }
-
-
 def gather(column: Column, place: Place, target: Target, maps: Maps) -> None:
-    """Copy rows of one size from mapped files."""
-    size = int(column.nbytes[0])
-    if len(column.arrays) == 1:
-        _gather_one(column, place, target, maps, size)
-        return
+    """Copy rows of one size from several mapped files."""
+    size = column.size
     file = column.file[place.part]
     start = column.first[place.part] + place.row * size
-    used = np.unique(file)
-    with maps.using(used.tolist()):
-        if size > _LARGE_ROW:
-            out = target.flat.reshape(-1, size)
-            for i, (f, at) in enumerate(zip(file.tolist(), start.tolist(), strict=True)):
-                out[i] = maps.bytes(f)[at : at + size]
+    maps.enter(file)
+    try:
+        if size <= LARGE_ROW:
+            target.adopt(by_address(maps, file, start, size))
             return
-        address = maps.address[file] + start
-        low, high = int(address.min()), int(address.max()) + size
-        records = np.asarray(Span(low, high, size))
-        target.records(size)[...] = records[address - low]
+        out = target.flat.reshape(-1, size)
+        for i, (f, at) in enumerate(zip(file.tolist(), start.tolist(), strict=True)):
+            out[i] = maps.bytes(f)[at : at + size]
+    finally:
+        maps.leave()
 
 
-def _gather_one(column: Column, place: Place, target: Target, maps: Maps, size: int) -> None:
-    file, rows = int(column.file[0]), place.row
-    count = int(column.table.dims[column.table.shape[column.arrays[0]], 1])
-    with maps.using((file,)):
-        start = int(column.first[0])
-        data = maps.bytes(file)[start : start + count * size]
-        first, last = int(rows[0]), int(rows[-1])
-        if last - first == len(rows) - 1 and (len(rows) == 1 or bool((np.diff(rows) == 1).all())):
-            target.flat[...] = data[first * size : (last + 1) * size]
-            return
-        records = data.view(np.dtype((np.void, size)))
-        # In range by construction, so "clip" clips nothing; "raise" would copy through a buffer.
-        np.take(records, rows, out=target.records(size), mode="clip")
+def by_address(maps: Maps, file: Ints, start: Ints, size: int) -> NDArray[np.void]:
+    """New records of ``size`` bytes, each from its place in a file that was entered."""
+    low, records = maps.records(size)
+    start += maps.address[file]
+    start -= low
+    return records[start]
+
+
+def gather_one(column: Column, rows: Ints, target: Target, maps: Maps) -> None:
+    """Copy rows of one size from the only file there is."""
+    maps.enter(column.only)
+    try:
+        records = maps.bytes(column.only)[column.stretch].view(column.record)
+        if not _consecutive(rows):
+            target.take(records, rows)
+        else:
+            first = int(rows[0])
+            target.adopt(records[first : first + len(rows)], copy=True)
+    finally:
+        maps.leave()
+
+
+def _consecutive(rows: Ints) -> bool:
+    """Is this a slice? Then it is one copy."""
+    count = len(rows)
+    return bool(rows[-1] - rows[0] == count - 1 and (count < 3 or (np.diff(rows) == 1).all()))
 
 
 def read(column: Column, place: Place, target: Target) -> None:
     """Copy rows of one size from files that are not mapped."""
-    size = int(column.nbytes[0])
+    size = column.size
     file = column.file[place.part]
     start = column.first[place.part] + place.row * size
     order = np.lexsort((start, file))
@@ -135,14 +131,17 @@ def from_parts(
         part = int(place.part[at[0]])
         rows = place.row[at]
         if is_inline(column, part):
-            _assign(target, at, inline(column, part)[rows * 0])
+            _assign(target, at, inline_all(column, place.part[at]))
         elif not column.nbytes[part]:
             continue
         elif column.coding[part] == RAW and maps is not None:
             file = int(column.file[part])
-            with maps.using((file,)):
+            maps.enter(file)
+            try:
                 samples = view(column, part, maps.bytes(file), int(column.first[part]))
                 _assign(target, at, samples, rows)
+            finally:
+                maps.leave()
         else:
             stream = _stream(column, part, decoded)
             skip = int(column.table.skip[column.arrays[part]])
@@ -152,12 +151,12 @@ def from_parts(
 def _assign(
     target: Target, at: Ints, samples: NDArray[np.generic], rows: Ints | None = None
 ) -> None:
-    if isinstance(target.arrays, np.ndarray):
-        target.arrays[at] = samples if rows is None else samples[rows]
+    if not target.column.field.ragged:
+        target.array[at] = samples if rows is None else samples[rows]
         return
     chosen: Sequence[int] = range(len(at)) if rows is None else rows.tolist()
     for i, row in zip(at.tolist(), chosen, strict=True):
-        target.arrays[i][...] = samples[row]
+        target.ragged[i][...] = samples[row]
 
 
 def _stream(column: Column, part: int, decoded: Decoded) -> Bytes:

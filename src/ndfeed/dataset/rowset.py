@@ -12,11 +12,17 @@ from ndfeed.index.table import Ints
 Rows = range | Ints | None  # None: all of them
 
 _SMALL = 1024
+_INT64 = np.dtype(np.int64)
+_UINT64 = np.dtype(np.uint64)
 
 
 def as_rows(rows: ArrayLike, count: int, *, from_end: bool = False) -> Ints:
     """Row numbers in [0, count) from numbers or a mask; ``from_end`` counts negative ones back."""
     found = np.asarray(rows)
+    if found.dtype is _INT64 and found.ndim == 1 and len(found):
+        # The common case in one pass: as unsigned numbers negative ones are large.
+        if np.maximum.reduce(found.view(_UINT64)) < count:
+            return found
     if found.ndim != 1:
         if found.ndim == 0:
             raise TypeError(f"rows must be a list or one-dimensional array, got {rows!r:.80}")

@@ -1,6 +1,5 @@
 """Where samples go: one array for samples of one shape, an array each for ragged ones."""
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,8 @@ from ndfeed.dataset.field import Field
 from ndfeed.index.table import Ints
 
 
-def fitting(field: Field, out: NDArray[Any], count: int) -> NDArray[Any]:
-    """``out``, if ``count`` samples of ``field`` can be written to it."""
+def check_fits(field: Field, out: NDArray[Any], count: int) -> None:
+    """Refuse an array that ``count`` samples of ``field`` cannot be written to."""
     if field.ragged:
         raise ValueError(f"field {field.name!r} is ragged: read() gives its samples, one by one")
     wanted = (count, *(field.shape or ()))
@@ -21,49 +20,81 @@ def fitting(field: Field, out: NDArray[Any], count: int) -> NDArray[Any]:
         raise ValueError(f"out[{field.name!r}] must be {field.dtype} {wanted}, got {found}")
     if not out.flags.c_contiguous or not out.flags.writeable:
         raise ValueError(f"out[{field.name!r}] must be writable and in C order")
-    return out
 
 
 class Target:
-    """Room for the samples of one field of a batch, as bytes."""
+    """Room for the samples of one field of a batch, as bytes.
 
-    def __init__(self, column: Column, arrays: NDArray[np.generic] | list[NDArray[np.generic]]):
+    Samples of one shape are one array: the caller's, or made when first asked for, so that a
+    call that makes its own result can hand it over with ``adopt``.
+    """
+
+    __slots__ = ("_array", "_memory", "_part", "_ragged", "column")
+
+    def __init__(self, column: Column, part: Ints, array: NDArray[Any] | None = None) -> None:
         self.column = column
-        self.arrays = arrays
+        self._part = part
+        self._array = array
+        self._ragged: list[NDArray[Any]] | None = None
+        self._memory: memoryview | None = None
 
-    @classmethod
-    def fresh(cls, column: Column, part: Ints) -> "Target":
-        """New memory for one sample of each ``part``."""
-        field = column.field
-        if field.ragged:
-            return cls(column, [np.empty(column.shape(p), field.dtype) for p in part.tolist()])
-        return cls(column, np.empty((len(part), *field.shape), field.dtype))  # type: ignore[misc]
+    @property
+    def arrays(self) -> NDArray[Any] | list[NDArray[Any]]:
+        """The samples: an array of them, or a list where they are ragged."""
+        return self.ragged if self.column.field.ragged else self.array
 
-    @cached_property
+    @property
+    def array(self) -> NDArray[Any]:
+        """Samples of one shape."""
+        if self._array is None:
+            field = self.column.field
+            self._array = np.empty((len(self._part), *field.shape), field.dtype)  # type: ignore[misc]
+        return self._array
+
+    @property
+    def ragged(self) -> list[NDArray[Any]]:
+        """Samples that differ in shape."""
+        if self._ragged is None:
+            column, dtype = self.column, self.column.field.dtype
+            self._ragged = [np.empty(column.shape(p), dtype) for p in self._part.tolist()]
+        return self._ragged
+
+    @property
     def flat(self) -> NDArray[np.uint8]:
         """All bytes of samples of one shape."""
-        assert isinstance(self.arrays, np.ndarray)
-        return self.arrays.reshape(-1).view(np.uint8)
+        return self.array.reshape(-1).view(np.uint8)
 
-    @cached_property
-    def _memory(self) -> memoryview:
-        return memoryview(self.flat)  # type: ignore[arg-type]
+    def take(self, records: NDArray[np.void], rows: Ints) -> None:
+        """Fill with ``records[rows]``, which are in range."""
+        if self._array is None:
+            self.adopt(records.take(rows))
+        else:
+            # In range, so "clip" clips nothing; "raise" would copy through a second buffer.
+            records.take(rows, out=self.flat.view(self.column.record), mode="clip")
 
-    def records(self, size: int) -> NDArray[np.void]:
-        """Samples of one shape, each as one opaque element: any dtype, always aligned."""
-        return self.flat.view(np.dtype((np.void, size)))
+    def adopt(self, records: NDArray[np.void], *, copy: bool = False) -> None:
+        """Fill with ``records``, or hand them over as they are unless they are to be copied."""
+        if self._array is not None:
+            self.flat.view(self.column.record)[...] = records
+            return
+        field = self.column.field
+        if copy:
+            records = records.copy()
+        self._array = records.view(field.dtype).reshape(len(records), *field.shape)  # type: ignore[misc]
 
-    def sample(self, at: int) -> NDArray[np.generic]:
+    def sample(self, at: int) -> NDArray[Any]:
         """Sample ``at`` as an array to write to."""
-        if isinstance(self.arrays, np.ndarray):
-            return self.arrays[at, ...]  # with the dots a view even where samples are scalars
-        return self.arrays[at]
+        if self.column.field.ragged:
+            return self.ragged[at]
+        return self.array[at, ...]  # with the dots a view even where samples are scalars
 
     def memory(self, at: int, size: int) -> memoryview:
         """The bytes of sample ``at``, of which there are ``size``."""
-        if isinstance(self.arrays, np.ndarray):
-            return self._memory[at * size : at * size + size]
-        return memoryview(self.arrays[at].reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        if self.column.field.ragged:
+            return self.ragged[at].reshape(-1).view(np.uint8).data
+        if self._memory is None:
+            self._memory = self.flat.data
+        return self._memory[at * size : at * size + size]
 
     def copy(self, source: int, at: int) -> None:
         """Make sample ``at`` the same as sample ``source``."""
@@ -71,8 +102,8 @@ class Target:
 
     def swap(self, which: NDArray[np.bool_]) -> None:
         """Turn the bytes of some samples round."""
-        if isinstance(self.arrays, np.ndarray) and which.all():
-            self.arrays.byteswap(inplace=True)
+        if not self.column.field.ragged and which.all():
+            self.array.byteswap(inplace=True)
             return
         for at in np.flatnonzero(which).tolist():
             self.sample(at).byteswap(inplace=True)

@@ -1,47 +1,61 @@
 """Samples that are whole files: open, read straight into the batch, close, file by file.
 
 Files are visited in the order of the table, whatever the order of the batch, and each once.
-Raw members that lie close together come with one read. The checksum of a stored member is
-compared the first time this process reads it.
+Raw arrays that lie close together come with one read; the bytes between them are read too and
+dropped. The checksum of a stored member is compared the first time this process reads it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ndfeed.dataset.column import Column
-from ndfeed.dataset.members import decode, decode_into, inline, is_inline, view
+from ndfeed.dataset.members import decode, decode_into, inline, inline_all, is_inline, view
 from ndfeed.dataset.target import Target
-from ndfeed.files.file import File, fetch
-from ndfeed.formats.array import RAW
+from ndfeed.files.file import File, Stretch, fetch
+from ndfeed.formats.array import INLINE, RAW
 from ndfeed.formats.inflate import checksum_error, crc32
-from ndfeed.index.table import Ints
+from ndfeed.index.table import Ints, Table
 
 _GAP = 4096
 
 
+class _Run(NamedTuple):
+    """Columns read with one call. Per column and file: bytes before it, and its own."""
+
+    columns: list[int]
+    begins: Ints
+    gaps: Ints
+    sizes: Ints
+
+
 class WholeFiles:
-    """Fills batches of a group whose samples are whole files."""
+    """Fills batches whose samples are whole files."""
 
     def __init__(self, columns: tuple[Column, ...]) -> None:
         self._columns = columns
-        self._plain = all(column.plain for column in columns)
+        self._inline = [i for i, c in enumerate(columns) if (c.coding == INLINE).all()]
+        self._direct = [i for i, c in enumerate(columns) if not (c.coding.any() or c.strided.any())]
+        self._others = len(columns) - len(self._inline) - len(self._direct)
         # Per column and file: no checksum is to be compared, or it has been.
         self._sound = [
             (column.table.crc[column.arrays] < 0) | (column.coding != RAW) for column in columns
         ]
 
     def fill(self, part: Ints, targets: Sequence[Target]) -> None:
-        """Read the files ``part`` into ``targets``, one for each column of the group."""
+        """Read the files ``part`` into ``targets``, one for each column."""
         order = np.argsort(part, kind="stable")
         files = part[order]
         fresh = np.ones(len(files), bool)
         fresh[1:] = files[1:] != files[:-1]
         once = order[fresh]
-        if self._plain and self._close_together(part[once]):
-            self._fill_together(part[once], once.tolist(), targets)
-        else:
+        if self._others:
             self._fill_each(part[once], once.tolist(), targets)
+        else:
+            self._fill_directly(part[once], once.tolist(), targets)
+            for c in self._inline:
+                targets[c].array[...] = inline_all(self._columns[c], part)
         for target, column in zip(targets, self._columns, strict=True):
             if column.any_swapped:
                 which = np.zeros(len(part), bool)
@@ -53,102 +67,116 @@ class WholeFiles:
                 for target in targets:
                     target.copy(int(source[at]), int(order[at]))
 
-    def _offsets(self, part: Ints) -> tuple[list[int], Ints, Ints]:
-        """Columns by their place in the file, where each begins, and how long it is."""
-        columns = self._columns
-        starts = np.stack([column.first[part] for column in columns])
-        by_place = np.argsort(starts[:, 0], kind="stable").tolist() if len(part) else []
-        sizes = np.array([columns[c].field.nbytes for c in by_place], np.int64)
-        return by_place, starts[by_place], sizes
+    def _fill_directly(self, part: Ints, at: list[int], targets: Sequence[Target]) -> None:
+        """Raw arrays in C order: as few reads as their places allow."""
+        for run in self._runs(part):
+            unchecked = any(not self._sound[c][part].all() for c in run.columns)
+            table = self._columns[run.columns[0]].table
+            if unchecked:
+                # The .npy header before a member belongs to what its checksum covers.
+                skip = table.skip[self._columns[run.columns[0]].arrays[part]]
+                run.gaps[0] = np.minimum(skip, _GAP)
+                run.begins[:] -= run.gaps[0]
+            files = self._columns[run.columns[0]].file[part]
+            stretches = map(
+                Stretch,
+                _paths(table, files),
+                table.identity[files, :4].tolist(),
+                run.begins.tolist(),
+                self._buffers(run, at, targets),
+                (run.gaps.sum(axis=0) + run.sizes.sum(axis=0)).tolist(),
+            )
+            if not unchecked:
+                fetch(stretches)
+                continue
+            for p, stretch, gaps in zip(part.tolist(), stretches, run.gaps.T.tolist(), strict=True):
+                fetch((stretch,))
+                self._check(stretch, p, run.columns, gaps)
 
-    def _close_together(self, part: Ints) -> bool:
-        """Do the columns follow each other with small gaps, in the same order in every file?"""
-        if len(self._columns) == 1:
-            return True
-        _, starts, sizes = self._offsets(part)
-        gaps = starts[1:] - starts[:-1] - sizes[:-1, None]
-        return bool(((gaps >= 0) & (gaps <= _GAP)).all())
-
-    def _fill_together(self, part: Ints, at: list[int], targets: Sequence[Target]) -> None:
-        table = self._columns[0].table
-        by_place, starts, sizes = self._offsets(part)
-        if not by_place:
+    def _runs(self, part: Ints) -> Iterator[_Run]:
+        """The raw columns by place, cut wherever some file has much between two of them."""
+        if not self._direct:
             return
-        checked = [c for c in by_place if not self._sound[c][part].all()]
-        skips = np.stack([table.skip[self._columns[c].arrays[part]] for c in by_place])
-        lead = np.minimum(skips[0], _GAP) if checked else np.zeros_like(skips[0])
-        begins = (starts[0] - lead).tolist()
-        gaps = np.vstack([lead, starts[1:] - starts[:-1] - sizes[:-1, None]]).T.tolist()
-        scratch = [memoryview(bytearray(_GAP)) for _ in by_place]
-        ends, text = table.path_ends, memoryview(table.path_bytes)  # type: ignore[arg-type]
-        paths = zip(ends[part].tolist(), ends[part + 1].tolist(), strict=True)
-        expected = table.identity[part, :4].tolist()
-        rooms = [(targets[c].memory, int(size)) for c, size in zip(by_place, sizes, strict=True)]
-        for i, (start, end) in enumerate(paths):
-            buffers: list[memoryview] = []
-            for (memory, size), gap, spare in zip(rooms, gaps[i], scratch, strict=True):
-                if gap:
-                    buffers.append(spare[:gap])
-                buffers.append(memory(at[i], size))
-            path = table.base + bytes(text[start:end])
-            fetch(path, expected[i], begins[i], buffers)
-            if checked:
-                self._check(path, int(part[i]), by_place, buffers, gaps[i])
+        starts = np.stack([self._columns[c].first[part] for c in self._direct])
+        sizes = np.stack([self._columns[c].nbytes[part] for c in self._direct])
+        order = np.argsort(starts[:, 0], kind="stable")
+        starts, sizes = starts[order], sizes[order]
+        gaps = np.zeros_like(starts)
+        gaps[1:] = starts[1:] - starts[:-1] - sizes[:-1]
+        apart = ((gaps < 0) | (gaps > _GAP)).any(axis=1)
+        ends = [*np.flatnonzero(apart).tolist(), len(order)]
+        columns = [self._direct[i] for i in order.tolist()]
+        for first, end in zip([0, *ends], ends, strict=False):
+            if first < end:
+                gaps[first] = 0
+                run = slice(first, end)
+                yield _Run(columns[run], starts[first].copy(), gaps[run], sizes[run])
 
-    def _check(
-        self,
-        path: bytes,
-        part: int,
-        by_place: list[int],
-        buffers: list[memoryview],
-        gaps: list[int],
-    ) -> None:
+    def _buffers(
+        self, run: _Run, at: list[int], targets: Sequence[Target]
+    ) -> Iterator[list[memoryview]]:
+        """For every file: where its bytes go, and something for those between them."""
+        memories = [
+            [targets[c].memory(i, size) for i, size in zip(at, sizes, strict=True)]
+            for c, sizes in zip(run.columns, run.sizes.tolist(), strict=True)
+        ]
+        if not run.gaps.any():
+            yield from map(list, zip(*memories, strict=True))
+            return
+        holes = [memoryview(bytearray(_GAP)) for _ in run.columns]
+        for gaps, parts in zip(run.gaps.T.tolist(), zip(*memories, strict=True), strict=True):
+            found = []
+            for gap, hole, memory in zip(gaps, holes, parts, strict=True):
+                if gap:
+                    found.append(hole[:gap])
+                found.append(memory)
+            yield found
+
+    def _check(self, stretch: Stretch, part: int, columns: list[int], gaps: list[int]) -> None:
         """Compare the checksums of the members just read, as far as not done before."""
-        held = iter(buffers)
-        for c, gap in zip(by_place, gaps, strict=True):
+        held = iter(stretch.buffers)
+        for c, gap in zip(columns, gaps, strict=True):
             before = next(held) if gap else memoryview(b"")
             data = next(held)
-            column = self._columns[c]
-            array = int(column.arrays[part])
-            skip = int(column.table.skip[array])
-            if self._sound[c][part] or skip > gap:
-                continue
-            if skip + len(data) == column.table.length[array]:
-                wanted = int(column.table.crc[array])
-                found = crc32(data, crc32(before[gap - skip :]))
-                if found != wanted:
-                    raise checksum_error(path, wanted, found)
-            self._sound[c][part] = True
+            if not self._sound[c][part]:
+                skip = int(self._columns[c].table.skip[self._columns[c].arrays[part]])
+                if skip <= gap:
+                    self._compare(stretch.path, c, part, before[gap - skip :], data)
 
-    def _fill_each(self, part: Ints, at: list[int], targets: Sequence[Target]) -> None:
-        table = self._columns[0].table
-        for p, i in zip(part.tolist(), at, strict=True):
-            file_number = int(self._columns[0].file[p])
-            with File(table.path(file_number)) as file:
-                file.expect(table.expected(file_number))
-                for c, (column, target) in enumerate(zip(self._columns, targets, strict=True)):
-                    read_whole(file, column, p, target, i)
-                    self._check_alone(file, c, column, p, target, i)
-
-    def _check_alone(
-        self, file: File, c: int, column: Column, part: int, target: Target, at: int
+    def _compare(
+        self, path: bytes, c: int, part: int, header: bytes | memoryview, data: memoryview
     ) -> None:
-        if self._sound[c][part]:
-            return
-        table, array = column.table, int(column.arrays[part])
-        skip, size = int(table.skip[array]), int(column.nbytes[part])
-        if not column.strided[part] and skip + size == table.length[array]:
-            found = crc32(target.memory(at, size), crc32(file.read(int(table.offset[array]), skip)))
-            if found != table.crc[array]:
-                raise checksum_error(file.path, int(table.crc[array]), found)
+        """Compare a member's checksum, if this is all of it."""
+        column = self._columns[c]
+        array = int(column.arrays[part])
+        if len(header) + len(data) == column.table.length[array]:
+            wanted, found = int(column.table.crc[array]), crc32(data, crc32(header))
+            if found != wanted:
+                raise checksum_error(path, wanted, found)
         self._sound[c][part] = True
 
+    def _fill_each(self, part: Ints, at: list[int], targets: Sequence[Target]) -> None:
+        """Files with arrays that are coded or strided: array by array."""
+        table = self._columns[0].table
+        for p, i in zip(part.tolist(), at, strict=True):
+            number = int(self._columns[0].file[p])
+            with File(table.path(number)) as file:
+                file.expect(table.expected(number))
+                for c, (column, target) in enumerate(zip(self._columns, targets, strict=True)):
+                    _read_array(file, column, p, target, i)
+                    if not self._sound[c][p] and not column.strided[p]:
+                        array = int(column.arrays[p])
+                        skip = int(table.skip[array])
+                        header = file.read(int(table.offset[array]), skip)
+                        data = target.memory(i, int(column.nbytes[p]))
+                        self._compare(file.path, c, p, header, data)
 
-def read_whole(file: File, column: Column, part: int, target: Target, at: int) -> None:
+
+def _read_array(file: File, column: Column, part: int, target: Target, at: int) -> None:
     """One array of an open file, whatever its coding and order, into sample ``at``."""
     size = int(column.nbytes[part])
     if is_inline(column, part):
-        target.sample(at)[...] = inline(column, part)[0]
+        target.sample(at)[...] = inline(column, part)
     elif not size:
         return
     elif column.strided[part]:
@@ -159,3 +187,10 @@ def read_whole(file: File, column: Column, part: int, target: Target, at: int) -
         file.read_into(int(column.first[part]), [target.memory(at, size)])
     else:
         decode_into(file, column, part, target.memory(at, size))
+
+
+def _paths(table: Table, files: Ints) -> Iterator[bytes]:
+    """The paths of some files; much faster than asking for each."""
+    base, text = table.base, table.path_bytes.data
+    starts, ends = table.path_ends[files].tolist(), table.path_ends[files + 1].tolist()
+    return (base + bytes(text[start:end]) for start, end in zip(starts, ends, strict=True))

@@ -7,7 +7,7 @@ is read. Pipes, devices and folders are refused without waiting for them.
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, NoReturn, Self
 
@@ -22,7 +22,7 @@ FLAGS = (
     | getattr(os, "O_NOCTTY", 0)
     | getattr(os, "O_BINARY", 0)
 )
-_HEAD = 512
+_HEAD = 1024
 
 
 class Identity(NamedTuple):
@@ -67,39 +67,58 @@ def changed(path: str | bytes, before: Identity, after: Identity) -> ChangedErro
     return ChangedError(path, f"changed since it was indexed ({what}); open the dataset again")
 
 
-def fetch(path: bytes, expected: Sequence[int], start: int, buffers: Sequence[memoryview]) -> None:
-    """Open, check the identity, read one stretch, close: a whole sample in four system calls."""
-    try:
-        fd = os.open(path, FLAGS)
-    except OSError as error:
-        refuse(path, error)
-    try:
-        status = os.fstat(fd)
-        if (
-            status.st_mtime_ns != expected[3]
-            or status.st_size != expected[2]
-            or status.st_ino != expected[1]
-            or status.st_dev != expected[0]
-        ):
-            before, after = Identity(*expected), Identity.of(status)
-            if before != after:
-                raise changed(path, before, after)
-        done = system.preadv(fd, buffers, start)
-    except OSError as error:
-        refuse(path, error)
-    finally:
-        os.close(fd)
-    wanted = sum(map(len, buffers))
-    if done != wanted:
-        raise TruncatedError(
-            path, f"{start + wanted} bytes promised, {start + done} present", start
-        )
+class Stretch(NamedTuple):
+    """Bytes of one file, wanted in ``buffers`` one after the other; ``length`` in all."""
+
+    path: bytes
+    expected: Sequence[int]
+    start: int
+    buffers: Sequence[memoryview]
+    length: int
+
+
+def fetch(stretches: Iterable[Stretch]) -> None:
+    """Open, check the identity, read, close: whole samples in four system calls each."""
+    preadv = os.preadv if system.can.preadv else system.preadv
+    for path, expected, start, buffers, length in stretches:
+        try:
+            fd = os.open(path, FLAGS)
+        except OSError as error:
+            refuse(path, error)
+        try:
+            status = os.fstat(fd)
+            if (
+                status.st_mtime_ns != expected[3]
+                or status.st_size != expected[2]
+                or status.st_ino != expected[1]
+                or status.st_dev != expected[0]
+            ):
+                _expect(path, expected, status)
+            done = preadv(fd, buffers, start)
+            if done != length:  # interrupted, or more than the kernel copies in a call
+                done = system.preadv(fd, buffers, start)
+        except OSError as error:
+            refuse(path, error)
+        finally:
+            os.close(fd)
+        if done != length:
+            problem = f"{start + length} bytes promised, {start + done} present"
+            raise TruncatedError(path, problem, start)
+
+
+def _expect(path: bytes, expected: Sequence[int], status: os.stat_result) -> None:
+    before, after = Identity(*expected), Identity.of(status)
+    if before != after:
+        raise changed(path, before, after)
 
 
 class File:
-    """A regular file, open for reading by position. Use as a context manager."""
+    """A regular file, open for reading by position. Use as a context manager, in one thread.
 
-    __slots__ = ("_head", "fd", "path", "size", "status")
+    ``head`` and ``tail`` are kept: what lies within them is read once.
+    """
+
+    __slots__ = ("_head", "_tail", "_tail_start", "fd", "path", "size", "status")
 
     def __init__(self, path: bytes) -> None:
         try:
@@ -117,7 +136,8 @@ class File:
             raise SourceError(path, f"a regular file is needed, found {kind}")
         self.path = path
         self.size = self.status.st_size
-        self._head = b""
+        self._head = self._tail = b""
+        self._tail_start = self.size
 
     @property
     def identity(self) -> Identity:
@@ -126,20 +146,31 @@ class File:
 
     def expect(self, identity: Identity) -> None:
         """Raise ``ChangedError`` unless this is still the file with ``identity``."""
-        found = Identity.of(self.status)
-        if found != identity:
-            raise changed(self.path, identity, found)
+        _expect(self.path, identity, self.status)
+
+    def head(self) -> bytes:
+        """The first bytes: 1024, or all there are."""
+        if not self._head:
+            self._head = self._pread(min(_HEAD, self.size), 0)
+        return self._head
+
+    def tail(self, length: int) -> bytes:
+        """The last ``length`` bytes, or all there are."""
+        start = max(self.size - length, 0)
+        if start < self._tail_start:
+            self._tail = self.read(start, self.size - start)
+            self._tail_start = start
+        return self._tail[start - self._tail_start :]
 
     def read(self, start: int, length: int) -> bytes:
         """Exactly ``length`` bytes from ``start``."""
-        if start + length > self.size:
-            raise TruncatedError(
-                self.path, f"{start + length} bytes promised, {self.size} present", start
-            )
-        if start + length <= _HEAD:
-            if not self._head:
-                self._head = self._pread(min(_HEAD, self.size), 0)
-            return self._head[start : start + length]
+        end = start + length
+        if end <= len(self._head):
+            return self._head[start:end]
+        if end > self.size:
+            raise TruncatedError(self.path, f"{end} bytes promised, {self.size} present", start)
+        if start >= self._tail_start:
+            return self._tail[start - self._tail_start : end - self._tail_start]
         return self._pread(length, start)
 
     def _pread(self, length: int, start: int) -> bytes:

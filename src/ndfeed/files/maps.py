@@ -2,27 +2,30 @@
 
 Writing over a mapped file in place would show a reader torn data, and shortening it would
 kill the process (SIGBUS). So a map is used only under a read lease: the kernel makes whoever
-opens the file for writing wait until the lease is given up, and tells us that somebody does.
+opens the file for writing wait until the lease is given up, 45 s at most by default, and says
+that somebody waits.
 
-- A call that touches few files takes their leases, checks that the files are still those that
-  were indexed, and gives the leases back when it is done: a writer waits microseconds.
-- A call that touches many files keeps their leases, and looks every half second whether a
-  writer waits for one. The kernel makes writers wait ``lease-break-time``, 45 s by default.
+Guarantees:
+
+- Between ``enter`` and ``leave`` the files entered are those that were indexed, and no lease
+  that was held at ``enter`` is given up.
+- A writer waits a quarter of a second or two, not 45: while leases are held a thread, the
+  keeper, looks for writers and gives up what they wait for. It gives up everything that was
+  not used for a second, and ends when nothing is held. No thread outlives a fork.
+- A file whose lease was taken away, or whose size, mtime or inode differ from what was
+  indexed, is ``ChangedError`` at ``enter``.
 - Where leases are refused (another owner, a network file system, a writer that was there
-  first), size, mtime and inode are compared before every call instead.
+  first), size, mtime and inode are compared at every ``enter`` instead.
 
-Whatever the way, a changed file is ``ChangedError``. A file that was deleted, or replaced by
-renaming another over it, keeps its old bytes for as long as it is mapped; replacing is an
-error, deleting is not.
+While the leases hold, entering costs one look at a vector of flags and no system call. A file
+that was deleted keeps its bytes for as long as it is mapped; one that was replaced by renaming
+another over it is an error.
 """
 
 import os
 import signal
 import threading
-import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from mmap import mmap
 from typing import Protocol
 
@@ -34,8 +37,8 @@ from ndfeed.files import system
 from ndfeed.files.file import File, Identity, changed
 from ndfeed.files.system import can, fcntl
 
-_FEW = 8
-_LOOK_EVERY = 0.5  # seconds; far below any sensible lease-break-time
+_LOOK_EVERY = 0.25  # seconds; far below any sensible lease-break-time
+_IDLE_LOOKS = 4
 _MOST_MAPS = 16_384  # a quarter of Linux's default vm.max_map_count
 
 
@@ -50,59 +53,30 @@ class Files(Protocol):
     def expected(self, file: int, /) -> Identity: ...
 
 
-class _Budget:
-    """Descriptors that maps may hold in this process: half of what it may have open."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.used = 0
-
-    def reserve(self, count: int) -> bool:
-        with self.lock:
-            if self.used + count > min(system.open_files_limit() // 2, 2 * _MOST_MAPS):
-                return False
-            self.used += count
-            return True
-
-    def release(self, count: int) -> None:
-        with self.lock:
-            self.used -= count
-
-    def forget(self) -> None:
-        """In a forked child: nothing is mapped by anything that lives on."""
-        self.__init__()  # type: ignore[misc]
-
-
-_budget = _Budget()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_budget.forget)
-
-
 class _Map:
     """One mapped file."""
 
-    __slots__ = ("bytes", "file", "holders", "kept", "leased", "map", "number")
+    __slots__ = ("bytes", "file", "leased", "map", "number", "taken")
 
-    def __init__(self, number: int, file: File, guarded: bool) -> None:
+    def __init__(self, number: int, file: File) -> None:
         self.number = number
         self.file = file
         self.map: mmap = system.map_whole(file.fd)
         self.bytes: NDArray[np.uint8] = np.frombuffer(self.map, np.uint8)
-        self.holders = 0
         self.leased = False
-        self.kept = not guarded  # sealed memory cannot change: nothing to lease
+        self.taken = False  # a writer has had the file since it was mapped
+        if can.lease:
+            # The signal that tells of a writer is one that is ignored by default; we look.
+            fcntl.fcntl(file.fd, fcntl.F_SETSIG, signal.SIGURG)
 
     def lease(self) -> None:
-        """Ask to be told before anybody writes; some files cannot be leased."""
-        if not can.lease:
-            return
-        try:
-            # The signal that says so is ignored by default; we look instead.
-            fcntl.fcntl(self.file.fd, fcntl.F_SETSIG, signal.SIGURG)
-            fcntl.fcntl(self.file.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-            self.leased = True
-        except OSError:
-            self.leased = False
+        """Make writers wait; some files cannot be leased."""
+        if can.lease and not self.leased:
+            try:
+                fcntl.fcntl(self.file.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+                self.leased = True
+            except OSError:
+                self.leased = False
 
     def give_up(self) -> None:
         """Let writers go on."""
@@ -111,8 +85,21 @@ class _Map:
             fcntl.fcntl(self.file.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
     def wanted(self) -> bool:
-        """Does a writer wait for the lease, or has it been taken away?"""
+        """Does a writer wait for the lease, or has the kernel taken it away?"""
         return fcntl.fcntl(self.file.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK
+
+
+class _Span:
+    """A stretch of this process's addresses as records of ``size`` bytes from any byte."""
+
+    def __init__(self, start: int, length: int, size: int) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (start, True),
+            "shape": (max(length - size + 1, 0),),
+            "strides": (1,),
+            "typestr": f"|V{size}",
+        }
 
 
 class Maps:
@@ -123,86 +110,95 @@ class Maps:
 
     def __init__(self, files: Files, *, guarded: bool = True) -> None:
         cost = files.files * (1 if can.untracked_maps else 2)
-        if files.files > _MOST_MAPS or not _budget.reserve(cost):
+        if files.files > _MOST_MAPS or not _process.reserve(cost):
             raise SourceError(files.path(0), "too many files to map them all")
-        self._finalizer = weakref.finalize(self, _release, cost, os.getpid())
-        self.pid = os.getpid()
         self.address = np.zeros(files.files, np.int64)
+        self._ready = np.zeros(files.files, bool)
         self._files = files
         self._guarded = guarded
         self._maps: list[_Map | None] = [None] * files.files
+        weakref.finalize(self, _close, self._maps, cost, _process.generation).atexit = False
+        # Entering and leaving take the bare lock: it is the shortest way through them.
         self._lock = threading.Lock()
-        self._looked = time.monotonic()
+        self._changed = threading.Condition(self._lock)
+        self._records: dict[int, tuple[int, NDArray[np.void]]] = {}
+        self._active = 0
+        self._closing = False
+        self._unused = 0
 
     def bytes(self, file: int) -> NDArray[np.uint8]:
-        """All bytes of a file that is in use, see ``using``."""
+        """All bytes of a file that was entered."""
         found = self._maps[file]
-        assert found is not None, "bytes() outside using()"
+        if found is None:
+            raise RuntimeError(f"file {file} was not entered")
         return found.bytes
 
-    @contextmanager
-    def using(self, files: Sequence[int]) -> Iterator[None]:
-        """Map ``files`` (each once) and keep writers away meanwhile."""
-        if not self._guarded or len(files) > _FEW:
-            self._use_many(files)
-            yield
-            return
-        held: list[_Map] = []
-        try:
-            with self._lock:
-                for file in files:
-                    held.append(self._hold(file))
-            yield
-        finally:
-            with self._lock:
-                for one in held:
-                    one.holders -= 1
-                    if not one.holders and not one.kept:
-                        one.give_up()
+    def records(self, size: int) -> tuple[int, NDArray[np.void]]:
+        """Records of ``size`` bytes from any byte of any file mapped so far.
 
-    def _hold(self, file: int) -> _Map:
-        one = self._maps[file] or self._open(file)
-        if one.leased:
-            if one.wanted():
-                self._refuse(one)
-        else:
-            if not one.holders and not one.kept:
-                one.lease()
-            self._compare(one)
-        one.holders += 1
-        return one
+        Record ``i`` begins at the address returned, plus ``i``. Between the files there may be
+        nothing at all: only addresses within files that were entered may be read.
+        """
+        found = self._records.get(size)
+        if found is None:
+            used = np.flatnonzero(self.address)
+            low = int(self.address[used].min())
+            high = max(int(self.address[i]) + len(self.bytes(i)) for i in used.tolist())
+            found = self._records[size] = low, np.asarray(_Span(low, high - low, size))
+        return found
 
-    def _use_many(self, files: Sequence[int]) -> None:
+    def enter(self, files: int | NDArray[np.int64]) -> None:
+        """Map ``files`` if need be, check them, and keep writers away until ``leave``."""
         with self._lock:
-            now = time.monotonic()
-            if self._guarded and now - self._looked > _LOOK_EVERY:
-                self._looked = now
-                for one in self._maps:
-                    if one is not None and one.leased and one.wanted():
-                        self._refuse(one)
-            for file in files:
-                one = self._maps[file] or self._open(file)
-                if not one.leased and self._guarded:
-                    if not one.kept:
-                        one.lease()
-                        one.kept = True
+            while self._closing:
+                self._changed.wait()
+            self._active += 1
+            self._unused = 0
+        ready = self._ready[files]
+        if not (ready if ready.ndim == 0 else ready.all()):
+            try:
+                self._prepare(np.unique(files).tolist())
+            except BaseException:
+                self.leave()
+                raise
+
+    def leave(self) -> None:
+        """Done with what was entered."""
+        with self._lock:
+            self._active -= 1
+            if self._closing and not self._active:
+                self._changed.notify_all()
+
+    def _prepare(self, files: list[int]) -> None:
+        leased = False
+        with self._changed:
+            for number in files:
+                one = self._maps[number] or self._open(number)
+                if not self._guarded:
+                    self._ready[number] = True
+                elif not self._ready[number]:
+                    one.lease()
                     self._compare(one)
+                    self._ready[number] = leased = one.leased
+        if leased:
+            _process.keep(self)
 
     def _open(self, number: int) -> _Map:
         file = File(self._files.path(number))
         try:
             if self._guarded:
                 file.expect(self._files.expected(number))
-            one = _Map(number, file, self._guarded)
+            one = _Map(number, file)
         except BaseException:
             file.close()
             raise
         self._maps[number] = one
+        self._records = {}
         self.address[number] = one.bytes.__array_interface__["data"][0]
         return one
 
     def _compare(self, one: _Map) -> None:
-        """Refuse a file whose size, times or place differ from what was indexed."""
+        """Refuse a file that is not, or may not be, the one that was indexed."""
         status = os.fstat(one.file.fd)
         expected = self._files.expected(one.number)
         found = Identity.of(status)
@@ -210,29 +206,132 @@ class Maps:
             try:
                 found = Identity.of(os.stat(one.file.path))
             except OSError:
-                return
+                found = expected
         if found != expected:
             one.give_up()
             raise changed(one.file.path, expected, found)
+        if one.taken:
+            one.give_up()
+            raise ChangedError(
+                one.file.path, "opened for writing since it was indexed; open the dataset again"
+            )
 
-    def _refuse(self, one: _Map) -> None:
-        one.give_up()
-        one.kept = False
-        raise ChangedError(
-            one.file.path, "somebody opened the file for writing; open the dataset again"
-        )
+    def tend(self) -> bool:
+        """Give up what writers wait for, or all when idle; are there leases left?"""
+        with self._changed:
+            self._unused += 1
+            idle = self._unused > _IDLE_LOOKS
+            leased = [one for one in self._maps if one is not None and one.leased]
+            over = [one for one in leased if idle or one.wanted()]
+            self._give_up(over)
+            return len(over) < len(leased)
 
-    def close(self) -> None:
-        """Unmap everything that no array refers to any more, and let writers go on."""
+    def leasing(self) -> bool:
+        """Is any lease held?"""
+        with self._changed:
+            return any(one is not None and one.leased for one in self._maps)
+
+    def release(self) -> None:
+        """Give up every lease, as before a fork."""
+        with self._changed:
+            self._give_up([one for one in self._maps if one is not None and one.leased])
+
+    def _give_up(self, over: list[_Map]) -> None:
+        """Give up leases once nobody is reading. The lock is held."""
+        if not over:
+            return
+        self._closing = True
+        self._ready[[one.number for one in over]] = False
+        self._changed.wait_for(lambda: not self._active)
+        # Again: who was reading meanwhile may have found its lease and trusted it.
+        self._ready[[one.number for one in over]] = False
+        for one in over:
+            one.taken = one.taken or one.wanted()
+            one.give_up()
+        self._closing = False
+        self._changed.notify_all()
+
+
+def _close(maps: list[_Map | None], cost: int, generation: int) -> None:
+    """What is left to do when nobody uses the maps any more."""
+    for one in maps:
+        if one is not None:
+            one.file.close()
+    _process.release(cost, generation)
+
+
+class _Process:
+    """What this process has mapped, within half the descriptors it may have open."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._used = 0
+        self._held: weakref.WeakSet[Maps] = weakref.WeakSet()
+        self._keeper: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    def reserve(self, count: int) -> bool:
+        """May ``count`` more descriptors be held?"""
         with self._lock:
-            for one in self._maps:
-                if one is not None:
-                    one.file.close()
-            self._maps = [None] * len(self._maps)
-            self.address[:] = 0
-        self._finalizer()
+            if self._used + count > system.open_files_limit() // 2:
+                return False
+            self._used += count
+            return True
+
+    def release(self, count: int, generation: int) -> None:
+        """Give descriptors back, unless they were another process's."""
+        if generation == self.generation:
+            with self._lock:
+                self._used -= count
+
+    def keep(self, maps: Maps) -> None:
+        """See to it that the leases of ``maps`` are looked after."""
+        with self._lock:
+            self._held.add(maps)
+            if self._keeper is None:
+                self._stop = threading.Event()
+                self._keeper = threading.Thread(
+                    target=self._look_after, args=(self._stop,), name="ndfeed-leases", daemon=True
+                )
+                self._keeper.start()
+
+    def _look_after(self, stop: threading.Event) -> None:
+        while not stop.wait(_LOOK_EVERY):
+            with self._lock:
+                held = list(self._held)
+            done = [maps for maps in held if not maps.tend()]
+            with self._lock:
+                # A map that was used again meanwhile has leases again: look once more.
+                for maps in done:
+                    if not maps.leasing():
+                        self._held.discard(maps)
+                if not self._held:
+                    self._keeper = None
+                    return
+            del held, done
+
+    def before_fork(self) -> None:
+        """Leases and threads are not for children: give up the one, end the other."""
+        with self._lock:
+            keeper, self._keeper = self._keeper, None
+            held = list(self._held)
+            self._held.clear()
+        if keeper is not None:
+            self._stop.set()
+            keeper.join()
+        for maps in held:
+            maps.release()
+
+    def after_fork(self) -> None:
+        """In a child nothing is mapped by anything that lives on."""
+        self.generation += 1
+        self._reset()
 
 
-def _release(count: int, pid: int) -> None:
-    if pid == os.getpid():
-        _budget.release(count)
+_process = _Process()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_process.before_fork, after_in_child=_process.after_fork)
