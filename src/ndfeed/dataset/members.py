@@ -46,11 +46,6 @@ def inline_all(column: Column, part: Ints) -> NDArray[np.generic]:
     return np.ascontiguousarray(bits.reshape(-1, 8)[:, : dtype.itemsize]).view(dtype).reshape(-1)
 
 
-def inline(column: Column, part: int) -> np.generic:
-    """A scalar that the index holds itself."""
-    return inline_all(column, np.array([part]))[0]
-
-
 def decode(file: File, column: Column, part: int) -> Bytes:
     """The whole stream of a part, decoded, or read where it is raw."""
     table, array = column.table, int(column.arrays[part])

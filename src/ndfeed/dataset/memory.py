@@ -71,7 +71,7 @@ def _placed(table: Table, memory: Shared) -> Table:
     )
 
 
-Shapes = dict[str, Sequence[tuple[int, ...]]]
+Shapes = dict[str, list[tuple[int, ...]]]
 Room = dict[str, list[NDArray[Any]] | NDArray[Any]]
 
 

@@ -1,15 +1,19 @@
 """``ndfeed.open``: from whatever the caller has to a dataset, at the cost of headers."""
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ndfeed.dataset import samples
 from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.samples import Reading, Sample
-from ndfeed.errors import SchemaError
+from ndfeed.dataset.show import size
+from ndfeed.errors import SchemaError, shown
 from ndfeed.formats import raw
 from ndfeed.index.open import Opened, open_table
 from ndfeed.index.source import Source
@@ -44,34 +48,33 @@ def open(
     if shape is not None and dtype is None:
         raise ValueError("shape= is for raw files and needs dtype= beside it")
     chosen = (fields,) if isinstance(fields, str) else None if fields is None else tuple(fields)
-    layout = None if dtype is None else _raw_layout(dtype, shape)
+    layout = None if dtype is None else raw.layout(dtype, () if shape is None else shape)
+    how = _How(layout, dtype, mapped, cache)
     if isinstance(source, Mapping):
-        ways = dict(sample) if isinstance(sample, Mapping) else dict.fromkeys(source, sample)
-        if set(ways) - set(source):
-            raise ValueError(f"sample= names {sorted(set(ways) - set(source))}, not in the source")
-        parts: list[_Part | Dataset] = []
-        for name, one in source.items():
-            if isinstance(one, Dataset):
-                parts.append(_renamed(one, name))
-            else:
-                opened = open_table(one, layout, cached=cache)
-                parts.append(_part(opened, name, ways.get(name, "auto"), None, dtype, mapped))
-        return _together(parts, chosen)
-    if isinstance(source, Dataset):
-        return source if chosen is None else source.select(*chosen)
+        return _together(_parts(source, sample, how), chosen)
     if isinstance(sample, Mapping):
         raise TypeError("sample= may be a dict only where the source is one")
-    opened = open_table(source, layout, cached=cache)
-    part = _part(opened, None, sample, chosen, dtype, mapped)
+    if isinstance(source, Dataset):
+        return source if chosen is None else source.select(*chosen)
+    part = _part(source, how, sample, fields=chosen)
     if dtype is not None and not part.uses_dtype:
-        kind = part.layout.table.dtypes[0]
+        path, kind = shown(part.layout.table.path(0)), part.layout.table.dtypes[0]
         raise ValueError(
-            f"{os.fsdecode(part.layout.table.path(0))}: says itself that it holds {kind}; dtype= is "
-            f"for raw files and opaque elements, leave it out"
+            f"{path}: says itself that it holds {kind}; dtype= is for raw files and opaque "
+            f"elements, leave it out"
         )
     if len(part.readings) > 1:
-        raise samples.refuse(os.fsdecode(opened.spellings[0]), part.layout)
+        raise samples.refuse(os.fsdecode(part.opened.spellings[0]), part.layout)
     return _dataset((part,), None)
+
+
+class _How(NamedTuple):
+    """What applies to every source of a call."""
+
+    layout: raw.Layout | None
+    dtype: object
+    mapped: bool
+    cached: bool
 
 
 class _Part(NamedTuple):
@@ -91,23 +94,35 @@ class _Part(NamedTuple):
         return self.layout.typed or samples.all_raw(self.layout.table)
 
 
-def _raw_layout(dtype: object, shape: int | Sequence[int] | None) -> raw.Layout:
-    return raw.layout(dtype, () if shape is None else shape)
-
-
 def _part(
-    opened: Opened,
-    prefix: str | None,
+    source: Source,
+    how: _How,
     sample: Sample,
-    fields: tuple[str, ...] | None,
-    dtype: object,
-    mapped: bool,
+    *,
+    prefix: str | None = None,
+    fields: tuple[str, ...] | None = None,
 ) -> _Part:
     if sample not in _SAMPLES:
         raise ValueError(f"sample must be one of {', '.join(map(repr, _SAMPLES))}, got {sample!r}")
-    found = samples.layout(opened.table, fields, dtype, prefix)
+    opened = open_table(source, how.layout, cached=how.cached)
+    found = samples.layout(opened.table, fields, how.dtype, prefix)
     readings = samples.readings(found, sample)
-    return _Part(opened, prefix, fields, dtype, mapped, found, readings)
+    return _Part(opened, prefix, fields, how.dtype, how.mapped, found, readings)
+
+
+def _parts(
+    source: "Mapping[str, Source | Dataset]", sample: "Sample | Mapping[str, Sample]", how: _How
+) -> "list[_Part | Dataset]":
+    """The sources of a dict."""
+    ways = dict(sample) if isinstance(sample, Mapping) else dict.fromkeys(source, sample)
+    if set(ways) - set(source):
+        raise ValueError(f"sample= names {sorted(set(ways) - set(source))}, not in the source")
+    return [
+        _renamed(one, name)
+        if isinstance(one, Dataset)
+        else _part(one, how, ways.get(name, "auto"), prefix=name)
+        for name, one in source.items()
+    ]
 
 
 def _together(parts: "list[_Part | Dataset]", fields: tuple[str, ...] | None) -> Dataset:
@@ -115,7 +130,7 @@ def _together(parts: "list[_Part | Dataset]", fields: tuple[str, ...] | None) ->
     if not parts:
         raise ValueError("a dict of sources needs at least one")
     counts = [
-        [len(part)] if isinstance(part, Dataset) else [way.count for way in part.readings]
+        [len(part)] if isinstance(part, Dataset) else [way.samples for way in part.readings]
         for part in parts
     ]
     common = set(counts[0]).intersection(*counts[1:])
@@ -180,7 +195,10 @@ def _dataset(parts: "tuple[_Part | Dataset, ...]", why: str | None) -> Dataset:
             recipe.append(part)
             continue
         way = part.readings[0]
-        groups.append(samples.group(part.layout, way.sample, mapped=part.mapped))
+        made = samples.group(part.layout, way.sample, mapped=part.mapped)
+        if why is None:
+            warn_of_scattered_rows(made)
+        groups.append(made)
         reasons.append(way.why)
         # What was settled with a warning is settled: a worker process need not warn again.
         dtype = "bfloat16" if part.dtype is None and part.layout.typed else part.dtype
@@ -200,3 +218,22 @@ def _remade(recipe: list[Any], why: str) -> Dataset:
         found = samples.layout(opened.table, fields, dtype, prefix)
         parts.append(_Part(opened, prefix, fields, dtype, mapped, found, [way]))
     return _dataset(tuple(parts), why)
+
+
+def warn_of_scattered_rows(group: Group) -> None:
+    """Say once what rows of Fortran-ordered arrays cost."""
+    for column in group.columns:
+        for part in np.flatnonzero(column.strided & ~column.whole)[:1].tolist():
+            array = int(column.arrays[part])
+            table = column.table
+            strides = table.dimensions(int(table.strides[array]))
+            if len(strides) > 1 and strides[0] < max(strides[1:]) and column.nbytes[part] > 0:
+                warnings.warn(
+                    f"{shown(table.path(int(column.file[part])))}: Fortran order: a row of "
+                    f"{size(int(column.nbytes[part]))} is scattered over "
+                    f"{size(int(table.length[array]))}; save np.ascontiguousarray(array) to read "
+                    f"rows at full speed",
+                    UserWarning,
+                    stacklevel=4,
+                )
+                return

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset import rows
-from ndfeed.dataset.column import Group, Place
+from ndfeed.dataset.column import Column, Group, Place
 from ndfeed.dataset.members import Decoded
 from ndfeed.dataset.target import Target
 from ndfeed.dataset.whole import WholeFiles
-from ndfeed.errors import SourceError
-from ndfeed.files.maps import Maps
+from ndfeed.errors import ChangedError, MissingError, SourceError
+from ndfeed.files.maps import Maps, Unmappable
+from ndfeed.index.cache import doubt
 from ndfeed.index.table import Ints, Table
 
 
@@ -34,8 +35,10 @@ class Reader:
         self.maps = maps
         self._decoded = decoded
         self._records: list[NDArray[np.void]] = []
+        fields = [column.field for column in group.columns]
+        self._names = [(f.name, f.dtype, (-1, *(f.shape or ()))) for f in fields]
         alone = len(group.starts) == 2
-        self._alone = group.columns[0].only if alone else None
+        self._alone = int(group.columns[0].file[0]) if alone else None
         self._short = all(
             c.plain and c.size and not c.any_swapped and (alone or c.size <= rows.LARGE_ROW)
             for c in group.columns
@@ -43,13 +46,21 @@ class Reader:
 
     def read(self, group: Group, samples: Ints, batch: dict[str, Any]) -> None:
         """Put ``samples``, which are in range, into ``batch``, in new memory."""
-        if self.maps is None or not self._short or not len(samples):
-            for target in self.fill(group, samples, {}):
-                batch[target.column.field.name] = target.arrays
-        elif self._alone is not None:
-            self._read_one(self.maps, self._alone, samples, batch)
-        else:
-            self._read_scattered(self.maps, group.locate(samples), batch)
+        if self.maps is not None and self._short and len(samples):
+            try:
+                if self._alone is not None:
+                    self._read_one(self.maps, self._alone, samples, batch)
+                else:
+                    self._read_scattered(self.maps, group.locate(samples), batch)
+            except Unmappable:
+                pass
+            except (ChangedError, MissingError):
+                doubt(group.table)
+                raise
+            else:
+                return
+        for target in self.fill(group, samples, {}):
+            batch[target.column.field.name] = target.arrays
 
     # The two ways below do what ``fill`` does, for plain rows in mapped files, in as few calls
     # as can be: such a batch costs so little that every call of Python's shows.
@@ -57,25 +68,24 @@ class Reader:
     def _read_one(self, maps: Maps, file: int, samples: Ints, batch: dict[str, Any]) -> None:
         maps.enter(file)
         try:
-            for column in self._columns if not self._records else ():
-                self._records.append(maps.bytes(file)[column.stretch].view(column.record))
-            for column, records in zip(self._columns, self._records, strict=True):
-                found = records.take(samples).view(column.dtype)
-                batch[column.name] = found.reshape(column.batch_shape)
+            if not self._records:  # in one step: another thread may be here too
+                self._records = [rows.records_of(column, maps) for column in self._columns]
+            for (name, dtype, shape), records in zip(self._names, self._records, strict=True):
+                batch[name] = records.take(samples).view(dtype).reshape(shape)
         finally:
-            maps.leave()
+            maps.leave(file)
 
     def _read_scattered(self, maps: Maps, place: Place, batch: dict[str, Any]) -> None:
         file = self._columns[0].file[place.part]
         maps.enter(file)
         try:
-            for column in self._columns:
+            for (name, dtype, shape), column in zip(self._names, self._columns, strict=True):
                 start = place.row * column.size
                 start += column.first[place.part]
-                found = rows.by_address(maps, file, start, column.size).view(column.dtype)
-                batch[column.name] = found.reshape(column.batch_shape)
+                found = rows.by_address(maps, file, start, column.size)
+                batch[name] = found.view(dtype).reshape(shape)
         finally:
-            maps.leave()
+            maps.leave(file)
 
     def fill(self, group: Group, samples: Ints, arrays: Mapping[str, NDArray[Any]]) -> list[Target]:
         """Copy ``samples``, which are in range, into ``arrays`` or else into new memory."""
@@ -83,25 +93,34 @@ class Reader:
         targets = [Target(c, place.part, arrays.get(c.field.name)) for c in self._columns]
         if not len(samples):
             return targets
-        if self._whole is not None:
-            self._whole.fill(place.part, targets)
-            return targets
-        alone = len(group.starts) == 2
-        for column, target in zip(self._columns, targets, strict=True):
-            if not column.plain:
-                rows.from_parts(column, place, target, self.maps, self._decoded)
-                continue
-            if not column.size:
-                continue
-            if self.maps is None:
-                rows.read(column, place, target)
-            elif alone:
-                rows.gather_one(column, samples, target, self.maps)
-            else:
-                rows.gather(column, place, target, self.maps)
-            if column.any_swapped:
-                target.swap(column.swapped[place.part])
+        try:
+            if self._whole is not None:
+                self._whole.fill(place.part, targets)
+                return targets
+            for column, target in zip(self._columns, targets, strict=True):
+                try:
+                    self._fill_column(column, place, target, self.maps)
+                except Unmappable:
+                    self._fill_column(column, place, target, None)
+        except (ChangedError, MissingError):
+            doubt(group.table)
+            raise
         return targets
+
+    def _fill_column(self, column: Column, place: Place, target: Target, maps: Maps | None) -> None:
+        if not column.plain:
+            rows.from_parts(column, place, target, maps, self._decoded)
+            return
+        if not column.size:
+            return
+        if maps is None:
+            rows.read(column, place, target)
+        elif self._alone is not None:
+            rows.gather_one(column, place.row, target, maps)
+        else:
+            rows.gather(column, place, target, maps)
+        if column.any_swapped:
+            target.swap(column.swapped[place.part])
 
 
 class _Process:

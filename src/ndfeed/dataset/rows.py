@@ -43,7 +43,7 @@ def gather(column: Column, place: Place, target: Target, maps: Maps) -> None:
         for i, (f, at) in enumerate(zip(file.tolist(), start.tolist(), strict=True)):
             out[i] = maps.bytes(f)[at : at + size]
     finally:
-        maps.leave()
+        maps.leave(file)
 
 
 def by_address(maps: Maps, file: Ints, start: Ints, size: int) -> NDArray[np.void]:
@@ -56,16 +56,27 @@ def by_address(maps: Maps, file: Ints, start: Ints, size: int) -> NDArray[np.voi
 
 def gather_one(column: Column, rows: Ints, target: Target, maps: Maps) -> None:
     """Copy rows of one size from the only file there is."""
-    maps.enter(column.only)
+    file = int(column.file[0])
+    maps.enter(file)
     try:
-        records = maps.bytes(column.only)[column.stretch].view(column.record)
+        records = records_of(column, maps)
         if not _consecutive(rows):
             target.take(records, rows)
         else:
             first = int(rows[0])
             target.adopt(records[first : first + len(rows)], copy=True)
     finally:
-        maps.leave()
+        maps.leave(file)
+
+
+def records_of(column: Column, maps: Maps) -> NDArray[np.void]:
+    """The samples of a plain column's only part, each one opaque element. It is entered."""
+    first, count = (
+        int(column.first[0]),
+        int(column.table.dims[column.table.shape[column.arrays[0]], 1]),
+    )
+    data = maps.bytes(int(column.file[0]))[first : first + count * column.size]
+    return data.view(np.dtype((np.void, column.size)))
 
 
 def _consecutive(rows: Ints) -> bool:
@@ -85,8 +96,7 @@ def read(column: Column, place: Place, target: Target) -> None:
     new[1:] = (file[1:] != file[:-1]) | (start[1:] != start[:-1])
     for stretch in _by_file(file):
         number = int(file[stretch.start])
-        with File(column.table.path(number)) as opened:
-            opened.expect(column.table.expected(number))
+        with File(column.table.path(number), column.table.expected(number)) as opened:
             _read_rows(opened, start[stretch], new[stretch], order[stretch], target, size)
 
 
@@ -141,7 +151,7 @@ def from_parts(
                 samples = view(column, part, maps.bytes(file), int(column.first[part]))
                 _assign(target, at, samples, rows)
             finally:
-                maps.leave()
+                maps.leave(file)
         else:
             stream = _stream(column, part, decoded)
             skip = int(column.table.skip[column.arrays[part]])
@@ -167,8 +177,7 @@ def _stream(column: Column, part: int, decoded: Decoded) -> Bytes:
     found = decoded.get(key)
     if found is None:
         decoded.make_room(int(max(table.decoded[array], table.length[array])))
-        with File(table.path(number)) as file:
-            file.expect(table.expected(number))
+        with File(table.path(number), table.expected(number)) as file:
             found = decode(file, column, part)
         decoded.keep(key, found)
     return found

@@ -1,10 +1,11 @@
 """Choices of rows: what callers may write, how choices compose, how they travel."""
 
+import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ndfeed.files.shared import Shared
 from ndfeed.index.table import Ints
@@ -19,14 +20,20 @@ _UINT64 = np.dtype(np.uint64)
 def as_rows(rows: ArrayLike, count: int, *, from_end: bool = False) -> Ints:
     """Row numbers in [0, count) from numbers or a mask; ``from_end`` counts negative ones back."""
     found = np.asarray(rows)
-    if found.dtype is _INT64 and found.ndim == 1 and len(found):
-        # The common case in one pass: as unsigned numbers negative ones are large.
-        if np.maximum.reduce(found.view(_UINT64)) < count:
-            return found
+    # The common case in one pass: as unsigned numbers negative ones are large.
+    if (
+        found.dtype is _INT64
+        and found.ndim == 1
+        and len(found)
+        and np.maximum.reduce(found.view(_UINT64)) < count
+    ):
+        return found
+    return _checked(found, count, from_end)
+
+
+def _checked(found: NDArray[Any], count: int, from_end: bool) -> Ints:
     if found.ndim != 1:
-        if found.ndim == 0:
-            raise TypeError(f"rows must be a list or one-dimensional array, got {rows!r:.80}")
-        raise IndexError(f"rows must have one dimension, got {found.ndim}")
+        raise TypeError(f"rows must be a list or an array of one dimension, got {found.ndim}")
     if found.dtype == bool:
         if len(found) != count:
             raise IndexError(f"a mask must have {count} elements, got {len(found)}")
@@ -35,23 +42,22 @@ def as_rows(rows: ArrayLike, count: int, *, from_end: bool = False) -> Ints:
         return np.zeros(0, np.int64)
     if found.dtype.kind not in "iu":
         raise TypeError(f"rows must be whole numbers, got {found.dtype}")
-    found = found.astype(np.int64, copy=False)
     low, high = int(found.min()), int(found.max())
-    if from_end and low < 0 and low >= -count:
-        found = np.where(found < 0, found + count, found)
-        low, high = 0, int(found.max())
-    if low < 0 or high >= count:
-        raise IndexError(f"rows must be in [0, {count}), got {low} to {high}")
-    return found
+    if low < (-count if from_end else 0) or high >= count:
+        raise IndexError(
+            f"rows must be in [{-count if from_end else 0}, {count}), got {low} to {high}"
+        )
+    whole = found.astype(np.int64, copy=False)
+    return np.where(whole < 0, whole + count, whole) if low < 0 else whole
 
 
-def one_row(index: Any, count: int) -> int | None:
+def one_row(index: object, count: int) -> int | None:
     """The row that a single index means; ``None`` where it is no single index."""
-    if isinstance(index, (bool, np.bool_)) or not hasattr(index, "__index__"):
+    if isinstance(index, (bool, np.bool_)) or not isinstance(index, SupportsIndex):
         return None
     if isinstance(index, np.ndarray) and index.ndim:
         return None
-    at = int(index)
+    at = operator.index(index)
     if not -count <= at < count:
         raise IndexError(f"row must be in [{-count}, {count}), got {at}")
     return at % count
@@ -86,7 +92,7 @@ class Travelling:
         if isinstance(self.rows, range) or len(self.rows) <= _SMALL:
             return Travelling, (self.rows,)
         if self._memory is None:
-            self._memory = Shared.of([memoryview(np.ascontiguousarray(self.rows)).cast("B")])
+            self._memory = Shared.of([np.ascontiguousarray(self.rows).view(np.uint8).data])
         return _arrived, (self._memory,)
 
 

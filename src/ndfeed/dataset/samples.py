@@ -28,7 +28,7 @@ class Reading(NamedTuple):
     """One way to read a table: as rows or as files, how many, and why."""
 
     sample: Literal["row", "file"]
-    count: int
+    samples: int
     why: str
 
 

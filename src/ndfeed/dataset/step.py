@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ndfeed.dataset.field import Field
 from ndfeed.errors import FieldError
@@ -68,7 +69,7 @@ def takes_rng(function: Callable[..., Any]) -> bool:
         return False
 
 
-def _stacked(values: list[Any]) -> Any:
+def _stacked(values: list[Any]) -> NDArray[Any] | list[NDArray[Any]]:
     arrays = [np.asarray(value) for value in values]
     if all(array.shape == arrays[0].shape for array in arrays):
         return np.stack(arrays)

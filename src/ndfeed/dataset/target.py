@@ -15,9 +15,11 @@ def check_fits(field: Field, out: NDArray[Any], count: int) -> None:
     if field.ragged:
         raise ValueError(f"field {field.name!r} is ragged: read() gives its samples, one by one")
     wanted = (count, *(field.shape or ()))
-    if not isinstance(out, np.ndarray) or out.shape != wanted or out.dtype != field.dtype:
-        found = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
-        raise ValueError(f"out[{field.name!r}] must be {field.dtype} {wanted}, got {found}")
+    found = np.asarray(out)
+    if found is not out or found.shape != wanted or found.dtype != field.dtype:
+        raise ValueError(
+            f"out[{field.name!r}] must be {field.dtype} {wanted}, got {found.dtype} {found.shape}"
+        )
     if not out.flags.c_contiguous or not out.flags.writeable:
         raise ValueError(f"out[{field.name!r}] must be writable and in C order")
 
@@ -70,12 +72,12 @@ class Target:
             self.adopt(records.take(rows))
         else:
             # In range, so "clip" clips nothing; "raise" would copy through a second buffer.
-            records.take(rows, out=self.flat.view(self.column.record), mode="clip")
+            records.take(rows, out=self.flat.view(records.dtype), mode="clip")
 
     def adopt(self, records: NDArray[np.void], *, copy: bool = False) -> None:
         """Fill with ``records``, or hand them over as they are unless they are to be copied."""
         if self._array is not None:
-            self.flat.view(self.column.record)[...] = records
+            self.flat.view(records.dtype)[...] = records
             return
         field = self.column.field
         if copy:

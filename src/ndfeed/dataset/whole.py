@@ -11,14 +11,16 @@ from typing import NamedTuple
 import numpy as np
 
 from ndfeed.dataset.column import Column
-from ndfeed.dataset.members import decode, decode_into, inline, inline_all, is_inline, view
+from ndfeed.dataset.members import decode, decode_into, inline_all, is_inline, view
 from ndfeed.dataset.target import Target
 from ndfeed.files.file import File, Stretch, fetch
-from ndfeed.formats.array import INLINE, RAW
+from ndfeed.formats import inflate
+from ndfeed.formats.array import DEFLATE, INLINE, RAW
 from ndfeed.formats.inflate import checksum_error, crc32
 from ndfeed.index.table import Ints, Table
 
 _GAP = 4096
+_AT_ONCE = 1 << 20
 
 
 class _Run(NamedTuple):
@@ -156,27 +158,81 @@ class WholeFiles:
         self._sound[c][part] = True
 
     def _fill_each(self, part: Ints, at: list[int], targets: Sequence[Target]) -> None:
-        """Files with arrays that are coded or strided: array by array."""
+        """Files with arrays that are coded or strided: array by array, out of one read if small."""
         table = self._columns[0].table
-        for p, i in zip(part.tolist(), at, strict=True):
-            number = int(self._columns[0].file[p])
-            with File(table.path(number)) as file:
-                file.expect(table.expected(number))
-                for c, (column, target) in enumerate(zip(self._columns, targets, strict=True)):
-                    _read_array(file, column, p, target, i)
-                    if not self._sound[c][p] and not column.strided[p]:
-                        array = int(column.arrays[p])
-                        skip = int(table.skip[array])
-                        header = file.read(int(table.offset[array]), skip)
-                        data = target.memory(i, int(column.nbytes[p]))
-                        self._compare(file.path, c, p, header, data)
+        files = self._columns[0].file[part]
+        expected = table.identity[files, :4].tolist()
+        streams = list(zip(*(_streams(column, part) for column in self._columns), strict=True))
+        begins, ends = self._spans(part)
+        for p, i, path, known, own, begin, end in zip(
+            part.tolist(), at, _paths(table, files), expected, streams, begins, ends, strict=True
+        ):
+            with File(path, known) as file:
+                small = end - begin <= _AT_ONCE
+                data = memoryview(file.read(begin, end - begin)) if small else None
+                for c, (stream, target) in enumerate(zip(own, targets, strict=True)):
+                    if stream.simple and data is not None:
+                        start = stream.offset - begin
+                        _decode(path, stream, data[start : start + stream.length], target, i)
+                    else:
+                        _read_array(file, self._columns[c], p, target, i)
+                    if not self._sound[c][p] and not self._columns[c].strided[p]:
+                        header = file.read(stream.offset, stream.skip)
+                        self._compare(path, c, p, header, target.memory(i, stream.nbytes))
+
+    def _spans(self, part: Ints) -> tuple[list[int], list[int]]:
+        """For every file the stretch that holds all its streams."""
+        stored = [c for c in self._columns if not (c.coding == INLINE).any()]
+        offsets = np.stack([c.table.offset[c.arrays[part]] for c in stored])
+        lengths = np.stack([c.table.length[c.arrays[part]] for c in stored])
+        return offsets.min(axis=0).tolist(), (offsets + lengths).max(axis=0).tolist()
+
+
+class _Stream(NamedTuple):
+    """Where one array of a file lies. ``simple``: raw or deflated, in C order."""
+
+    offset: int
+    length: int
+    skip: int
+    decoded: int
+    crc: int
+    raw: bool
+    simple: bool
+    nbytes: int
+
+
+def _streams(column: Column, part: Ints) -> Iterator[_Stream]:
+    """A column's arrays in some files, as plain numbers."""
+    table, arrays = column.table, column.arrays[part]
+    raw = column.coding[part] == RAW
+    simple = (raw | (column.coding[part] == DEFLATE)) & ~column.strided[part]
+    columns = (
+        table.offset[arrays],
+        table.length[arrays],
+        table.skip[arrays],
+        table.decoded[arrays],
+        table.crc[arrays],
+        raw,
+        simple,
+        column.nbytes[part],
+    )
+    return map(_Stream, *(values.tolist() for values in columns))
+
+
+def _decode(path: bytes, stream: _Stream, data: memoryview, target: Target, at: int) -> None:
+    """A simple stream that is in memory already, into sample ``at``."""
+    out = target.memory(at, stream.nbytes)
+    if stream.raw:
+        out[:] = data[stream.skip : stream.skip + stream.nbytes]
+    else:
+        inflate.whole(path, data, stream.decoded, stream.skip, out, stream.crc)
 
 
 def _read_array(file: File, column: Column, part: int, target: Target, at: int) -> None:
     """One array of an open file, whatever its coding and order, into sample ``at``."""
     size = int(column.nbytes[part])
     if is_inline(column, part):
-        target.sample(at)[...] = inline(column, part)
+        target.sample(at)[...] = inline_all(column, np.array([part]))[0]
     elif not size:
         return
     elif column.strided[part]:

@@ -78,7 +78,7 @@ class Stretch(NamedTuple):
 
 
 def fetch(stretches: Iterable[Stretch]) -> None:
-    """Open, check the identity, read, close: whole samples in four system calls each."""
+    """Open, read, check the identity, close: whole samples in four system calls each."""
     preadv = os.preadv if system.can.preadv else system.preadv
     for path, expected, start, buffers, length in stretches:
         try:
@@ -86,6 +86,10 @@ def fetch(stretches: Iterable[Stretch]) -> None:
         except OSError as error:
             refuse(path, error)
         try:
+            done = preadv(fd, buffers, start)
+            if done != length:  # interrupted, or more than the kernel copies in a call
+                done = system.preadv(fd, buffers, start)
+            # Behind the read: whoever writes moves the time first, so nothing torn passes.
             status = os.fstat(fd)
             if (
                 status.st_mtime_ns != expected[3]
@@ -94,10 +98,8 @@ def fetch(stretches: Iterable[Stretch]) -> None:
                 or status.st_dev != expected[0]
             ):
                 _expect(path, expected, status)
-            done = preadv(fd, buffers, start)
-            if done != length:  # interrupted, or more than the kernel copies in a call
-                done = system.preadv(fd, buffers, start)
         except OSError as error:
+            _expect(path, expected, os.fstat(fd))  # a folder now, or a pipe: that is the cause
             refuse(path, error)
         finally:
             os.close(fd)
@@ -115,27 +117,31 @@ def _expect(path: bytes, expected: Sequence[int], status: os.stat_result) -> Non
 class File:
     """A regular file, open for reading by position. Use as a context manager, in one thread.
 
-    ``head`` and ``tail`` are kept: what lies within them is read once.
+    ``head`` and ``tail`` are kept: what lies within them is read once. With an identity in
+    ``expected`` it is ``ChangedError`` if the file is another when opened, or when closed at
+    the end of the context: what was read is of one piece.
     """
 
-    __slots__ = ("_head", "_tail", "_tail_start", "fd", "path", "size", "status")
+    __slots__ = ("_expected", "_head", "_tail", "_tail_start", "fd", "path", "size", "status")
 
-    def __init__(self, path: bytes) -> None:
+    def __init__(self, path: bytes, expected: Sequence[int] | None = None) -> None:
         try:
             self.fd = os.open(path, FLAGS)
         except OSError as error:
             refuse(path, error)
         try:
             self.status = os.fstat(self.fd)
-        except OSError as error:
+            if expected is not None:
+                _expect(path, expected, self.status)
+            if not stat.S_ISREG(self.status.st_mode):
+                kind = "a folder" if stat.S_ISDIR(self.status.st_mode) else "a pipe or device"
+                raise SourceError(path, f"a regular file is needed, found {kind}")
+        except BaseException:
             os.close(self.fd)
-            refuse(path, error)
-        if not stat.S_ISREG(self.status.st_mode):
-            os.close(self.fd)
-            kind = "a folder" if stat.S_ISDIR(self.status.st_mode) else "a pipe or device"
-            raise SourceError(path, f"a regular file is needed, found {kind}")
+            raise
         self.path = path
         self.size = self.status.st_size
+        self._expected = expected
         self._head = self._tail = b""
         self._tail_start = self.size
 
@@ -143,10 +149,6 @@ class File:
     def identity(self) -> Identity:
         """This file's identity at the time it was opened."""
         return Identity.of(self.status)
-
-    def expect(self, identity: Identity) -> None:
-        """Raise ``ChangedError`` unless this is still the file with ``identity``."""
-        _expect(self.path, identity, self.status)
 
     def head(self) -> bytes:
         """The first bytes: 1024, or all there are."""
@@ -211,4 +213,9 @@ class File:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            # Also after an error: bytes that changed meanwhile may look like any fault.
+            if self._expected is not None:
+                _expect(self.path, self._expected, os.fstat(self.fd))
+        finally:
+            self.close()

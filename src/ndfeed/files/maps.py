@@ -8,14 +8,17 @@ that somebody waits.
 Guarantees:
 
 - Between ``enter`` and ``leave`` the files entered are those that were indexed, and no lease
-  that was held at ``enter`` is given up.
+  that was held at ``enter`` is given up. Whoever has entered must leave before it enters again.
 - A writer waits a quarter of a second or two, not 45: while leases are held a thread, the
   keeper, looks for writers and gives up what they wait for. It gives up everything that was
   not used for a second, and ends when nothing is held. No thread outlives a fork.
 - A file whose lease was taken away, or whose size, mtime or inode differ from what was
   indexed, is ``ChangedError`` at ``enter``.
-- Where leases are refused (another owner, a network file system, a writer that was there
-  first), size, mtime and inode are compared at every ``enter`` instead.
+- Where leases cannot be had (another owner, a network file system), size, mtime and inode are
+  compared at every ``enter`` and ``leave`` instead: no torn data, but a file that is shortened
+  in between is fatal; ``mapped=False`` is the way out.
+- A file that somebody has open for writing is ``Unmappable`` at ``enter``, and so is one that
+  the system will not map for want of descriptors or maps: it can be read by position.
 
 While the leases hold, entering costs one look at a vector of flags and no system call. A file
 that was deleted keeps its bytes for as long as it is mapped; one that was replaced by renaming
@@ -32,7 +35,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.errors import ChangedError, SourceError
+from ndfeed.errors import ChangedError, DeniedError, MissingError, SourceError
 from ndfeed.files import system
 from ndfeed.files.file import File, Identity, changed
 from ndfeed.files.system import can, fcntl
@@ -46,11 +49,21 @@ class Files(Protocol):
     """Numbered files with the identity they should have."""
 
     @property
-    def files(self) -> int: ...
+    def files(self) -> int:
+        """How many there are."""
+        ...
 
-    def path(self, file: int, /) -> bytes: ...
+    def path(self, file: int, /) -> bytes:
+        """Where a file is."""
+        ...
 
-    def expected(self, file: int, /) -> Identity: ...
+    def expected(self, file: int, /) -> Identity:
+        """What it was when it was indexed."""
+        ...
+
+
+class Unmappable(SourceError):
+    """A file that cannot be mapped, or not now; it can still be read by position."""
 
 
 class _Map:
@@ -75,6 +88,8 @@ class _Map:
             try:
                 fcntl.fcntl(self.file.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
                 self.leased = True
+            except BlockingIOError:
+                raise Unmappable(self.file.path, "somebody has it open for writing") from None
             except OSError:
                 self.leased = False
 
@@ -125,6 +140,7 @@ class Maps:
         self._active = 0
         self._closing = False
         self._unused = 0
+        self._unleased = False  # was any lease refused?
 
     def bytes(self, file: int) -> NDArray[np.uint8]:
         """All bytes of a file that was entered."""
@@ -141,33 +157,50 @@ class Maps:
         """
         found = self._records.get(size)
         if found is None:
-            used = np.flatnonzero(self.address)
-            low = int(self.address[used].min())
-            high = max(int(self.address[i]) + len(self.bytes(i)) for i in used.tolist())
-            found = self._records[size] = low, np.asarray(_Span(low, high - low, size))
+            with self._lock:  # or a file mapped meanwhile would be left out for ever
+                used = np.flatnonzero(self.address)
+                low = int(self.address[used].min())
+                high = max(int(self.address[i]) + len(self.bytes(i)) for i in used.tolist())
+                found = self._records[size] = low, np.asarray(_Span(low, high - low, size))
         return found
 
     def enter(self, files: int | NDArray[np.int64]) -> None:
         """Map ``files`` if need be, check them, and keep writers away until ``leave``."""
-        with self._lock:
-            while self._closing:
-                self._changed.wait()
-            self._active += 1
-            self._unused = 0
-        ready = self._ready[files]
-        if not (ready if ready.ndim == 0 else ready.all()):
-            try:
+        entered = False
+        try:
+            with self._lock:
+                while self._closing:
+                    self._changed.wait()
+                self._unused = 0
+                self._active += 1
+                entered = True
+            ready = self._ready[files]
+            if not (ready if ready.ndim == 0 else ready.all()):
                 self._prepare(np.unique(files).tolist())
-            except BaseException:
-                self.leave()
-                raise
+        except BaseException:  # Ctrl-C can come as the lock is let go
+            if entered:
+                self._done()
+            raise
 
-    def leave(self) -> None:
-        """Done with what was entered."""
+    def leave(self, files: int | NDArray[np.int64]) -> None:
+        """Done with what was entered; what was not leased is compared again."""
+        try:
+            if self._unleased:
+                self._compare_again(np.unique(files).tolist())
+        finally:
+            self._done()
+
+    def _done(self) -> None:
         with self._lock:
             self._active -= 1
             if self._closing and not self._active:
                 self._changed.notify_all()
+
+    def _compare_again(self, files: list[int]) -> None:
+        for number in files:
+            one = self._maps[number]
+            if one is not None and self._guarded and not self._ready[number]:
+                self._compare(one)
 
     def _prepare(self, files: list[int]) -> None:
         leased = False
@@ -177,24 +210,31 @@ class Maps:
                 if not self._guarded:
                     self._ready[number] = True
                 elif not self._ready[number]:
-                    one.lease()
+                    if not one.taken:
+                        one.lease()
                     self._compare(one)
-                    self._ready[number] = leased = one.leased
+                    self._ready[number] = one.leased
+                    leased |= one.leased
+                    self._unleased |= not one.leased
         if leased:
             _process.keep(self)
 
     def _open(self, number: int) -> _Map:
-        file = File(self._files.path(number))
+        path, expected = self._files.path(number), self._files.expected(number)
         try:
-            if self._guarded:
-                file.expect(self._files.expected(number))
-            one = _Map(number, file)
-        except BaseException:
-            file.close()
+            file = File(path, expected if self._guarded else None)
+        except (MissingError, DeniedError):
             raise
+        except SourceError as error:  # out of descriptors, for one
+            raise Unmappable(path, error.problem) from None
+        try:
+            one = _Map(number, file)
+        except (OSError, ValueError) as error:  # ValueError: it was emptied a moment ago
+            file.close()
+            raise Unmappable(path, f"cannot be mapped: {error}") from None
         self._maps[number] = one
-        self._records = {}
         self.address[number] = one.bytes.__array_interface__["data"][0]
+        self._records = {}
         return one
 
     def _compare(self, one: _Map) -> None:
@@ -268,7 +308,8 @@ class _Process:
         self._reset()
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
+        # Taken again where maps are collected, which may be while it is held.
+        self._lock = threading.RLock()
         self._used = 0
         self._held: weakref.WeakSet[Maps] = weakref.WeakSet()
         self._keeper: threading.Thread | None = None
@@ -306,13 +347,11 @@ class _Process:
             done = [maps for maps in held if not maps.tend()]
             with self._lock:
                 # A map that was used again meanwhile has leases again: look once more.
-                for maps in done:
-                    if not maps.leasing():
-                        self._held.discard(maps)
+                self._held.difference_update([maps for maps in done if not maps.leasing()])
                 if not self._held:
                     self._keeper = None
                     return
-            del held, done
+            del held, done  # while it waits, the keeper keeps no maps alive
 
     def before_fork(self) -> None:
         """Leases and threads are not for children: give up the one, end the other."""

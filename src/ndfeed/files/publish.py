@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 def cache_folder() -> bytes:
     """Where this user's caches belong on this platform."""
-    if chosen := os.environ.get("XDG_CACHE_HOME"):
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(chosen):  # the specification has others ignored
         base = chosen
     elif sys.platform == "darwin":
         base = os.path.expanduser("~/Library/Caches")
@@ -34,8 +35,7 @@ def publish(path: bytes, pieces: Sequence[bytes | memoryview]) -> None:
                 file.write(piece)
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+        discard(temporary)
         raise
 
 
@@ -45,12 +45,23 @@ def discard(path: bytes) -> None:
         os.unlink(path)
 
 
-def keep_newest(folder: bytes, count: int) -> None:
-    """Remove all but the ``count`` files written last."""
+def age(path: bytes) -> None:
+    """Make a file look as old as can be, if it is there and may be touched."""
     with contextlib.suppress(OSError):
-        names = os.listdir(folder)
-        if len(names) > count:
-            paths = [os.path.join(folder, name) for name in names]
-            paths.sort(key=lambda path: os.stat(path).st_mtime_ns)
-            for path in paths[:-count]:
-                os.unlink(path)
+        os.utime(path, ns=(0, 0))
+
+
+def keep_newest(folder: bytes, count: int, nbytes: int) -> None:
+    """Remove all but the files written last: ``count`` of them, with ``nbytes`` in all.
+
+    The newest is kept whatever its size.
+    """
+    with contextlib.suppress(OSError):
+        with os.scandir(folder) as entries:
+            facts = [(entry.stat(), entry.path) for entry in entries]
+        facts.sort(key=lambda fact: fact[0].st_mtime_ns, reverse=True)
+        total = 0
+        for place, (status, path) in enumerate(facts):
+            total += status.st_size
+            if place and (place >= count or total > nbytes):
+                discard(path)

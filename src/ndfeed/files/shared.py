@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.errors import MissingError
+from ndfeed.errors import MissingError, SourceError
 from ndfeed.files.file import FLAGS, refuse
-from ndfeed.files.system import can, fcntl, map_whole
+from ndfeed.files.system import can, fcntl, free_memory, map_whole
 
 _GONE = "the process that held this memory is gone, or on another machine; open the data anew"
 
@@ -32,6 +32,7 @@ class Handle(NamedTuple):
 
     path: bytes
     size: int
+    device: int
     inode: int
 
 
@@ -41,6 +42,10 @@ class Shared:
     def __init__(self, size: int) -> None:
         self.size = size
         self._pid = os.getpid()
+        free = free_memory()
+        if can.memfd and free is not None and size > free:
+            # The system would not refuse it, but end some process to make room.
+            raise SourceError("shared memory", f"{size} bytes cannot be had, {free} are free")
         if can.memfd:
             self._fd = os.memfd_create("ndfeed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             self.path = f"/proc/self/fd/{self._fd}".encode()
@@ -90,7 +95,8 @@ class Shared:
         path = self.path
         if can.memfd:
             path = f"/proc/{os.getpid()}/fd/{self._fd}".encode()
-        return Handle(path, self.size, os.fstat(self._fd).st_ino)
+        status = os.fstat(self._fd)
+        return Handle(path, self.size, status.st_dev, status.st_ino)
 
     def __reduce__(self) -> "tuple[Callable[[Handle], Shared], tuple[Handle]]":
         return Shared.attach, (self.handle(),)
@@ -103,7 +109,7 @@ class Shared:
         except OSError:
             raise MissingError(handle.path, _GONE) from None
         status = os.fstat(fd)
-        if (status.st_size, status.st_ino) != (handle.size, handle.inode):
+        if (status.st_size, status.st_dev, status.st_ino) != handle[1:]:
             os.close(fd)
             raise MissingError(handle.path, _GONE)
         made = object.__new__(Shared)

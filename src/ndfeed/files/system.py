@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 try:
-    import fcntl
+    import fcntl as fcntl
     import resource
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
@@ -31,7 +31,7 @@ class Capabilities:
     pread: bool = hasattr(os, "pread")
     preadv: bool = hasattr(os, "preadv")
     lease: bool = hasattr(fcntl, "F_SETLEASE")
-    memfd: bool = hasattr(os, "memfd_create") and sys.platform == "linux"
+    memfd: bool = hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
     untracked_maps: bool = sys.version_info >= (3, 13)
 
 
@@ -42,7 +42,9 @@ _seek = threading.Lock()
 def pread(fd: int, length: int, start: int) -> bytes:
     """Up to ``length`` bytes from ``start``; fewer only at the end of the file."""
     if can.pread and length <= MOST_PER_CALL:
-        return os.pread(fd, length, start)
+        data = os.pread(fd, length, start)
+        if len(data) == length or not data:
+            return data
     buffer = bytearray(length)
     return bytes(buffer[: preadv(fd, [memoryview(buffer)], start)])
 
@@ -103,9 +105,41 @@ def open_files_limit() -> int:
 
 def waits() -> int:
     """How often this thread has waited for a disk, a network or another thread."""
-    if resource is None or not hasattr(resource, "RUSAGE_THREAD"):
+    if not hasattr(resource, "RUSAGE_THREAD"):
         return 0
     return int(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw)
+
+
+def free_memory() -> int | None:
+    """Bytes that can still be had without swapping, or nothing where that cannot be asked."""
+    found = [size for size in (_free_on_machine(), _free_in_container()) if size is not None]
+    return min(found, default=None)
+
+
+def _free_on_machine() -> int | None:
+    facts = _facts("/proc/meminfo")
+    return facts["MemAvailable:"] * 1024 if "MemAvailable:" in facts else None
+
+
+def _free_in_container() -> int | None:
+    """What the limit of the control group leaves; its page cache makes room when it must."""
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+            limit = int(file.read())
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
+    used = _facts("/sys/fs/cgroup/memory.stat")
+    return max(limit - used.get("anon", 0) - used.get("shmem", 0) - used.get("kernel", 0), 0)
+
+
+def _facts(path: str) -> dict[str, int]:
+    """Lines of a name and a number."""
+    try:
+        with open(path, encoding="ascii") as file:
+            words = [line.split() for line in file]
+    except OSError:
+        return {}
+    return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}
 
 
 def memory_bytes() -> int:

@@ -1,46 +1,86 @@
-"""Find files: one, a folder's, a pattern's. Natural order, links followed, loops refused.
+"""Find files: a folder's, a pattern's. Natural order, links followed, loops refused.
 
-Paths are bytes throughout: a file name need not be valid text.
+A folder's own files come before those of the folders in it. Names that begin with a dot are
+left out, unless a pattern begins with one itself.
 """
 
 import fnmatch
 import os
 import re
 import stat
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ndfeed.errors import MissingError, SourceError
-from ndfeed.files.file import refuse
+from ndfeed.files.file import refuse, signed
+from ndfeed.files.paths import Paths
 
 _DIGITS = re.compile(rb"[0-9]+")
 _MAGIC = re.compile(rb"[*?\[]")
+_FACTS = 3
 
 
-class Folder(NamedTuple):
-    """A folder that was listed, and what tells whether its list of names still holds."""
+class Folders:
+    """Folders that were listed, and what tells whether their lists of names still hold.
 
-    path: bytes
-    device: int
-    inode: int
-    mtime: int
+    ``facts`` has the device, the inode and the mtime of each in turn.
+    """
+
+    def __init__(self, paths: Iterable[bytes] = (), facts: Iterable[int] = ()) -> None:
+        self.paths = Paths(paths)
+        self.facts = array("q", facts)
+
+    def add(self, path: bytes, status: os.stat_result) -> tuple[int, int]:
+        """Note a folder before it is listed; gives its device and inode."""
+        own = signed(status.st_dev), signed(status.st_ino)
+        self.paths.append(path)
+        self.facts.extend((*own, status.st_mtime_ns))
+        return own
+
+    def extend(self, others: "Folders") -> None:
+        """Note what others have noted."""
+        self.paths.extend(others.paths)
+        self.facts.extend(others.facts)
+
+    def changed_last(self) -> int:
+        """The latest mtime there is, in nanoseconds."""
+        return max(self.facts[_FACTS - 1 :: _FACTS], default=0)
+
+    def unchanged(self) -> bool:
+        """Do all folders still have the names they had?"""
+        now = Folders()
+        try:
+            for path in self.paths:
+                now.add(path, os.stat(path))
+        except OSError:
+            return False
+        return now.facts == self.facts
 
 
 class Found(NamedTuple):
     """Files in natural order, and the folders whose listing they came from."""
 
-    paths: list[bytes]
-    folders: list[Folder]
+    paths: Paths
+    folders: Folders
+
+
+class _Listing(NamedTuple):
+    """The names of files and folders in a folder, in natural order; its device and inode."""
+
+    files: list[bytes]
+    folders: list[bytes]
+    own: tuple[int, int]
 
 
 def natural(name: bytes) -> bytes:
     """A sort key under which ``x2`` comes before ``x10``.
 
     >>> sorted([b"x10", b"x9", b"x010"], key=natural)
-    [b'x9', b'x010', b'x10']
+    [b'x9', b'x10', b'x010']
     """
-    # One byte string a name, not a tuple: a million of these must fit beside the index.
-    return _DIGITS.sub(_weighed, name) + b"\0" + name
+    # One byte string a name, not a tuple: a million of these must fit beside the names.
+    return _DIGITS.sub(_weighed, name)
 
 
 def _weighed(digits: re.Match[bytes]) -> bytes:
@@ -53,100 +93,118 @@ def is_pattern(path: bytes) -> bool:
     return _MAGIC.search(path) is not None
 
 
-def kind(path: bytes) -> str:
-    """ "file", "folder" or "other"; raises ``MissingError`` where there is nothing."""
+def is_folder(path: bytes) -> bool:
+    """Is there a folder of that name?"""
     try:
-        mode = os.stat(path).st_mode
-    except OSError as error:
-        refuse(path, error)
-    return "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError:
+        return False
 
 
 def walk(root: bytes) -> Found:
-    """Every file below ``root`` whose name does not begin with a dot."""
-    found = Found([], [])
-    _walk(root, found, ())
+    """Every file below ``root``."""
+    found = Found(Paths(base=os.path.join(root, b"")), Folders())
+    for folder, listing in _below(root, found.folders):
+        found.paths.extend(listing.files, os.path.join(folder, b""))
     return found
-
-
-def _walk(path: bytes, found: Found, above: tuple[tuple[int, int], ...]) -> None:
-    names, folders = _listed(path, found)
-    own = found.folders[-1].device, found.folders[-1].inode
-    if own in above:
-        raise SourceError(path, "a loop of symbolic links; remove the link")
-    for name in names:
-        found.paths.append(os.path.join(path, name))
-    for name in folders:
-        _walk(os.path.join(path, name), found, (*above, own))
-
-
-def _listed(path: bytes, found: Found) -> tuple[list[bytes], list[bytes]]:
-    """Names of files and folders in ``path``, each in natural order."""
-    files, folders = [], []
-    try:
-        status = os.stat(path)
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.name.startswith(b"."):
-                    continue
-                (folders if entry.is_dir() else files).append(entry.name)
-    except OSError as error:
-        refuse(path, error)
-    found.folders.append(Folder(path, status.st_dev, status.st_ino, status.st_mtime_ns))
-    files.sort(key=natural)
-    folders.sort(key=natural)
-    return files, folders
 
 
 def match(pattern: bytes) -> Found:
-    """Every file that a pattern names: ``*``, ``?``, ``[…]`` and ``**`` for any folders."""
-    found = Found([], [])
+    """Every file that a pattern names: ``*``, ``?``, ``[…]`` and ``**`` for any folders.
+
+    Folders before the first wildcard are taken as they are spelled, and so is one that exists
+    under a name with wildcards.
+    """
     parts = pattern.replace(os.fsencode(os.sep), b"/").split(b"/")
-    first = next(i for i, part in enumerate(parts) if is_pattern(part))
-    base = b"/".join(parts[:first]) or (b"/" if pattern.startswith(b"/") else b".")
-    found.paths.extend(_matches(base, parts[first:], found))
+    base = b"/" if pattern.startswith(b"/") else b"."
+    while len(parts) > 1 and _literal(base, parts[0]):
+        base = os.path.join(base, parts.pop(0))
+    once = [p for p, q in zip(parts, [b"", *parts], strict=False) if not p == q == b"**"]
+    found = Found(Paths(), Folders())
+    paths = _matches(base, once, found.folders)
+    # Two of them can name one file in several ways.
+    found.paths.extend(dict.fromkeys(paths) if once.count(b"**") > 1 else paths)
     return found
 
 
-def _matches(folder: bytes, parts: list[bytes], found: Found) -> Iterator[bytes]:
+def _literal(folder: bytes, part: bytes) -> bool:
+    return not is_pattern(part) or os.path.lexists(os.path.join(folder, part))
+
+
+def _matches(folder: bytes, parts: list[bytes], folders: Folders) -> Iterator[bytes]:
     part, rest = parts[0], parts[1:]
     if part == b"**":
-        if not rest:
-            below = walk(folder)
-            found.folders.extend(below.folders)
-            yield from below.paths
-            return
-        yield from _matches(folder, rest, found)
-        for name in _listed(folder, found)[1]:
-            yield from _matches(os.path.join(folder, name), parts, found)
-        return
-    if not is_pattern(part):
+        yield from _matches_below(folder, rest, folders)
+    elif not is_pattern(part):
         path = os.path.join(folder, part)
-        if os.path.lexists(path):
-            if rest:
-                yield from _matches(path, rest, found)
-            else:
-                yield path
-        return
-    files, folders = _listed(folder, found)
-    for name in fnmatch.filter(folders if rest else files, part):
-        path = os.path.join(folder, name)
-        if rest:
-            yield from _matches(path, rest, found)
-        else:
+        if rest and is_folder(path):
+            yield from _matches(path, rest, folders)
+        elif not rest and os.path.lexists(path) and not is_folder(path):
             yield path
+    else:
+        listing = _listed(folder, folders, hidden=part.startswith(b"."))
+        if not rest:
+            yield from _named(folder, listing.files, part)
+            return
+        for path in _named(folder, listing.folders, part):
+            yield from _matches(path, rest, folders)
 
 
-def unchanged(folders: list[Folder]) -> bool:
-    """Do all folders still have the names they had?"""
+def _matches_below(folder: bytes, rest: list[bytes], folders: Folders) -> Iterator[bytes]:
+    for path, listing in _below(folder, folders):
+        last = rest[0] if rest else b"*"
+        if len(rest) <= 1 and not last.startswith(b"."):
+            # Listed already: these are the most usual patterns, so not twice.
+            yield from _named(path, listing.files, last)
+        else:
+            yield from _matches(path, rest, folders)
+
+
+def _named(folder: bytes, names: list[bytes], pattern: bytes) -> Iterator[bytes]:
+    return (os.path.join(folder, name) for name in fnmatch.filter(names, pattern))
+
+
+def _below(root: bytes, folders: Folders) -> Iterator[tuple[bytes, _Listing]]:
+    """``root`` and every folder below it. Without recursion: folders nest deeper than calls."""
+    above: list[tuple[int, int]] = []
+    levels = [(b"", [root])]
+    while levels:
+        parent, names = levels[-1]
+        if not names:
+            levels.pop()
+            del above[-1:]
+            continue
+        path = os.path.join(parent, names.pop())
+        listing = _listed(path, folders)
+        if listing.own in above:
+            raise SourceError(path, "a loop of symbolic links; remove the link")
+        yield path, listing
+        above.append(listing.own)
+        levels.append((path, listing.folders[::-1]))
+
+
+def _listed(path: bytes, noted: Folders, *, hidden: bool = False) -> _Listing:
+    files: list[bytes] = []
+    folders: list[bytes] = []
     try:
-        return all(
-            (status.st_dev, status.st_ino, status.st_mtime_ns) == folder[1:]
-            for folder in folders
-            for status in (os.stat(folder.path),)
-        )
+        own = noted.add(path, os.stat(path))
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if hidden or not entry.name.startswith(b"."):
+                    (folders if _is_folder(entry) else files).append(entry.name)
+    except OSError as error:
+        refuse(path, error)
+    for names in (files, folders):
+        names.sort()  # the order of names that are equal as numbers
+        names.sort(key=natural)
+    return _Listing(files, folders, own)
+
+
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+    try:
+        return entry.is_dir()
     except OSError:
-        return False
+        return False  # a link to itself, for one: opening it says what is wrong
 
 
 def nothing(path: bytes, what: str) -> MissingError:

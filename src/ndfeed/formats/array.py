@@ -1,9 +1,8 @@
 """What a format module says about a file: where its arrays lie, never what they hold."""
 
-import math
 from typing import NamedTuple
 
-from ndfeed.formats.types import itemsize
+import numpy as np
 
 # How the bytes of an array are stored. The numbers are on disk in the index: never reuse one.
 RAW = 0  # as they are: any part can be read alone
@@ -14,7 +13,26 @@ LATIN1 = 4  # bytes written as UTF-8 text, one character a byte (NumPy arrays in
 CODINGS = ("raw", "deflate", "gzip", "inline", "text")
 
 NO_CRC = -1
-MOST_DIMENSIONS = 64
+# NumPy's own limit but for one: a batch adds an axis.
+MOST_DIMENSIONS = 31 if np.lib.NumpyVersion(np.__version__) < "2.0.0" else 63
+MOST_BYTES = 1 << 63  # no array has so many: byte counts are signed 64-bit numbers
+# Deflate cannot do better than 1032, so a promise beyond this is a lie.
+MOST_RATIO = 1100
+
+
+class Stream(NamedTuple):
+    """Where an array's bytes lie, as its container knows it; see ``Array``."""
+
+    offset: int
+    length: int
+    coding: int = RAW
+    crc: int = NO_CRC
+    decoded: int = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes of the stream when decoded."""
+        return self.decoded if self.coding else self.length
 
 
 class Array(NamedTuple):
@@ -37,16 +55,6 @@ class Array(NamedTuple):
     crc: int = NO_CRC
     decoded: int = 0
 
-    @property
-    def extent(self) -> int:
-        """Bytes from the first element to behind the last, as stored when decoded."""
-        size = itemsize(self.dtype)
-        if 0 in self.shape:
-            return 0
-        if self.strides is None:
-            return size * math.prod(self.shape)
-        return size + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
-
 
 class Description(NamedTuple):
     """All arrays of one file, and remarks a person may want to read."""
@@ -54,6 +62,15 @@ class Description(NamedTuple):
     format: str
     arrays: tuple[Array, ...]
     notes: tuple[str, ...] = ()
+
+
+def c_strides(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Strides of an array in C order, with elements of ``size`` bytes."""
+    strides = []
+    for n in reversed(shape):
+        strides.append(size)
+        size *= n
+    return tuple(reversed(strides))
 
 
 def fortran_strides(shape: tuple[int, ...], size: int) -> tuple[int, ...] | None:

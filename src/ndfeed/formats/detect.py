@@ -1,4 +1,8 @@
-"""Choose the format of a file by its first bytes, and describe what it holds."""
+"""Choose the format of a file by its first bytes, and describe what it holds.
+
+What a file is called decides nothing, but for one thing: bytes before an archive are looked
+past where the name ends in .npz, .pt or .pth. Raw files are those that no format claims.
+"""
 
 from ndfeed.errors import FormatError, UnsupportedError
 from ndfeed.files.file import File
@@ -6,45 +10,52 @@ from ndfeed.formats import gz, npy, npz, pt, raw, safetensors, zip
 from ndfeed.formats.array import Description
 
 SUFFIXES = (b".npy", b".npz", b".npy.gz", b".pt", b".pth", b".safetensors")
-_HEAD = 16
+_ARCHIVES = (b".npz", b".pt", b".pth")
 # Members that only archives of torch have.
-_TORCH = frozenset(("data.pkl", "constants.pkl", "archive_format"))
+_TORCH = ("/data.pkl", "/constants.pkl", "/archive_format")
+# Formats of others, by first bytes that no raw file has by chance.
 _KNOWN = {
     b"\x89HDF\r\n\x1a\n": "HDF5; read it with h5py and save the arrays with np.save",
     b"\x28\xb5\x2f\xfd": "zstd; unpack it first",
-    b"BZh": "bzip2; unpack it first",
     b"\xfd7zXZ\x00": "xz; unpack it first",
     b"ARROW1": "Arrow; save the arrays with np.save",
     b"PAR1": "Parquet; save the columns with np.save",
+    b"MATLAB 5.0 MAT-file": "MATLAB; read it with scipy.io.loadmat and save with np.savez",
+    b"\x89PNG\r\n\x1a\n": "a PNG image; decode it and save the pixels with np.save",
+    b"\xff\xd8\xff\xe0": "a JPEG image; decode it and save the pixels with np.save",
+    b"\xff\xd8\xff\xe1": "a JPEG image; decode it and save the pixels with np.save",
 }
+_BZIP2 = b"1AY&SY"  # the first block's magic, behind "BZh" and a digit
+_PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
 def describe(file: File, layout: raw.Layout | None = None) -> Description:
     """What ``file`` holds. ``layout`` is for files that no format claims."""
     if file.size == 0:
         raise FormatError(file.path, "an array file expected, found 0 bytes")
-    head = file.read(0, min(_HEAD, file.size))
+    head = file.head()
     if head.startswith(npy.MAGIC):
         return npy.describe(file)
     if head.startswith((zip.MAGIC, zip.EMPTY)):
         return _archive(file)
     if head.startswith(gz.MAGIC):
         return gz.describe(file)
-    if pt.legacy(head):
-        raise UnsupportedError(file.path, pt.LEGACY)
     if safetensors.looks_like(head, file.size):
         return safetensors.describe(file)
+    _refuse_known(file.path, head)
+    if file.path.endswith(_ARCHIVES):
+        return _archive(file)
     layout = layout or raw.beside(file.path)
-    if layout is not None:
-        return raw.describe(file, layout)
-    return _unknown(file, head)
+    if layout is None:
+        raise _unknown(file.path, head)
+    return raw.describe(file, layout)
 
 
 def recognised(file: File) -> bool:
     """Does some format claim the file?"""
-    head = file.read(0, min(_HEAD, file.size))
+    head = file.head()
     return (
-        head.startswith((npy.MAGIC, zip.MAGIC, gz.MAGIC))
+        head.startswith((npy.MAGIC, zip.MAGIC, zip.EMPTY, gz.MAGIC))
         or pt.legacy(head)
         or safetensors.looks_like(head, file.size)
     )
@@ -52,19 +63,30 @@ def recognised(file: File) -> bool:
 
 def _archive(file: File) -> Description:
     members, notes = zip.members(file)
-    if any(member.name.rpartition("/")[2] in _TORCH for member in members):
-        return pt.describe(file, members)
+    for member in members:
+        if "/" in member.name and member.name.endswith(_TORCH):
+            return pt.describe(file, members)
     return npz.describe(file, members, notes)
 
 
-def _unknown(file: File, head: bytes) -> Description:
+def _refuse_known(path: bytes, head: bytes) -> None:
+    """Name a format that is not read, so that nobody takes it for a raw one."""
     for magic, what in _KNOWN.items():
         if head.startswith(magic):
-            raise UnsupportedError(file.path, f"found {what}")
-    if file.path.endswith((b".npz", b".pt", b".pth")):
-        return _archive(file)  # other bytes may precede an archive
-    raise FormatError(
-        file.path,
+            raise UnsupportedError(path, f"found {what}")
+    if pt.legacy(head):
+        raise UnsupportedError(path, pt.LEGACY)
+    if head.startswith(b"BZh") and head[4:10] == _BZIP2:
+        raise UnsupportedError(path, "found bzip2; unpack it first")
+
+
+def _unknown(path: bytes, head: bytes) -> FormatError:
+    if head.startswith(_PICKLES):
+        return UnsupportedError(
+            path, "found a pickle, which is never unpickled; save the arrays with np.savez"
+        )
+    return FormatError(
+        path,
         f"no array format begins with the bytes {head[:8].hex(' ')}; for a raw file give "
         f"dtype= and shape= (of one sample), else it is damaged",
     )

@@ -15,7 +15,17 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError, shown
-from ndfeed.formats.array import INLINE, LATIN1, NO_CRC, RAW, Array, bare, fortran_strides
+from ndfeed.formats.array import (
+    INLINE,
+    LATIN1,
+    MOST_BYTES,
+    NO_CRC,
+    RAW,
+    Array,
+    bare,
+    c_strides,
+    fortran_strides,
+)
 from ndfeed.formats.pickled import parse
 from ndfeed.formats.rebuild import (
     Bytes,
@@ -33,9 +43,8 @@ _DEEPEST = 64
 _MOST_STEPS = 100_000
 _MOST_NAME = 512
 _MOST_NOTES = 50
-_SPARE = 1024
-_MOST_BYTES = 1 << 63
-_WIDE, _TIMES = 1 << 30, 1000
+_SPARE = 1024  # bytes of a storage that nobody misses
+_WIDE, _TIMES = 1 << 30, 1000  # over both, an expanded tensor is a bomb
 _READ = "only tensors, arrays, numbers and text in dicts, lists and tuples are read"
 
 
@@ -132,7 +141,7 @@ class _Walk:
                 contiguous = False
             whole *= n
         skip, strides = value.start * size, None
-        if not 0 < whole < _MOST_BYTES:
+        if not 0 < whole < MOST_BYTES:
             _logical(value.shape, size)
             skip = extent = 0  # a slice from behind the end lies nowhere
         elif contiguous:
@@ -173,7 +182,7 @@ class _Walk:
         try:
             dtype = value.dtype.name()
         except ValueError as error:
-            raise UnsupportedError("", f"{_called(name)} has an {error}; {_READ}") from None
+            raise UnsupportedError("", f"{_called(name)}: {error}; {_READ}") from None
         size = itemsize(dtype)
         data = value.data
         whole = _logical(value.shape, size)
@@ -202,7 +211,7 @@ class _Walk:
             dtype, bits = "<i8", value
         else:
             dtype, bits = "<f8", struct.unpack("<q", struct.pack("<d", value))[0]
-        if -_MOST_BYTES <= bits < _MOST_BYTES:
+        if -MOST_BYTES <= bits < MOST_BYTES:
             self.arrays.append(Array(name, dtype, (), bits, 0, coding=INLINE))
         else:
             self.notes.append(f"{_called(name)} is a number of over 64 bits: left out")
@@ -252,7 +261,7 @@ _LEAVES: dict[type, Callable[[_Walk, Value, str], None]] = {
 def _logical(shape: tuple[int, ...], size: int) -> int:
     """Bytes of all elements, if there can be so many: empty arrays are checked too."""
     whole = size * math.prod(shape)
-    if (whole or size * math.prod(n for n in shape if n)) >= _MOST_BYTES:
+    if (whole or size * math.prod(n for n in shape if n)) >= MOST_BYTES:
         raise LimitError("", f"a shape of fewer than 2**63 bytes expected, found {shape!r:.80}")
     return whole
 
@@ -270,7 +279,7 @@ def _laid_out(value: Ndarray, size: int) -> tuple[tuple[int, ...], tuple[int, ..
     """Shape and strides in bytes of a NumPy array."""
     if value.axes is None:
         return value.shape, fortran_strides(value.shape, size) if value.fortran else None
-    steps = [size * math.prod(value.shape[i + 1 :]) for i in range(len(value.shape))]
+    steps = c_strides(value.shape, size)
     shape = tuple(value.shape[axis] for axis in value.axes)
     strides = tuple(steps[axis] for axis in value.axes)
     return shape, None if 0 in shape else strides

@@ -6,24 +6,32 @@ an error, whatever its container said. A decompressor serves one stream and is d
 """
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import NoReturn, Protocol
 
 from ndfeed.errors import ChecksumError, FormatError, TruncatedError
 from ndfeed.files.file import File
 from ndfeed.formats.array import DEFLATE, GZIP
 
+engine: ModuleType = zlib
 try:
-    from isal import isal_zlib as engine
+    from isal import isal_zlib
 except ImportError:
-    engine = zlib
+    pass
+else:
+    engine = isal_zlib
 
-crc32 = engine.crc32
+crc32: Callable[..., int] = engine.crc32
 
 _BITS = {DEFLATE: -15, GZIP: 31}
 # Pieces that stay in the second-level cache between decoding and copying.
-_PIECE_IN = 128 << 10
+_PIECE_IN = 64 << 10
 _PIECE_OUT = 1 << 20
+# Most headers lie in so many bytes, before and after decoding.
+_HEAD_IN = 1024
+_HEAD_OUT = 512
+_FEW = 2048
 
 
 class _Stream(Protocol):
@@ -36,23 +44,36 @@ class _Stream(Protocol):
     def decompress(self, data: bytes | memoryview, max_length: int = ..., /) -> bytes: ...
 
 
-def head(data: bytes, coding: int, length: int) -> bytes:
-    """Up to ``length`` decoded bytes from the beginning of a stream."""
-    stream: _Stream = engine.decompressobj(wbits=_BITS[coding])
+def head(file: File, place: tuple[int, int], coding: int, wanted: int) -> bytes:
+    """The beginning of the stream at ``place``: ``wanted`` bytes or more, unless it ends."""
+    offset, length = place
+    data = file.read(offset, min(_HEAD_IN, length))
+    # zlib here: for so few bytes it is the faster one.
+    decoder = zlib.decompressobj(_BITS[coding])
     try:
-        return bytes(stream.decompress(data, length))
-    except engine.error as error:
-        raise ValueError(str(error)) from None
+        begin = decoder.decompress(data, _HEAD_OUT)
+    except zlib.error as error:
+        _refuse_stream(file.path, str(error), offset)
+    if len(begin) >= wanted:
+        return begin
+    found = bytearray()
+    for piece in _pieces(file, offset, length, coding):
+        found += piece
+        if len(found) >= wanted:
+            break
+    return bytes(found)
 
 
 def whole(
     path: bytes, data: bytes | memoryview, size: int, skip: int, out: memoryview, crc: int
 ) -> None:
     """Decode a deflate stream of ``size`` bytes held in memory; ``out`` begins at ``skip``."""
-    stream: _Stream = engine.decompressobj(wbits=_BITS[DEFLATE])
+    # zlib for a label's few bytes: isal is slower to begin than zlib to finish.
+    decoder = zlib if size < _FEW else engine
+    stream: _Stream = decoder.decompressobj(wbits=_BITS[DEFLATE])
     try:
         decoded = stream.decompress(data, size + 1)
-    except engine.error as error:
+    except decoder.error as error:
         raise FormatError(path, f"the deflate stream is damaged: {error}") from None
     _check_length(path, len(decoded), size)
     if crc >= 0 and crc32(decoded) != crc:
@@ -89,29 +110,31 @@ def _pieces(file: File, offset: int, length: int, coding: int) -> Iterator[bytes
     """The decoded stream in pieces; several gzip members in a row count as one stream."""
     end = offset + length
     decoder: _Stream = engine.decompressobj(wbits=_BITS[coding])
-    data: bytes = b""
+    data = piece = b""
     while True:
-        if not data:
+        # A full piece may have left output behind for which no more input is needed.
+        if not data and len(piece) < _PIECE_OUT:
             if offset == end:
                 raise TruncatedError(file.path, "the compressed stream ends early", offset)
-            size = min(_PIECE_IN, end - offset)
-            data = file.read(offset, size)
-            offset += size
+            data, offset = _input(file, offset, end)
         try:
             piece = decoder.decompress(data, _PIECE_OUT)
         except engine.error as error:
             _refuse_stream(file.path, str(error), offset)
         data = decoder.unconsumed_tail
-        if piece:
-            yield piece
+        yield piece
         if decoder.eof:
-            data = decoder.unused_data
-            if coding != GZIP:
+            if coding == GZIP:
+                data, offset = _next_member(file, decoder.unused_data, offset, end)
+            if coding != GZIP or not data:
                 return
-            data, offset = _next_member(file, data, offset, end)
-            if not data:
-                return
-            decoder = engine.decompressobj(wbits=_BITS[GZIP])
+            decoder, piece = engine.decompressobj(wbits=_BITS[GZIP]), b""
+
+
+def _input(file: File, offset: int, end: int) -> tuple[bytes, int]:
+    """The next bytes to decode, and where those behind them begin."""
+    size = min(_PIECE_IN, end - offset)
+    return file.read(offset, size), offset + size
 
 
 def _next_member(file: File, data: bytes, offset: int, end: int) -> tuple[bytes, int]:
@@ -119,9 +142,8 @@ def _next_member(file: File, data: bytes, offset: int, end: int) -> tuple[bytes,
     while True:
         data = data.lstrip(b"\0")
         if len(data) < 2 and offset < end:
-            size = min(_PIECE_IN, end - offset)
-            data += file.read(offset, size)
-            offset += size
+            more, offset = _input(file, offset, end)
+            data += more
             continue
         if data and not data.startswith(b"\x1f\x8b"):
             raise FormatError(

@@ -1,10 +1,11 @@
 """Python literals as .npy headers use them, read without compiling anything.
 
-    literal := string | integer ["L"] | "True" | "False" | "None"
+    literal := ["u"] string | ["-"] integer ["L"] | "True" | "False" | "None"
              | "(" [items [","]] ")" | "[" [items [","]] "]" | "{" [pairs [","]] "}"
 
-Text, whole numbers, tuples, lists and dicts; nothing else, no nesting beyond ``_DEEPEST``.
-Linear in the length of the text.
+Text, whole numbers, tuples, lists and dicts with text for keys; nothing else, no nesting beyond
+``_DEEPEST``, no key twice. What is accepted means what ``ast.literal_eval`` says it means, but
+for the L of Python 2. Linear in the length of the text.
 """
 
 import re
@@ -12,10 +13,18 @@ import re
 Literal = str | int | bool | None | tuple["Literal", ...] | list["Literal"] | dict[str, "Literal"]
 
 _DEEPEST = 32
+# One of text, number, word, opening or closing bracket, and the comma or colon behind it.
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<text>'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""
-    r"""|(?P<number>-?[0-9]{1,40})L?|(?P<word>True|False|None)|(?P<mark>[()\[\]{},:]))"""
+    r"""[ \t\n\r\f]*(?:
+        [uU]?( '(?:[^'\\\n\r\0]|\\[^\n\r\0])*' | "(?:[^"\\\n\r\0]|\\[^\n\r\0])*" )
+        | ( -?(?:0|[1-9][0-9]{0,39}) )L?
+        | ( True | False | None )
+        | ( [(\[{] )
+        | ( [)\]}] )
+    )[ \t\n\r\f]*([,:]?)""",
+    re.VERBOSE,
 )
+_Token = tuple[str | None, str | None, str | None, str | None, str | None, str]
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.S)
 _WORDS = {"True": True, "False": False, "None": None}
 _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
@@ -29,8 +38,8 @@ def parse(text: str) -> Literal:
     {'descr': '<f4', 'shape': (3, 10), 'fortran_order': False}
     """
     reader = _Reader(text)
-    value = reader.value(0)
-    if text[reader.at :].strip(" \t\r\n\f\x00"):
+    value, separator = reader.value(reader.token(), 0)
+    if separator or reader.at != len(text):
         raise ValueError(f"unexpected text at character {reader.at}")
     return value
 
@@ -42,72 +51,70 @@ class _Reader:
         self.text = text
         self.at = 0
 
-    def token(self) -> tuple[str, str]:
+    def token(self) -> _Token:
         match = _TOKEN.match(self.text, self.at)
-        if match is None or match.lastgroup is None:
+        if match is None:
             raise ValueError(f"not a literal at character {self.at}")
         self.at = match.end()
-        return match.lastgroup, match.group(match.lastgroup)
+        return match.groups()  # type: ignore[return-value]
 
-    def value(self, depth: int) -> Literal:
-        return self.finish(*self.token(), depth)
-
-    def finish(self, kind: str, token: str, depth: int) -> Literal:
-        if kind == "text":
-            return _ESCAPE.sub(_unescape, token[1:-1]) if "\\" in token else token[1:-1]
-        if kind == "number":
-            return int(token)
-        if kind == "word":
-            return _WORDS[token]
-        if token not in _PAIRS or depth == _DEEPEST:
-            raise ValueError(f"unexpected {token!r} before character {self.at}")
-        if token == "{":
+    def value(self, token: _Token, depth: int) -> tuple[Literal, str]:
+        """The value that begins with ``token``, and the separator behind it."""
+        text, number, word, opening, _, separator = token
+        if text is not None:
+            return _ESCAPE.sub(_unescape, text[1:-1]) if "\\" in text else text[1:-1], separator
+        if number is not None:
+            return int(number), separator
+        if word is not None:
+            return _WORDS[word], separator
+        if opening is None or separator or depth == _DEEPEST:
+            raise ValueError(f"unexpected bracket before character {self.at}")
+        if opening == "{":
             return self.pairs(depth + 1)
-        found, commas = self.items(_PAIRS[token], depth + 1)
-        if token == "[":
-            return found
-        return tuple(found) if commas or not found else found[0]  # (1) is 1, (1,) a tuple
+        found, commas, separator = self.items(_PAIRS[opening], depth + 1)
+        if opening == "(":  # (1) is 1, (1,) a tuple
+            return tuple(found) if commas or not found else found[0], separator
+        return found, separator
 
-    def items(self, end: str, depth: int) -> tuple[list[Literal], int]:
+    def items(self, end: str, depth: int) -> tuple[list[Literal], int, str]:
+        """The items up to the bracket ``end``, how many commas, and the separator behind it."""
         found: list[Literal] = []
         commas = 0
         while True:
-            kind, token = self.token()
-            if token == end and kind == "mark":
-                return found, commas
-            found.append(self.finish(kind, token, depth))
-            kind, token = self.token()
-            if kind != "mark" or token not in (",", end):
+            token = self.token()
+            if token[4] == end:
+                return found, commas, token[5]
+            if commas < len(found):
                 raise ValueError(f"',' or {end!r} expected before character {self.at}")
-            if token == end:
-                return found, commas
-            commas += 1
+            value, separator = self.value(token, depth)
+            found.append(value)
+            if separator == ",":
+                commas += 1
+            elif separator:
+                raise ValueError(f"unexpected ':' before character {self.at}")
 
-    def pairs(self, depth: int) -> dict[str, Literal]:
+    def pairs(self, depth: int) -> tuple[dict[str, Literal], str]:
+        """The pairs up to the closing bracket, and the separator behind it."""
         found: dict[str, Literal] = {}
+        separator = ","
         while True:
-            kind, token = self.token()
-            if kind == "mark" and token == "}":
-                return found
-            key = self.finish(kind, token, depth)
-            if not isinstance(key, str) or key in found:
-                raise ValueError(f"a new key expected before character {self.at}")
-            if self.token() != ("mark", ":"):
-                raise ValueError(f"':' expected before character {self.at}")
-            found[key] = self.value(depth)
-            kind, token = self.token()
-            if kind == "mark" and token == "}":
-                return found
-            if (kind, token) != ("mark", ","):
-                raise ValueError(f"',' or '}}' expected before character {self.at}")
+            token = self.token()
+            if token[4] == "}":
+                return found, token[5]
+            key, colon = self.value(token, depth)
+            if separator != "," or colon != ":" or not isinstance(key, str) or key in found:
+                raise ValueError(f"a new key and ':' expected before character {self.at}")
+            found[key], separator = self.value(self.token(), depth)
+            if separator == ":":
+                raise ValueError(f"unexpected ':' before character {self.at}")
 
 
 def _unescape(match: re.Match[str]) -> str:
     two, four, eight, other = match.groups()
     if other is None:
         code = int(two or four or eight, 16)
-        if code > 0x10FFFF:
-            raise ValueError("a character beyond Unicode")
+        if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
+            raise ValueError("an escape that is no character")
         return chr(code)
     if other not in _SIMPLE:
         raise ValueError(f"unknown escape \\{other}")

@@ -6,14 +6,23 @@
     8       2 / 4  H, length of the header, little-endian: 2 bytes in 1.0, 4 in 2.0 and 3.0
     10 / 12 H      header: a Python dict literal in Latin-1 (UTF-8 in 3.0) with exactly the
                    keys descr, fortran_order and shape
-    …              elements, C or Fortran order
+    …              elements, C or Fortran order; what follows them is ignored
 
-Differences to NumPy, on purpose: the header may have up to 256 KiB, since no compiler sees it
-(NumPy stops at 10,000 characters, or at none with ``allow_pickle``); object arrays are refused
-always; a structured array is described as one array per leaf field, with strides.
+Differences to NumPy, on purpose:
+
+- The header may have up to 256 KiB, without an option: no compiler sees it. (NumPy stops at
+  10,000 characters, since Python's compiler does, and at none with ``allow_pickle``.)
+- Object arrays are refused always, with the way out.
+- A structured array is described as one array per leaf field, with strides; nested names are
+  joined by "/". There is no way to get whole records: what could be done with them is done by
+  leaf, and for the rest there is ``np.load``. Fields without a name are refused.
+- Elements of no bytes (``|S0``, ``|V0``) are refused: a header alone could promise 10**15 of
+  them. Arrays of rank 64 are too, since a batch has an axis more.
+- ``10L``, as Python 2 wrote it, needs no warning, and is read in 3.0 as well.
+- What NumPy cannot read but ml_dtypes writes: see ``types``.
 
 The same module reads .npy streams inside other containers: ``header_bytes`` says how much of
-one to fetch, ``arrays`` what it holds.
+one to fetch, ``header_of`` what that says, ``arrays`` where its arrays lie.
 """
 
 import math
@@ -24,12 +33,13 @@ from typing import NamedTuple
 from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError
 from ndfeed.files.file import File
 from ndfeed.formats.array import (
+    MOST_BYTES,
     MOST_DIMENSIONS,
-    NO_CRC,
-    RAW,
     Array,
     Description,
+    Stream,
     bare,
+    c_strides,
     fortran_strides,
 )
 from ndfeed.formats.literal import Literal, parse
@@ -39,250 +49,272 @@ MAGIC = b"\x93NUMPY"
 PREFIX = 12
 MOST_HEADER = 256 * 1024
 _MOST_FIELDS = 4096
+_MOST_NAME = 1024
 _MOST_KNOWN = 1024
 
 _COMMON = re.compile(
     r"\{'descr': '([<>|][a-zA-Z][0-9]{1,3})', 'fortran_order': (True|False), "
-    r"'shape': \(([0-9, ]*)\), \} *\n?"
+    r"'shape': \(((?:(?:0|[1-9][0-9]{0,39}), ?)*)(0|[1-9][0-9]{0,39})?\), \} *\n?"
 )
+_NUMBER = re.compile("[0-9]+")
+_PADDING = re.compile(r"[|<>=]?V([0-9]{1,9})")
 _FORTRAN = (
     "Fortran order: one row is scattered over the whole array; np.ascontiguousarray before "
     "saving makes reading rows many times faster"
 )
-_REMEDY_OBJECTS = (
+_OBJECTS = (
     "holds Python objects (pickled), which are never unpickled; save the numbers instead: "
     "np.savez(path, name=array, …) for a dict, a rectangular or padded array for a list"
 )
 
 
 class Leaf(NamedTuple):
-    """One field of an element: its name, type, own shape, and place within the element."""
+    """One field of the elements. ``start`` is its place in the first, ``strides`` as in Array."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     start: int
+    strides: tuple[int, ...] | None
 
 
 class Header(NamedTuple):
-    """What a .npy header says. ``size`` is that of one element, ``leaves`` its fields."""
+    """What a preamble of ``length`` bytes says: ``nbytes`` of elements, and what lies in them.
+
+    ``alone`` describes a .npy file that ends where they do.
+    """
+
+    length: int
+    nbytes: int
+    leaves: tuple[Leaf, ...]
+    alone: Description
+
+
+class _Element(NamedTuple):
+    """The type of an element: its leaves, with shapes and strides of their own, and its size.
+
+    ``filled``: is there but one leaf, with every byte?
+    """
 
     leaves: tuple[Leaf, ...]
     size: int
-    fortran: bool
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
-        return self.size * math.prod(self.shape)
+    filled: bool
 
 
 def describe(file: File) -> Description:
     """The arrays of a .npy file: one, or one per leaf of a structured dtype."""
-    start, header = read_header(file)
-    found, notes = arrays(file.path, "", header, offset=0, length=file.size, skip=start)
-    spare = file.size - start - header.nbytes
-    if spare:
-        notes += (f"{spare} bytes behind the array are ignored",)
+    head = file.head()
+    length = header_bytes(file.path, head, file.size)
+    header = header_of(file.path, head[:length] if length <= len(head) else file.read(0, length))
+    spare = file.size - length - header.nbytes
+    if not spare:
+        return header.alone
+    found = arrays(file.path, "", header, Stream(0, file.size))
+    notes = (*header.alone.notes, f"{spare} bytes behind the array are ignored")
     return Description("npy", found, notes)
-
-
-def read_header(file: File) -> tuple[int, Header]:
-    """Length of the preamble and what it says."""
-    start = header_bytes(file.path, file.read(0, min(PREFIX, file.size)), file.size)
-    return start, header_of(file.path, file.read(0, start))
 
 
 def header_bytes(path: bytes, prefix: bytes, size: int, at: int = 0) -> int:
     """Length of magic, version and header, from the first ``PREFIX`` of ``size`` bytes."""
     if len(prefix) < PREFIX:
         raise TruncatedError(path, f"a .npy header expected, {len(prefix)} bytes present", at)
-    version = prefix[6], prefix[7]
-    if version == (1, 0):
-        start = 10 + int.from_bytes(prefix[8:10], "little")
-    elif version in ((2, 0), (3, 0)):
-        start = 12 + int.from_bytes(prefix[8:12], "little")
+    version = prefix[6:8]
+    if version == b"\1\0":
+        length = 10 + prefix[8] + 256 * prefix[9]
+    elif version in (b"\2\0", b"\3\0"):
+        length = 12 + int.from_bytes(prefix[8:12], "little")
     else:
         raise UnsupportedError(
             path, f".npy version 1.0, 2.0 or 3.0 expected, found {version[0]}.{version[1]}", at
         )
-    if start > MOST_HEADER:
+    if length > MOST_HEADER:
         raise LimitError(
-            path, f"a header of at most {MOST_HEADER} bytes expected, found {start}", at
+            path, f"a header of at most {MOST_HEADER} bytes expected, found {length}", at
         )
-    if start > size:
-        raise TruncatedError(path, f"a header of {start} bytes promised, {size} present", at)
-    return start
+    if length > size:
+        raise TruncatedError(path, f"a header of {length} bytes promised, {size} present", at)
+    return length
 
 
 def header_of(path: bytes, preamble: bytes, at: int = 0) -> Header:
     """What a whole preamble (magic, version, header) says."""
     try:
         return _known(preamble) if len(preamble) <= _MOST_KNOWN else _header(preamble)
-    except UnsupportedError as error:  # raised with no path: one memo serves all files
-        raise UnsupportedError(path, error.problem, at or None) from None
+    except FormatError as error:  # raised with no path: one memo serves all files
+        raise type(error)(path, error.problem, at or None) from None
     except ValueError as error:
         raise FormatError(path, f"the .npy header is wrong: {error}", at or None) from None
 
 
+def arrays(path: bytes, name: str, header: Header, stream: Stream) -> tuple[Array, ...]:
+    """The arrays that ``header`` announces, in the stream that begins with it."""
+    promised = header.length + header.nbytes
+    if promised > stream.held:
+        whose = f" of {name!r}" if name else ""
+        raise TruncatedError(
+            path, f"{promised} bytes promised by the header{whose}, {stream.held} present"
+        )
+    return tuple([_array(name, leaf, header.length, stream) for leaf in header.leaves])
+
+
+def _array(name: str, leaf: Leaf, skip: int, stream: Stream) -> Array:
+    own, dtype, shape, start, strides = leaf
+    at, length, coding, crc, decoded = stream
+    if own:
+        name = bare(name, own)
+    return Array(name, dtype, shape, at, length, skip + start, coding, strides, crc, decoded)
+
+
 def _header(preamble: bytes) -> Header:
-    start = 10 if preamble[6] == 1 else 12
+    begin = 10 if preamble[6] == 1 else 12
     try:
-        text = preamble[start:].decode("utf-8" if preamble[6] == 3 else "latin-1")
+        text = preamble[begin:].decode("utf-8" if preamble[6] == 3 else "latin-1")
     except UnicodeDecodeError:
         raise ValueError("not UTF-8") from None
-    if match := _COMMON.fullmatch(text):
-        descr, fortran, dims = match.groups()
-        parts = [part.strip() for part in dims.split(",")]
-        if all(parts[:-1]) and (len(parts) > 1 or not parts[0]) and "" not in parts[:-1]:
-            dtype = canonical(descr) if descr[1] != "O" else _refuse_objects()
-            shape = _checked_shape(tuple(int(part) for part in parts if part))
-            return Header((Leaf("", dtype, (), 0),), itemsize(dtype), fortran == "True", shape)
-    return _from_literal(parse(text))
+    match = _COMMON.fullmatch(text)
+    if match and (match[3] or not match[4]):  # (5) is no tuple
+        element, fortran = _common(match[1]), match[2] == "True"
+        shape = _lengths(tuple(map(int, _NUMBER.findall(match[3] + (match[4] or "")))))
+    else:
+        element, fortran, shape = _from_literal(parse(text))
+    length, nbytes = len(preamble), _checked_size(shape, element.size)
+    order = fortran_strides(shape, element.size) if fortran else None
+    leaves = _placed(element, shape, order)
+    stream = Stream(0, length + nbytes)
+    whole = tuple([_array("", leaf, length, stream) for leaf in leaves])
+    return Header(length, nbytes, leaves, Description("npy", whole, (_FORTRAN,) if order else ()))
 
 
 # Files of one folder mostly share their header to the byte, so it is parsed once.
-_known = lru_cache(maxsize=4096)(_header)
+_known = lru_cache(maxsize=1024)(_header)
 
 
-def _refuse_objects() -> str:
-    raise UnsupportedError("", _REMEDY_OBJECTS)
-
-
-def _from_literal(value: Literal) -> Header:
+def _from_literal(value: Literal) -> tuple[_Element, bool, tuple[int, ...]]:
     if not isinstance(value, dict) or set(value) != {"descr", "fortran_order", "shape"}:
         raise ValueError("a dict with the keys descr, fortran_order and shape expected")
     fortran, shape = value["fortran_order"], value["shape"]
     if not isinstance(fortran, bool):
-        raise ValueError(f"fortran_order must be True or False, got {fortran!r}")
+        raise ValueError(f"fortran_order must be True or False, got {fortran!r:.80}")
     if not isinstance(shape, tuple):
         raise ValueError(f"shape must be a tuple, got {shape!r:.80}")
-    leaves, size, outer = _element(value["descr"])
-    return Header(tuple(leaves), size, fortran, _checked_shape(shape + outer))
+    return _element(value["descr"]), fortran, _lengths(shape)
 
 
-def _checked_shape(shape: tuple[Literal, ...]) -> tuple[int, ...]:
-    if len(shape) > MOST_DIMENSIONS:
-        raise ValueError(f"at most {MOST_DIMENSIONS} dimensions expected, found {len(shape)}")
+def _lengths(given: Literal) -> tuple[int, ...]:
+    """A shape, or one length of it, that a header spells."""
+    shape = given if isinstance(given, tuple) else (given,)
+    _check_rank(shape)
     for n in shape:
-        if not isinstance(n, int) or isinstance(n, bool) or not 0 <= n < 1 << 63:
-            raise ValueError(f"lengths must be whole numbers in [0, 2**63), got {n!r:.80}")
-    if math.prod(n or 1 for n in shape) >= 1 << 63:  # type: ignore[misc]
-        raise ValueError("more than 2**63 elements")
+        if type(n) is not int or n < 0:
+            raise ValueError(f"lengths must be whole numbers from 0 up, got {n!r:.80}")
     return shape  # type: ignore[return-value]
 
 
-def _element(descr: Literal) -> tuple[list[Leaf], int, tuple[int, ...]]:
-    """The leaves of an element type, its size, and the shape of a top-level sub-array."""
-    if isinstance(descr, tuple) and len(descr) == 2 and isinstance(descr[1], (tuple, int)):
-        inner, shape = descr
-        leaves, size, outer = _element(inner)
-        return leaves, size, _checked_shape(shape if isinstance(shape, tuple) else (shape,)) + outer
-    leaves, size = _leaves("", descr, 0)
-    if not leaves:
-        raise ValueError("a structured dtype without fields")
-    return leaves, size, ()
+def _placed(
+    element: _Element, outer: tuple[int, ...], order: tuple[int, ...] | None
+) -> tuple[Leaf, ...]:
+    """The leaves of one element as those of all, in C order unless ``order`` has the strides."""
+    steps = order if element.filled or order else c_strides(outer, element.size)
+    placed = []
+    for name, dtype, own, start, strides in element.leaves:
+        shape = outer + own
+        if own:
+            _check_rank(shape)
+            _checked_size(shape, itemsize(dtype))
+        if 0 in shape:  # it lies nowhere, and least of all behind the file's end
+            start, strides = 0, None
+        elif steps is None or not shape:
+            strides = None
+        else:
+            strides = steps + (strides or ())
+        placed.append(Leaf(name, dtype, shape, start, strides))
+    return tuple(placed)
 
 
-def _leaves(name: str, descr: Literal, start: int) -> tuple[list[Leaf], int]:
-    """Every leaf below one descr, with names joined by "/", and the bytes it takes."""
-    if isinstance(descr, str):
-        if descr.lstrip("<>|=") == "O":
-            _refuse_objects()
-        dtype = canonical(descr)
-        return [Leaf(name, dtype, (), start)], itemsize(dtype)
-    if not isinstance(descr, list):
+def _check_rank(shape: tuple[Literal, ...]) -> None:
+    if len(shape) > MOST_DIMENSIONS:
+        raise LimitError("", f"at most {MOST_DIMENSIONS} dimensions expected, found {len(shape)}")
+
+
+def _checked_size(shape: tuple[int, ...], size: int) -> int:
+    """Bytes of all elements. Those of empty arrays must be possible but for the zeros."""
+    if size * math.prod([n or 1 for n in shape]) >= MOST_BYTES:
+        raise LimitError("", f"fewer than 2**63 bytes expected, found the shape {shape!r:.80}")
+    return size * math.prod(shape)
+
+
+def _element(descr: Literal) -> _Element:
+    """The type that a header's ``descr`` spells; of a sub-array at the top, ``(type, shape)``."""
+    if isinstance(descr, tuple) and len(descr) == 2:
+        return _repeated(_element(descr[0]), _lengths(descr[1]))
+    return _type("", descr, 0)
+
+
+# Most arrays are of few plain types.
+_common = lru_cache(maxsize=256)(_element)
+
+
+def _type(name: str, descr: Literal, start: int) -> _Element:
+    """A plain type, or the fields of a structured one, with names joined by "/"."""
+    if isinstance(descr, list):
+        return _structure(name, descr, start)
+    if not isinstance(descr, str):
         raise ValueError(f"not a dtype: {descr!r:.80}")
+    dtype, size = _plain(descr)
+    return _Element((Leaf(name, dtype, (), start, ()),), size, True)
+
+
+@lru_cache(maxsize=256)
+def _plain(descr: str) -> tuple[str, int]:
+    """Name and size of a plain type."""
+    if descr.lstrip("<>|=").startswith("O"):
+        raise UnsupportedError("", _OBJECTS)
+    dtype = canonical(descr)
+    return dtype, itemsize(dtype)
+
+
+def _structure(name: str, entries: list[Literal], start: int) -> _Element:
     leaves: list[Leaf] = []
     size = 0
-    for entry in descr:
-        found, width = _entry(name, entry, start + size)
+    filled = len(entries) == 1
+    for entry in entries:
+        found, width, full = _entry(name, entry, start + size)
         leaves += found
         size += width
+        filled &= full
         if len(leaves) > _MOST_FIELDS:
-            raise ValueError(f"at most {_MOST_FIELDS} fields expected")
-    names = [leaf.name for leaf in leaves]
-    if len(set(names)) != len(names):
+            raise LimitError("", f"at most {_MOST_FIELDS} fields expected, found more")
+    if not leaves or not size:
+        raise ValueError("a structured dtype without fields or bytes")
+    if len({leaf.name for leaf in leaves}) < len(leaves):
         raise ValueError("two fields of one name")
-    if size == 0:
-        raise ValueError("a structured dtype of no bytes")
-    return leaves, size
+    return _Element(tuple(leaves), size, filled)
 
 
-def _entry(name: str, entry: Literal, start: int) -> tuple[list[Leaf], int]:
-    """The leaves of one entry of a structured descr, and the bytes it takes."""
+def _entry(name: str, entry: Literal, start: int) -> _Element:
+    """One field of a structured dtype: (name, type) or (name, type, shape)."""
     if not isinstance(entry, tuple) or len(entry) not in (2, 3):
         raise ValueError(f"(name, type) or (name, type, shape) expected, found {entry!r:.80}")
-    title, kind = entry[0], entry[1]
-    own = title[1] if isinstance(title, tuple) and len(title) == 2 else title
-    if not isinstance(own, str):
+    own, kind = entry[:2]
+    shape = _lengths(entry[2]) if len(entry) == 3 else ()
+    if isinstance(own, tuple) and len(own) == 2:  # a title first
+        own = own[1]
+    if own == "" and isinstance(kind, str) and (padding := _PADDING.fullmatch(kind)):
+        return _Element((), int(padding[1]) * math.prod(shape), False)
+    if not isinstance(own, str) or not own:
         raise ValueError(f"a field name expected, found {own!r:.80}")
-    shape: tuple[int, ...] = ()
-    if len(entry) == 3:
-        given = entry[2]
-        shape = _checked_shape(given if isinstance(given, tuple) else (given,))
-    if own == "" and isinstance(kind, str) and re.fullmatch(r"[|<>=]?V[0-9]{1,9}", kind):
-        return [], int(kind.lstrip("|<>=")[1:])  # padding
-    below, width = _leaves(bare(name, own), kind, start)
-    if len(below) > 1 and math.prod(shape) != 1:
-        raise UnsupportedError(
-            "", f"field {own!r} is an array of structures; save its parts as arrays of their own"
-        )
-    if len(below) == 1:
-        below = [below[0]._replace(shape=shape + below[0].shape)]
-    return below, width * math.prod(shape)
+    full = bare(name, own)
+    if len(full) > _MOST_NAME:
+        raise LimitError("", f"field names of at most {_MOST_NAME} characters expected")
+    found = _type(full, kind, start)
+    return _repeated(found, shape) if shape else found
 
 
-def arrays(
-    path: bytes,
-    name: str,
-    header: Header,
-    *,
-    offset: int,
-    length: int,
-    skip: int,
-    coding: int = RAW,
-    crc: int = NO_CRC,
-    decoded: int | None = None,
-) -> tuple[tuple[Array, ...], tuple[str, ...]]:
-    """Descriptions of the array that ``header`` announces, and remarks on it.
-
-    ``decoded`` is the length of the decoded stream where the container tells it.
-    """
-    held = length if coding == RAW else decoded
-    if held is not None and skip + header.nbytes > held:
-        raise TruncatedError(
-            path, f"{skip + header.nbytes} bytes promised by the header, {held} present"
-        )
-    found: list[Array] = []
-    order = fortran_strides(header.shape, header.size) if header.fortran else None
-    whole = len(header.leaves) == 1 and not header.leaves[0].name
-    for leaf in header.leaves:
-        strides = order
-        if not whole or (order and leaf.shape):
-            outer = order or _c_strides(header.shape, header.size)
-            strides = outer + _c_strides(leaf.shape, itemsize(leaf.dtype))
-        found.append(
-            Array(
-                bare(name, leaf.name) if leaf.name else name,
-                leaf.dtype,
-                header.shape + leaf.shape,
-                offset,
-                length,
-                skip + leaf.start,
-                coding,
-                strides,
-                crc,
-                decoded or 0,
-            )
-        )
-    return tuple(found), (_FORTRAN,) if order else ()
-
-
-def _c_strides(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
-    strides = []
-    for n in reversed(shape):
-        strides.append(size)
-        size *= n
-    return tuple(reversed(strides))
+def _repeated(element: _Element, shape: tuple[int, ...]) -> _Element:
+    """An array of ``shape`` of such elements as one element."""
+    steps = c_strides(shape, element.size)
+    leaves = [
+        leaf._replace(shape=shape + leaf.shape, strides=steps + (leaf.strides or ()))
+        for leaf in element.leaves
+    ]
+    return _Element(tuple(leaves), _checked_size(shape, element.size), element.filled)

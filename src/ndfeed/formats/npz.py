@@ -1,35 +1,50 @@
 """The .npz format: a zip archive whose members are .npy files.
 
-A member's field name is its name without ``.npy``. Members that are no .npy are remarked on
-and are no fields. Where a name occurs twice the last one counts, as in NumPy; where ``x`` and
-``x.npy`` are both present, ``x`` is meant. Stored members can be read in part, deflated ones
-are decoded whole; each member decides for itself.
+A member's field name is its name without ``.npy``; slashes in it stay. What makes a member an
+array is how it begins, not what it is called; others are remarked on and are no fields (NumPy
+hands them out as bytes). Where a name occurs twice the last one counts, as in NumPy; where
+``x`` and ``x.npy`` are both there, ``x`` does. Folders are passed over.
+
+Stored members can be read in part, deflated ones are decoded whole; each member decides for
+itself. bzip2, lzma and the rest are refused by name: no NumPy writes them, and each would be
+another decoder to trust. Checksums are compared when a member is read, not here.
 """
 
-from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError
+from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError, shown
 from ndfeed.files.file import File
 from ndfeed.formats import inflate, npy, zip
-from ndfeed.formats.array import DEFLATE, RAW, Array, Description
+from ndfeed.formats.array import DEFLATE, MOST_RATIO, RAW, Array, Description, Stream
 
-# Deflate cannot do better than this, so a promise beyond it is a lie.
-MOST_RATIO = 1100
-_FIRST_IN = 4096
-_FIRST_OUT = 512
+_UNNAMED = "data"
+_MOST_REMARKS = 50
+# Of all members together, not counting short ones: a few bytes of deflate make a long header.
+_MOST_HEADERS = 2 << 20
+_SHORT_HEADER = 1024
 
 
 def describe(file: File, found: list[zip.Member], notes: tuple[str, ...] = ()) -> Description:
     """The arrays of an archive, in the order of its directory."""
     arrays: list[Array] = []
     remarks = list(notes)
+    room = _MOST_HEADERS
     for name, member in _chosen(found, remarks).items():
-        described = _member(file, name, member)
-        if described is None:
-            remarks.append(f"member {member.name!r} is no array and is left out")
+        stream = _stream(file, member)
+        preamble = _preamble(file, stream)
+        if preamble is None:
+            remarks.append(f"member {shown(member.name[:100])!r} is no array and is left out")
             continue
-        arrays += described[0]
-        remarks += described[1]
+        if len(preamble) > _SHORT_HEADER:
+            room -= len(preamble)
+        if room < 0:
+            raise LimitError(file.path, f"headers of at most {_MOST_HEADERS} bytes expected")
+        header = npy.header_of(file.path, preamble, stream.offset)
+        arrays += npy.arrays(file.path, name, header, stream)
+        remarks += header.alone.notes
     if not arrays:
         raise FormatError(file.path, f"no arrays among its {len(found)} members")
+    more = len(remarks) - _MOST_REMARKS
+    if more > 0:
+        remarks[_MOST_REMARKS:] = [f"… and {more:,} more remarks"]
     return Description("npz", tuple(arrays), tuple(remarks))
 
 
@@ -37,96 +52,67 @@ def _chosen(found: list[zip.Member], remarks: list[str]) -> dict[str, zip.Member
     """Field name to member, where several claim one name the one NumPy takes."""
     chosen: dict[str, zip.Member] = {}
     for member in found:
-        if member.name.endswith("/") and not member.size:
-            continue
-        name = member.name.removesuffix(".npy")
+        name = member.name.removesuffix(".npy") or _UNNAMED
         other = chosen.get(name)
-        if other is None:
-            chosen[name] = member
+        if other is not None:
+            if other.name == name != member.name:
+                member = other
+            remarks.append(f"{name[:100]!r} is there twice; {member.name[:100]!r} is used")
+        elif name.endswith("/") and not member.size:
             continue
-        exact = other.name == name and member.name != name
-        chosen[name] = other if exact else member
-        remarks.append(f"{name!r} is there twice; {chosen[name].name!r}, the last, is used")
+        chosen[name] = member
     return chosen
 
 
-def _member(
-    file: File, name: str, member: zip.Member
-) -> tuple[tuple[Array, ...], tuple[str, ...]] | None:
-    """What one member holds; ``None`` where it is no .npy."""
+def _stream(file: File, member: zip.Member) -> Stream:
+    """Where the bytes of a member lie, if they are such as can be read."""
     if member.flags & zip.ENCRYPTED:
         raise UnsupportedError(
             file.path, f"member {member.name!r} is encrypted; write the archive without a password"
         )
     start = zip.data_offset(file, member)
-    if member.method == zip.STORED:
-        if member.stored != member.size:
+    _, method, _, crc, stored, size, *_ = member
+    if method == zip.STORED:
+        if stored != size:
             raise FormatError(
-                file.path,
-                f"member {member.name!r}: {member.size} bytes promised, {member.stored} stored",
-                start,
+                file.path, f"member {member.name!r}: {size} bytes promised, {stored} stored", start
             )
-        preamble = _stored_preamble(file, start, member.size)
-        coding = RAW
-    elif member.method == zip.DEFLATED:
-        if member.size > MOST_RATIO * member.stored + 1024:
-            raise LimitError(
-                file.path,
-                f"member {member.name!r} promises {member.size} bytes from "
-                f"{member.stored}: more than deflate can hold",
-                start,
-            )
-        preamble = _deflated_preamble(file, start, member)
-        coding = DEFLATE
-    else:
-        method = zip.METHODS.get(member.method, str(member.method))
+        return Stream(start, stored, RAW, crc)
+    if method != zip.DEFLATED:
+        how = zip.METHODS.get(method, f"method {method}")
         raise UnsupportedError(
             file.path,
-            f"member {member.name!r} is compressed with {method}; stored and deflate "
+            f"member {member.name!r} is compressed with {how}; stored and deflate "
             f"are read: write it again with np.savez or np.savez_compressed",
         )
-    if preamble is None:
-        return None
-    header = npy.header_of(file.path, preamble, start)
-    return npy.arrays(
-        file.path,
-        name,
-        header,
-        offset=start,
-        length=member.stored,
-        skip=len(preamble),
-        coding=coding,
-        crc=member.crc,
-        decoded=member.size,
-    )
+    if size > MOST_RATIO * stored + 1024:
+        raise LimitError(
+            file.path,
+            f"member {member.name!r} promises {size} bytes from {stored}: more than deflate can "
+            f"hold",
+            start,
+        )
+    return Stream(start, stored, DEFLATE, crc, size)
 
 
-def _stored_preamble(file: File, start: int, size: int) -> bytes | None:
-    prefix = file.read(start, min(size, npy.PREFIX))
-    if not prefix.startswith(npy.MAGIC):
-        return None
-    return file.read(start, npy.header_bytes(file.path, prefix, size, start))
-
-
-def _deflated_preamble(file: File, start: int, member: zip.Member) -> bytes | None:
-    data = file.read(start, min(_FIRST_IN, member.stored))
-    begin = _decoded(file, member, data, min(_FIRST_OUT, member.size), start)
+def _preamble(file: File, stream: Stream) -> bytes | None:
+    """Magic, version and header of the .npy in a stream; nothing where there is none."""
+    begin = _begin(file, stream, npy.PREFIX)
     if not begin.startswith(npy.MAGIC):
         return None
-    length = npy.header_bytes(file.path, begin[: npy.PREFIX], member.size, start)
+    length = npy.header_bytes(file.path, begin[: npy.PREFIX], stream.held, stream.offset)
     if length > len(begin):
-        # A header compresses at most as well as anything does, so this is bounded too.
-        data = file.read(start, min(member.stored, 2 * npy.MOST_HEADER))
-        begin = _decoded(file, member, data, length, start)
+        begin = _begin(file, stream, length)
     if length > len(begin):
         raise TruncatedError(
-            file.path, f"a header of {length} bytes promised, {len(begin)} decoded", start
+            file.path, f"a header of {length} bytes promised, {len(begin)} decoded", stream.offset
         )
     return begin[:length]
 
 
-def _decoded(file: File, member: zip.Member, data: bytes, length: int, start: int) -> bytes:
-    try:
-        return inflate.head(data, DEFLATE, length)
-    except ValueError as error:
-        raise FormatError(file.path, f"member {member.name!r} is damaged: {error}", start) from None
+def _begin(file: File, stream: Stream, wanted: int) -> bytes:
+    """The first bytes of a stream, ``wanted`` or more, unless it ends."""
+    offset, length, coding, *_ = stream
+    if coding == RAW:
+        return file.read(offset, min(max(wanted, 128), length))
+    return inflate.head(file, (offset, length), coding, wanted)

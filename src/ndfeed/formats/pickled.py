@@ -127,8 +127,9 @@ class _Machine:
         if type(function) is Global and function.build is not None:
             return function.build(args)
         if type(function) is Foreign:
-            # A helper that makes objects of a class names it first: the class says more.
-            return args[0] if args and type(args[0]) is Foreign else function
+            # A private helper that makes objects has their class first, which says more.
+            helper = "._" in function.what and args and type(args[0]) is Foreign
+            return args[0] if helper else function
         if function is _ENCODE:
             return self.encoded(args)
         raise ValueError("a function expected")
@@ -304,7 +305,7 @@ def _set(machine: _Machine, items: list[Value]) -> None:
     if len(items) % 2:
         raise ValueError("a key without a value")
     if type(target) is dict:
-        target.update(zip(keys, items[1::2], strict=True))
+        target.update(zip(keys, items[1::2], strict=False))  # checked above
     elif type(target) is not Foreign:
         raise ValueError("a dict to set items of expected")
 

@@ -2,17 +2,21 @@
 
 ``tokens.bin`` may have a ``tokens.bin.json`` with the keys ``dtype`` and, optionally,
 ``shape`` (of one sample) and ``offset`` (bytes before the first). A file whose size is no
-multiple of a sample is refused, and so is one that carries another format's first bytes.
+multiple of a sample is refused, and so is one that begins as another format does: its header
+would be read as numbers. ``detect`` sees to that before it asks this module.
+
+That dtype and shape are the right ones nobody can check: look at the values.
 """
 
 import json
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from ndfeed.errors import FormatError, MissingError
+from ndfeed.errors import FormatError, MissingError, shown
 from ndfeed.files.file import File
-from ndfeed.formats.array import MOST_DIMENSIONS, Array, Description
-from ndfeed.formats.types import itemsize, named
+from ndfeed.formats.array import MOST_BYTES, MOST_DIMENSIONS, Array, Description
+from ndfeed.formats.types import canonical, itemsize, named
 
 _MOST_JSON = 64 * 1024
 SUFFIXES = (b".bin", b".dat", b".raw", b".memmap")
@@ -28,13 +32,7 @@ class Layout(NamedTuple):
 
 def layout(dtype: object, shape: object = ()) -> Layout:
     """A checked layout from what a caller wrote."""
-    dims = (shape,) if isinstance(shape, int) else tuple(shape)  # type: ignore[arg-type]
-    for n in dims:
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-            raise ValueError(f"shape must be positive whole numbers, got {shape!r}")
-    if len(dims) > MOST_DIMENSIONS:
-        raise ValueError(f"shape must have at most {MOST_DIMENSIONS} dimensions, got {len(dims)}")
-    return Layout(named(dtype), dims)
+    return Layout(named(dtype), _checked_shape(shape))
 
 
 def describe(file: File, given: Layout) -> Description:
@@ -61,13 +59,30 @@ def beside(path: bytes) -> Layout | None:
     except MissingError:
         return None
     try:
-        value = json.loads(text)
-        given = layout(value["dtype"], value.get("shape", ()))
-        offset = value.get("offset", 0)
-        if not isinstance(offset, int) or offset < 0:
-            raise ValueError(f"offset must be a whole number, got {offset!r}")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return _from_json(json.loads(text))
+    except (ValueError, RecursionError) as error:
         raise FormatError(
-            name, f'{{"dtype": …, "shape": […]}} expected: {type(error).__name__}: {error}'
+            name, f'{{"dtype": text, "shape": [n, …]}} expected: {shown(str(error)[:200])}'
         ) from None
-    return given._replace(offset=offset)
+
+
+def _from_json(value: object) -> Layout:
+    if not isinstance(value, dict) or not isinstance(value.get("dtype"), str):
+        raise ValueError("no dtype in it")
+    offset = value.get("offset", 0)
+    if type(offset) is not int or not 0 <= offset < MOST_BYTES:
+        raise ValueError(f"offset must be a whole number from 0 up, got {offset!r:.80}")
+    shape = value.get("shape", ())
+    return Layout(canonical(value["dtype"]), _checked_shape(shape), offset)
+
+
+def _checked_shape(shape: object) -> tuple[int, ...]:
+    dims = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    for n in dims:
+        if type(n) is not int or n < 1:
+            raise ValueError(f"shape must be positive whole numbers, got {shape!r:.80}")
+    if len(dims) >= MOST_DIMENSIONS:
+        raise ValueError(f"shape must have under {MOST_DIMENSIONS} dimensions, got {len(dims)}")
+    if math.prod(dims) >= MOST_BYTES:
+        raise ValueError(f"shape must have fewer than 2**63 elements, got {shape!r:.80}")
+    return dims

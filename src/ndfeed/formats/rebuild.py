@@ -12,14 +12,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ndfeed.errors import shown
-from ndfeed.formats.array import MOST_DIMENSIONS
+from ndfeed.formats.array import MOST_BYTES, MOST_DIMENSIONS
 from ndfeed.formats.types import EXTENDED, canonical
 
 # A value of the pickle: None, bool, int, float, complex, str, list, tuple, dict, or one of the
 # classes below. The named tuples are told from plain ones by their exact type.
 Value = Any
-
-_MOST = 1 << 63
 
 
 class Global(NamedTuple):
@@ -158,7 +156,7 @@ def foreign(module: str, name: str) -> Foreign:
 
 
 def _whole(value: Value) -> int:
-    if type(value) is not int or not 0 <= value < _MOST:
+    if type(value) is not int or not 0 <= value < MOST_BYTES:
         raise ValueError("a whole number in [0, 2**63) expected")
     return value
 
@@ -169,7 +167,7 @@ def _lengths(value: Value) -> tuple[int, ...]:
     if len(value) > MOST_DIMENSIONS:
         raise ValueError(f"at most {MOST_DIMENSIONS} dimensions expected, found {len(value)}")
     for n in value:
-        if type(n) is not int or not 0 <= n < _MOST:
+        if type(n) is not int or not 0 <= n < MOST_BYTES:
             raise ValueError("lengths and strides must be whole numbers in [0, 2**63)")
     return value
 

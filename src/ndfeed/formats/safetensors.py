@@ -10,8 +10,8 @@ offsets that count from the end of the header, and "__metadata__" to texts by ke
 their offsets the tensors must tile the file: no hole, no overlap, nothing behind.
 
 As strict as the reference, and stricter in this: no key may appear twice, nothing may precede
-the "{", an entry is an object, a tensor has at most 64 dimensions, and the lengths of an empty
-tensor that are not 0 must make a size below 2**63. At most 100,000 tensors.
+the "{", an entry is an object, a tensor has no more dimensions than NumPy can take, the lengths
+of an empty tensor that are not 0 make a size below 2**63, and there are at most 100,000 tensors.
 
 Types of less than a byte (F4, F6_…) are delivered as the bytes they are packed in.
 """
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError, shown
 from ndfeed.files.file import File
-from ndfeed.formats.array import MOST_DIMENSIONS, Array, Description
+from ndfeed.formats.array import MOST_BYTES, MOST_DIMENSIONS, Array, Description
 from ndfeed.formats.types import itemsize
 
 MOST_HEADER = 100_000_000
@@ -33,7 +33,6 @@ _MOST_VALUES = 2_000_000
 _MOST_NAME = 4096
 _MOST_NOTES = 50
 _MOST_KEPT = 64 << 10
-_MOST_BYTES = 1 << 63
 _DEEPEST = 3
 _SMALL, _FEW = 64 << 10, 64
 
@@ -117,7 +116,8 @@ def _header(text: bytes) -> Header:
     _check_size(text)
     entries = json.loads(
         text.decode(),
-        object_pairs_hook=_pairs,
+        object_pairs_hook=_escaped_pairs if b"\\u" in text else _pairs,
+        parse_int=_natural if b"-" in text else int,
         parse_float=_no_number,
         parse_constant=_no_number,
     )
@@ -155,6 +155,21 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _escaped_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Escapes can spell half a surrogate pair, which is no text: it cannot be written back."""
+    for pair in pairs:
+        for part in pair:
+            if isinstance(part, str):
+                part.encode()
+    return _pairs(pairs)
+
+
+def _natural(text: str) -> int:
+    if text.startswith("-"):
+        _no_number(text)
+    return int(text)
+
+
 def _no_number(text: str) -> NoReturn:
     raise ValueError(f"whole numbers expected, found {text:.40}")
 
@@ -165,8 +180,8 @@ def _called(name: str) -> str:
 
 def _array(name: str, entry: Any, packed: list[str]) -> Array:  # noqa: ANN401 - any JSON
     """One entry of the header, with an offset that counts from its end."""
-    if len(name) > _MOST_NAME or not name.isascii():
-        _check_name(name)
+    if len(name) > _MOST_NAME:
+        raise LimitError("", f"names of at most {_MOST_NAME} characters expected")
     if type(entry) is not dict or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{_called(name)} needs dtype, shape and data_offsets")
     kind, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -189,15 +204,6 @@ def _array(name: str, entry: Any, packed: list[str]) -> Array:  # noqa: ANN401 -
     return Array(name, _TYPES[kind], tuple(shape), begin, end - begin)
 
 
-def _check_name(name: str) -> None:
-    if len(name) > _MOST_NAME:
-        raise LimitError("", f"names of at most {_MOST_NAME} characters expected")
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{_called(name)}: half a surrogate pair in a name") from None
-
-
 def _check_numbers(name: str, shape: list[Any], span: list[Any]) -> None:
     """Lengths and offsets must be whole numbers that fit; booleans are none."""
     if len(shape) > MOST_DIMENSIONS:
@@ -205,11 +211,11 @@ def _check_numbers(name: str, shape: list[Any], span: list[Any]) -> None:
             "", f"{_called(name)} has {len(shape)} dimensions, at most {MOST_DIMENSIONS} are read"
         )
     for number in (*shape, *span):
-        if type(number) is not int or not 0 <= number < _MOST_BYTES:
+        if type(number) is not int or not 0 <= number < MOST_BYTES:
             raise ValueError(f"{_called(name)}: whole numbers in [0, 2**63) expected")
     if len(span) != 2 or span[0] > span[1]:
         raise ValueError(f"{_called(name)}: data_offsets must be [begin, end]")
-    if 8 * math.prod(n for n in shape if n) >= _MOST_BYTES:  # of empty ones too
+    if 8 * math.prod(n for n in shape if n) >= MOST_BYTES:  # of empty ones too
         raise LimitError("", f"{_called(name)} has lengths that no array can have")
 
 

@@ -1,22 +1,25 @@
 """Element types by name: what files may say, how wide it is, what NumPy delivers.
 
 A type's name is NumPy's own string with its byte order (``<f4``, ``|u1``, ``>M8[ns]``), or
-one of ``EXTENDED``: the small floats that NumPy lacks. Those are delivered as the types of
+one of ``EXTENDED``: the small numbers that NumPy lacks. Those are delivered as the types of
 ml_dtypes where it is installed, and as their bits in unsigned integers otherwise.
+
+What ``np.save`` makes of the types of ml_dtypes says less than they are. ``<f1`` can only be
+float8_e5m2 and is read as that; ``|V2`` and ``|V1`` stay opaque here, and ``dataset`` gives them
+the type the caller names (or takes two bytes for bfloat16, with a warning). ``<W4`` is two
+types of ml_dtypes and ``<g2`` is none: unknown. So are C's own letters (``l``, ``d``), whose
+width is the writer's secret.
+
+Text from a file reaches ``np.dtype`` only after the grammar here: NumPy compiles some such
+text, and divides by the zero in ``M8[s/0]``, which ends the process.
 """
 
 import re
-import sys
 from functools import lru_cache
 
 import numpy as np
 
-try:
-    import ml_dtypes
-except ImportError:
-    ml_dtypes = None
-
-# Name to bytes. complex32 is two float16 and exists in torch alone.
+# Name to bytes. complex32 is two float16. The narrow ones take a byte each.
 EXTENDED = {
     "bfloat16": 2,
     "float8_e3m4": 1,
@@ -27,47 +30,62 @@ EXTENDED = {
     "float8_e5m2": 1,
     "float8_e5m2fnuz": 1,
     "float8_e8m0fnu": 1,
+    "float6_e2m3fn": 1,
+    "float6_e3m2fn": 1,
+    "float4_e2m1fn": 1,
+    "int2": 1,
+    "int4": 1,
+    "uint2": 1,
+    "uint4": 1,
     "complex32": 4,
 }
 
-_NATIVE = "<" if sys.byteorder == "little" else ">"
+try:
+    import ml_dtypes
+except ImportError:
+    _SMALL: dict[str, np.dtype] = {}
+else:
+    _SMALL = {n: np.dtype(getattr(ml_dtypes, n)) for n in EXTENDED if hasattr(ml_dtypes, n)}
+
 _SIZED = re.compile(
-    r"([<>|=]?)([biufcSaUVmM?])(\d{0,9})(\[[0-9]{0,9}[A-Za-zμ]{1,7}(?:/[0-9]{1,9})?\])?"
+    r"""([<>|=]?)(
+        b1 | [iu][1248] | f(?:1|2|4|8|12|16) | c(?:8|16|24|32) | [SaUV][0-9]{1,10}
+        | [mM]8 (?:\[ (?:[1-9][0-9]{0,8})? (?:Y|M|W|D|h|m|s|ms|us|μs|ns|ps|fs|as) \])?
+    )""",
+    re.VERBOSE,
 )
-_NUMBERS = {"i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8, 12, 16), "c": (8, 16, 24, 32)}
+_NAMED = {"?": "|b1"} | {
+    name: np.dtype(name).str
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+}
 
 
 def canonical(text: str) -> str:
     """The name of the type a file calls ``text``; ``ValueError`` where there is none.
 
-    >>> canonical("=f4"), canonical("|i1"), canonical("?"), canonical("<f1")
+    >>> canonical("=f4"), canonical(">i1"), canonical("bool"), canonical("<f1")
     ('<f4', '|i1', '|b1', 'float8_e5m2')
     """
     if text in EXTENDED:
         return text
+    if text in _NAMED:
+        return _NAMED[text]
     match = _SIZED.fullmatch(text)
     if match is None:
         raise ValueError(f"unknown dtype {text[:80]!r}")
-    order, kind, digits, unit = match.groups()
-    kind = {"?": "b", "a": "S"}.get(kind, kind)
-    size = int(digits or (1 if kind == "b" else 0))
-    if (kind, size) == ("f", 1):  # what np.save writes for ml_dtypes.float8_e5m2
+    order, kind = match.groups()
+    if kind == "f1":
         return "float8_e5m2"
-    if kind in _NUMBERS and size not in _NUMBERS[kind]:
-        raise ValueError(f"unknown dtype {text[:80]!r}")
-    if (kind == "b" and size != 1) or (kind in "mM" and size != 8) or (unit and kind not in "mM"):
-        raise ValueError(f"unknown dtype {text[:80]!r}")
-    if size == 0:
-        raise ValueError(f"dtype {text[:80]!r} has elements of no bytes")
-    if kind in "SVb" or (size == 1 and kind != "U"):
-        order = "|"
-    elif order not in ("<", ">"):
-        order = _NATIVE
     try:
-        np.dtype(f"{order}{kind}{size}{unit or ''}")
-    except TypeError:
+        found = np.dtype(order + (f"S{kind[1:]}" if kind[0] == "a" else kind))
+    except (TypeError, ValueError):  # too wide, or a long double of another machine
         raise ValueError(f"unknown dtype {text[:80]!r}") from None
-    return f"{order}{kind}{size}{unit or ''}"
+    if not found.itemsize:
+        raise ValueError(f"dtype {text[:80]!r} has elements of no bytes")
+    return found.str
 
 
 @lru_cache(maxsize=1024)
@@ -79,11 +97,9 @@ def itemsize(name: str) -> int:
 @lru_cache(maxsize=1024)
 def delivered(name: str) -> np.dtype:
     """The native NumPy dtype in which elements are handed out."""
-    if name not in EXTENDED:
-        return np.dtype(name).newbyteorder("=")
-    if ml_dtypes is not None and hasattr(ml_dtypes, name):
-        return np.dtype(getattr(ml_dtypes, name))
-    return np.dtype(f"u{EXTENDED[name]}")
+    if name in EXTENDED:
+        return _SMALL.get(name) or np.dtype(f"u{EXTENDED[name]}")
+    return np.dtype(name).newbyteorder("=")
 
 
 @lru_cache(maxsize=1024)
@@ -101,9 +117,9 @@ def named(dtype: object) -> str:
     """The name of a dtype that a caller wrote, as text or as anything NumPy understands."""
     if isinstance(dtype, str) and dtype in EXTENDED:
         return dtype
-    found = np.dtype(dtype)  # type: ignore[call-overload]
+    found: np.dtype = np.dtype(dtype)  # type: ignore[call-overload]
     if found.name in EXTENDED:
-        return found.name
+        return str(found.name)
     if found.hasobject or found.names is not None or found.subdtype is not None:
         raise ValueError(f"dtype must be a plain element type, got {found}")
     return canonical(found.str)

@@ -4,13 +4,16 @@ Sizes and places come from the central directory alone; a local header is read o
 member, to step over its name and extra field, which differ from the central ones. Zip64,
 data descriptors, archive comments and leading bytes (self-extractors) are understood.
 
-Refused: several disks, overlapping entries, entries outside the file, more than
-``_MOST_MEMBERS`` entries, local headers that name another member. What a member is
-compressed with or whether it is encrypted is the caller's business: ``Member`` says so.
+Stricter than Python's zipfile, so that no two readers see two archives: the end record's
+comment ends the file, zip64 records lie where they say they do, each entry lies before the
+next and the last before the directory, a local header names its own member, names have no
+NUL, and the directory holds the promised entries and nothing else. Also refused: several disks,
+more than ``_MOST_MEMBERS`` entries. What a member is compressed with or whether it is
+encrypted is the caller's business: ``Member`` says so.
 """
 
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from ndfeed.errors import FormatError, LimitError, UnsupportedError
 from ndfeed.files.file import File
@@ -23,12 +26,13 @@ METHODS = {1: "shrink", 6: "implode", 9: "deflate64", 12: "bzip2", 14: "lzma", 9
 
 _END = struct.Struct("<4sHHHHIIH")
 _LOCATOR = struct.Struct("<4sIQI")
-_END64 = struct.Struct("<4sQHHIIQQQQ")
+# magic, size of the rest, disk, first disk, entries here, entries, directory's size and start
+_END64 = struct.Struct("<4sQ4xIIQQQQ")
 # magic, flags, method, crc, stored, size, name, extra, comment, disk, header
 _CENTRAL = struct.Struct("<4s4xHH4xIIIHHHH6xI")
 _LOCAL = struct.Struct("<4s22xHH")
 _TAIL = _END.size + 0xFFFF
-_SHORT_TAIL = 4096
+_SHORT_TAIL = 2048
 _MOST_MEMBERS = 1_000_000
 _MOST_DIRECTORY = 256 << 20
 _UTF8 = 0x800
@@ -36,7 +40,11 @@ _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 
 
 class Member(NamedTuple):
-    """One entry of the central directory. ``header`` is where its local header begins."""
+    """One entry of the central directory.
+
+    ``header`` is where its local header begins, ``end`` where the next one does or the
+    directory; ``raw`` is the name as it is stored.
+    """
 
     name: str
     method: int
@@ -45,6 +53,12 @@ class Member(NamedTuple):
     stored: int
     size: int
     header: int
+    end: int
+    raw: bytes
+
+
+# A member whose end is not known yet: header, name, method, flags, crc, stored, size, raw.
+_Entry = tuple[int, str, int, int, int, int, int, bytes]
 
 
 class _Directory(NamedTuple):
@@ -64,47 +78,52 @@ def members(file: File) -> tuple[list[Member], tuple[str, ...]]:
             file.path, f"at most {_MOST_MEMBERS} members expected, found {place.entries}"
         )
     data = file.read(place.start, place.size)
-    found: list[Member] = []
+    entries: list[_Entry] = []
     at = 0
     for _ in range(place.entries):
-        member, at = _entry(file.path, data, at, place)
-        found.append(member)
-    _check_places(file.path, found, place.start)
+        entry, at = _entry(file.path, data, at, place)
+        entries.append(entry)
+    if at != len(data):
+        raise FormatError(
+            file.path,
+            f"a directory of {place.entries} entries and {at} bytes expected, found {len(data)}",
+            place.start,
+        )
     notes = (f"{place.shift} bytes before the archive are ignored",) if place.shift else ()
-    return found, notes
+    return _bounded(file.path, entries, place.start), notes
 
 
 def data_offset(file: File, member: Member) -> int:
     """Where the bytes of ``member`` begin."""
-    local = file.read(member.header, _LOCAL.size)
-    magic, name, extra = _LOCAL.unpack(local)
-    if magic != MAGIC:
+    start = member.header + _LOCAL.size
+    local = file.read(member.header, _LOCAL.size + len(member.raw))
+    magic, name, extra = _LOCAL.unpack_from(local)
+    if magic != MAGIC or name != len(member.raw) or local[_LOCAL.size :] != member.raw:
         raise FormatError(file.path, f"no local header of member {member.name!r}", member.header)
-    start = int(member.header + _LOCAL.size + name + extra)
-    if start + member.stored > file.size:
+    start += name + extra
+    if start + member.stored > member.end:
         raise FormatError(
             file.path,
             f"member {member.name!r} of {member.stored} bytes ends at byte "
-            f"{start + member.stored}, behind the file's {file.size}",
+            f"{start + member.stored}, in what begins at {member.end}: a zip bomb, or damaged",
             member.header,
         )
-    return start
+    return int(start)
 
 
 def _directory(file: File) -> _Directory:
     """Find the end record, the zip64 one before it if there is one, and what they point to."""
     at, tail = _end_record(file)
-    base = file.size - len(tail)
     _, disk, first, here, entries, size, start, _ = _END.unpack_from(tail, at)
     if disk or first or here != entries:
-        raise UnsupportedError(file.path, "an archive over several disks; join it first")
-    end = base + at
-    if entries == _FULL16 or _FULL32 in (size, start) or _has_locator(tail, at):
-        wide = _zip64(file, end)
-        if wide is not None:
-            end, entries, size, start = wide
+        _refuse_disks(file.path)
+    end = file.size - len(tail) + at
     shift = end - size - start
-    if shift < 0 or entries * _CENTRAL.size > size:
+    if end >= _LOCATOR.size:
+        locator = file.read(end - _LOCATOR.size, _LOCATOR.size)
+        if locator.startswith(b"PK\x06\x07"):
+            end, entries, size, start, shift = _zip64(file, locator, end - _LOCATOR.size)
+    if shift < 0 or start + shift + size != end or entries * _CENTRAL.size > size:
         raise FormatError(
             file.path,
             f"a central directory of {entries} entries in {size} bytes at byte {start} "
@@ -117,49 +136,45 @@ def _directory(file: File) -> _Directory:
 def _end_record(file: File) -> tuple[int, bytes]:
     """The file's tail, and where in it the end record begins."""
     for length in (_SHORT_TAIL, _TAIL):
-        length = min(length, file.size)
-        tail = file.read(file.size - length, length)
+        tail = file.tail(length)
         at = len(tail) - _END.size
         while (at := tail.rfind(EMPTY, 0, at + 4)) >= 0:
-            comment = _END.unpack_from(tail, at)[-1] if at + _END.size <= len(tail) else -1
+            comment = int.from_bytes(tail[at + _END.size - 2 : at + _END.size], "little")
             if at + _END.size + comment == len(tail):
                 return at, tail
             at -= 1
-        if length == file.size:
+        if len(tail) == file.size:
             break
     raise FormatError(
         file.path,
-        "a zip end record expected, none found: the file is truncated or was written "
-        "only in part; copy or save it again",
+        "a zip end record expected, none found: the file is truncated, was written only in "
+        "part, or has other bytes behind it; copy or save it again",
     )
 
 
-def _has_locator(tail: bytes, at: int) -> bool:
-    return tail[max(at - _LOCATOR.size, 0) : at].startswith(b"PK\x06\x07")
+def _zip64(file: File, locator: bytes, end: int) -> tuple[int, int, int, int, int]:
+    """Place, entries, directory's size and start, and shift, from the zip64 end record.
+
+    It ends where its locator begins; the difference to where that says it begins is the shift.
+    """
+    _, disk, said, disks = _LOCATOR.unpack(locator)
+    for place in (end - _END64.size, said):
+        if not 0 <= place <= end - _END64.size:
+            continue
+        magic, rest, *numbers = _END64.unpack(file.read(place, _END64.size))
+        if magic == b"PK\x06\x06" and place + 12 + rest == end:
+            disk_here, disk_start, here, entries, size, start = numbers
+            if disk or disks > 1 or disk_here or disk_start or here != entries:
+                _refuse_disks(file.path)
+            return place, entries, size, start, place - said
+    raise FormatError(file.path, "the zip64 end record is not where it should be", end)
 
 
-def _zip64(file: File, end: int) -> tuple[int, int, int, int] | None:
-    """End, entries, size and start from the zip64 end record, if one is announced."""
-    if end < _LOCATOR.size:
-        return None
-    magic, disk, at, disks = _LOCATOR.unpack(file.read(end - _LOCATOR.size, _LOCATOR.size))
-    if magic != b"PK\x06\x07":
-        return None
-    # The record lies right before its locator, unless bytes precede the archive.
-    for place in (end - _LOCATOR.size - _END64.size, at):
-        if 0 <= place <= end - _LOCATOR.size - _END64.size:
-            record = _END64.unpack(file.read(place, _END64.size))
-            if record[0] == b"PK\x06\x06":
-                _, _, _, _, disk_here, disk_start, here, entries, size, start = record
-                if disk or disks > 1 or disk_here or disk_start or here != entries:
-                    raise UnsupportedError(
-                        file.path, "an archive over several disks; join it first"
-                    )
-                return place, entries, size, start
-    raise FormatError(file.path, "the zip64 end record is missing", end)
+def _refuse_disks(path: bytes) -> NoReturn:
+    raise UnsupportedError(path, "an archive over several disks; join it first")
 
 
-def _entry(path: bytes, data: bytes, at: int, place: _Directory) -> tuple[Member, int]:
+def _entry(path: bytes, data: bytes, at: int, place: _Directory) -> tuple[_Entry, int]:
     """The entry at ``at`` of the directory, and where the next one begins."""
     if at + _CENTRAL.size > len(data):
         raise FormatError(path, f"{place.entries} entries promised, the directory ends early")
@@ -172,50 +187,62 @@ def _entry(path: bytes, data: bytes, at: int, place: _Directory) -> tuple[Member
     if magic != b"PK\x01\x02" or end > len(data):
         raise FormatError(path, "the central directory is damaged", place.start + at)
     raw = data[names:extras]
-    try:
-        name = raw.decode("utf-8" if flags & _UTF8 else "cp437")
-    except UnicodeDecodeError:
-        raise FormatError(path, f"member name {raw!r:.80} is not UTF-8", place.start + at) from None
-    if _FULL32 in (stored, size, header):
+    name = raw.decode("ascii") if raw.isascii() else _name(path, raw, flags)
+    if b"\0" in raw:
+        raise FormatError(path, f"member name {raw!r:.80} holds a zero byte", place.start + at)
+    if stored == _FULL32 or size == _FULL32 or header == _FULL32:
         extra = data[extras : extras + extra_length]
-        size, stored, header = _wide(path, extra, name, size, stored, header)
+        size, stored, header = _wide(path, extra, name, (size, stored, header))
     if disk not in (0, _FULL16):
-        raise UnsupportedError(path, "an archive over several disks; join it first")
-    return Member(name, method, flags, crc, stored, size, header + place.shift), end
+        _refuse_disks(path)
+    return (header + place.shift, name, method, flags, crc, stored, size, raw), end
+
+
+def _name(path: bytes, raw: bytes, flags: int) -> str:
+    try:
+        return raw.decode("utf-8" if flags & _UTF8 else "cp437")
+    except UnicodeDecodeError:
+        raise FormatError(path, f"member name {raw!r:.80} is not UTF-8") from None
 
 
 def _wide(
-    path: bytes, extra: bytes, name: str, size: int, stored: int, header: int
+    path: bytes, extra: bytes, name: str, values: tuple[int, int, int]
 ) -> tuple[int, int, int]:
-    """Sizes and place from the zip64 extra field: only those that are full in the entry."""
-    values = [size, stored, header]
+    """Size, stored and header from the zip64 extra field: those that are full in the entry."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)
         if kind == 1:
             field = extra[at + 4 : at + 4 + length]
-            for i, value in enumerate(values):
-                if value == _FULL32 and len(field) >= 8:
-                    values[i] = int.from_bytes(field[:8], "little")
-                    field = field[8:]
-            return values[0], values[1], values[2]
+            numbers = iter([field[i : i + 8] for i in range(0, len(field) - 7, 8)])
+            found = [next(numbers, b"") if value == _FULL32 else None for value in values]
+            if b"" in found:
+                break
+            size, stored, header = (
+                value if wide is None else int.from_bytes(wide, "little")
+                for value, wide in zip(values, found, strict=True)
+            )
+            return size, stored, header
         at += 4 + length
-    if _FULL32 in (size, stored):
-        raise FormatError(
-            path,
-            f"member {name!r} is over 4 GB and has no zip64 sizes: its writer lost them; "
-            f"write it again with NumPy",
-        )
-    return size, stored, header
+    raise FormatError(
+        path,
+        f"member {name!r} is over 4 GB and has no zip64 sizes: its writer lost them; "
+        f"write it again with NumPy",
+    )
 
 
-def _check_places(path: bytes, found: list[Member], end: int) -> None:
-    """Entries must lie before the directory and apart from each other."""
-    spans = sorted((member.header, member.stored, member.name) for member in found)
-    free = 0
-    for header, stored, name in spans:
-        if header < free:
-            raise FormatError(path, f"member {name!r} overlaps another: a zip bomb", header)
-        free = header + _LOCAL.size + stored
-    if free > end:
-        raise FormatError(path, f"member {spans[-1][2]!r} overlaps the central directory")
+def _bounded(path: bytes, entries: list[_Entry], end: int) -> list[Member]:
+    """The members with their ends. They must lie before the directory and apart."""
+    headers = sorted([entry[0] for entry in entries])
+    following = dict(zip(headers, [*headers[1:], end], strict=False))
+    found = []
+    for header, name, method, flags, crc, stored, size, raw in entries:
+        end = following[header]
+        if header + _LOCAL.size + stored > end:
+            raise FormatError(
+                path, f"member {name!r} overlaps another or the directory: a zip bomb", header
+            )
+        found.append(Member(name, method, flags, crc, stored, size, header, end, raw))
+    if len(following) < len(headers):
+        raise FormatError(path, "two members in one place: a zip bomb")
+    return found

@@ -6,35 +6,32 @@ times as long). Where describing waits for the disk or the network instead, thre
 rest. The first files tell, by how often the kernel put the thread to sleep.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from contextlib import closing
 
 import numpy as np
 
-from ndfeed.errors import BadFilesError, Error, shown
+from ndfeed.errors import BadFilesError, Error, FormatError, shown
 from ndfeed.files import system
 from ndfeed.files.file import File, Identity
-from ndfeed.formats import detect, raw
+from ndfeed.files.paths import common_folder
+from ndfeed.formats import detect, npy, raw
 from ndfeed.formats.array import Array, Description
-from ndfeed.index.table import NOTES_KEPT, Table, common_folder, concat, joined_paths
+from ndfeed.index.source import Files
+from ndfeed.index.table import NOTES_KEPT, Assembly, Part, Table, joined_paths
 from ndfeed.progress import Bar
 
 _FIRST = 128
 _CHUNK = 1024
 _THREADS = 16
+_WAITS_PER_FILE = 0.25  # above this it is the disk that takes the time
 _FORMATS = ("npy", "npz", "npy.gz", "pt", "safetensors", "raw", "memory")
-
-
-class Rules(NamedTuple):
-    """How files are to be taken. ``picky`` leaves out those of a folder that hold no arrays."""
-
-    layout: raw.Layout | None = None
-    picky: bool = False
+RAW = _FORMATS.index("raw")
 
 
 class _Chunk:
-    """Columns of some files, in lists."""
+    """Facts about some files, in lists, and what was wrong with others."""
 
     def __init__(self) -> None:
         self.paths: list[bytes] = []
@@ -45,7 +42,8 @@ class _Chunk:
         self.dtypes: dict[str, int] = {}
         self.dims: dict[tuple[int, ...], int] = {}
         self.notes: list[tuple[int, str]] = []
-        self.ignored: list[str] = []
+        self.ignored: list[bytes] = []
+        self.problems: list[Error] = []
 
     def add(self, file: File, found: Description) -> None:
         status = file.status
@@ -76,8 +74,8 @@ class _Chunk:
             array.coding,
         )
 
-    def table(self, base: bytes) -> Table:
-        """These files as a table of their own."""
+    def part(self, base: bytes) -> Part:
+        """These files as part of a table."""
         width = 1 + max(map(len, self.dims), default=0)
         dims = np.zeros((len(self.dims), width), np.int64)
         for row, lengths in zip(dims, self.dims, strict=True):
@@ -85,94 +83,116 @@ class _Chunk:
             row[1 : 1 + len(lengths)] = lengths
         path_bytes, path_ends = joined_paths(base, self.paths)
         arrays = np.array(self.arrays, np.int64).reshape(-1, 11)
-        return Table(
-            base=base,
-            path_bytes=path_bytes,
-            path_ends=path_ends,
-            identity=np.array(self.identity, np.int64).reshape(-1, 5),
-            format=np.array(self.format, np.uint8),
-            formats=_FORMATS,
-            file=arrays[:, 0].astype(np.int32),
-            name=arrays[:, 1].astype(np.int32),
-            dtype=arrays[:, 2].astype(np.int16),
-            shape=arrays[:, 3].astype(np.int32),
-            strides=arrays[:, 4].astype(np.int32),
-            offset=arrays[:, 5].copy(),
-            length=arrays[:, 6].copy(),
-            skip=arrays[:, 7].copy(),
-            decoded=arrays[:, 8].copy(),
-            crc=arrays[:, 9].copy(),
-            coding=arrays[:, 10].astype(np.uint8),
-            names=tuple(self.names),
-            dtypes=tuple(self.dtypes),
-            dims=dims,
-            notes=tuple(self.notes[:NOTES_KEPT]),
-            remarked=len(self.notes),
-            ignored=tuple(self.ignored),
-        )
+        return {
+            "path_bytes": path_bytes,
+            "path_ends": path_ends,
+            "identity": np.array(self.identity, np.int64).reshape(-1, 5),
+            "format": np.array(self.format, np.uint8),
+            "formats": _FORMATS,
+            "file": arrays[:, 0].astype(np.int32),
+            "name": arrays[:, 1].astype(np.int32),
+            "dtype": arrays[:, 2].astype(np.int32),
+            "shape": arrays[:, 3].astype(np.int32),
+            "strides": arrays[:, 4].astype(np.int32),
+            "offset": arrays[:, 5].copy(),
+            "length": arrays[:, 6].copy(),
+            "skip": arrays[:, 7].copy(),
+            "decoded": arrays[:, 8].copy(),
+            "crc": arrays[:, 9].copy(),
+            "coding": arrays[:, 10].astype(np.uint8),
+            "names": tuple(self.names),
+            "dtypes": tuple(self.dtypes),
+            "dims": dims,
+            "notes": self.notes[:NOTES_KEPT],
+            "remarked": len(self.notes),
+            "ignored": [shown(path) for path in self.ignored[:NOTES_KEPT]],
+            "passed_over": len(self.ignored),
+        }
 
 
-def build(paths: Sequence[bytes], rules: Rules) -> Table:
-    """Describe every file; raise for all bad ones together."""
-    base = common_folder(paths)
-    tables: list[Table] = []
+def build(files: Files, layout: raw.Layout | None, *, of: int | None = None) -> Table:
+    """Describe every file; raise for all bad ones together.
+
+    ``of`` is how many files were checked in all, where some need not be described again.
+    """
+    base = common_folder(files.paths)
+    made = Assembly(base)
     problems: list[Error] = []
-    with Bar("reading headers", len(paths)) as bar:
-        for table, bad in _described(paths, rules, base):
-            bar.advance(table.files + len(bad) + len(table.ignored))
-            tables.append(table)
-            problems += bad
+    with (
+        Bar("reading headers", len(files.paths)) as bar,
+        closing(_described(files, layout)) as chunks,
+    ):
+        for chunk in chunks:
+            made.add(chunk.part(base))
+            problems += chunk.problems
+            bar.advance(len(chunk.paths) + len(chunk.ignored) + len(chunk.problems))
     if len(problems) == 1:
         raise problems[0]
     if problems:
-        raise BadFilesError(problems, len(paths))
-    return concat(tables)
+        raise BadFilesError(problems, len(files.paths) if of is None else of)
+    return made.table()
 
 
 def table_of(file: File, found: Description) -> Table:
     """The table of one file that is described already."""
     chunk = _Chunk()
     chunk.add(file, found)
-    return chunk.table(b"")
+    made = Assembly(b"")
+    made.add(chunk.part(b""))
+    return made.table()
 
 
-def _described(
-    paths: Sequence[bytes], rules: Rules, base: bytes
-) -> Iterator[tuple[Table, list[Error]]]:
-    """Every chunk of files as a table and its problems, in order."""
-    first = paths[:_FIRST]
+def _described(files: Files, layout: raw.Layout | None) -> Generator[_Chunk, None, None]:
+    """Every file, in order, some at a time."""
+    count = len(files.paths)
+    first = min(_FIRST, count)
     before = system.waits()
-    yield _chunk(first, rules, base)
-    waiting = system.waits() - before > len(first) // 4
-    chunks = [paths[start : start + _CHUNK] for start in range(len(first), len(paths), _CHUNK)]
+    yield _chunk(files, layout, 0, first)
+    waiting = system.waits() - before > _WAITS_PER_FILE * first
+    starts = range(first, count, _CHUNK)
     if not waiting:
-        for chunk in chunks:
-            yield _chunk(chunk, rules, base)
+        for start in starts:
+            yield _chunk(files, layout, start, start + _CHUNK)
         return
-    with ThreadPoolExecutor(_THREADS, "ndfeed-index") as pool:
-        yield from pool.map(lambda chunk: _chunk(chunk, rules, base), chunks)
+    pool = ThreadPoolExecutor(_THREADS, "ndfeed-index")
+    try:
+        yield from pool.map(lambda start: _chunk(files, layout, start, start + _CHUNK), starts)
+    finally:
+        pool.shutdown(cancel_futures=True)  # whoever presses Ctrl-C waits for no other file
 
 
-def _chunk(paths: Sequence[bytes], rules: Rules, base: bytes) -> tuple[Table, list[Error]]:
+def _chunk(files: Files, layout: raw.Layout | None, start: int, stop: int) -> _Chunk:
     chunk = _Chunk()
-    problems: list[Error] = []
-    for path in paths:
+    picky = files.picky[start:stop].tolist()
+    for path, ignorable in zip(files.paths[start:stop], picky, strict=True):
         try:
             with File(path) as file:
-                if rules.picky and not _holds_arrays(file, rules):
-                    chunk.ignored.append(shown(path))
-                else:
-                    chunk.add(file, detect.describe(file, rules.layout))
+                if ignorable and not _promising(file, layout):
+                    chunk.ignored.append(path)
+                    continue
+                try:
+                    chunk.add(file, detect.describe(file, layout))
+                except FormatError:
+                    if not ignorable or _certain(file, layout):
+                        raise
+                    chunk.ignored.append(path)
         except Error as error:
-            problems.append(error)
-    return chunk.table(base), problems
+            chunk.problems.append(error.with_traceback(None))
+    return chunk
 
 
-def _holds_arrays(file: File, rules: Rules) -> bool:
-    """Is this file of a folder meant? By its name, or else by its first bytes."""
-    path = file.path.lower()
-    if path.endswith(detect.SUFFIXES):
+def _promising(file: File, layout: raw.Layout | None) -> bool:
+    """May this file of a folder hold arrays?"""
+    return _named(file.path, layout) or (file.size > 0 and detect.recognised(file))
+
+
+def _certain(file: File, layout: raw.Layout | None) -> bool:
+    """Must it? Else it is an archive of something else, as a .zip or .docx may be."""
+    return _named(file.path, layout) or file.read(0, min(6, file.size)) == npy.MAGIC
+
+
+def _named(path: bytes, layout: raw.Layout | None) -> bool:
+    name = path.lower()
+    if name.endswith(detect.SUFFIXES):
         return True
-    if path.endswith(raw.SUFFIXES) and (rules.layout or raw.beside(file.path)):
-        return True
-    return file.size > 0 and detect.recognised(file)
+    return name.endswith(raw.SUFFIXES) and (layout is not None or raw.beside(path) is not None)

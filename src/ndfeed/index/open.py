@@ -13,12 +13,13 @@ import numpy as np
 
 from ndfeed.errors import ChangedError, MissingError
 from ndfeed.files import tree
+from ndfeed.files.paths import Paths
 from ndfeed.files.shared import Handle, Shared
 from ndfeed.formats import raw
 from ndfeed.index import cache, codec
-from ndfeed.index.build import Rules, build
-from ndfeed.index.source import Source, find, spelled
-from ndfeed.index.table import Table, concat, subset
+from ndfeed.index.build import build
+from ndfeed.index.source import Files, Source, find, spelled
+from ndfeed.index.table import Table, places, subset
 
 _MANY_ARRAYS = 64
 
@@ -26,7 +27,7 @@ _MANY_ARRAYS = 64
 class Opened:
     """A table and where it came from."""
 
-    def __init__(self, table: Table, spellings: list[bytes], layout: raw.Layout | None) -> None:
+    def __init__(self, table: Table, spellings: Paths, layout: raw.Layout | None) -> None:
         self.table = table
         self.spellings = spellings
         self.layout = layout
@@ -36,11 +37,17 @@ class Opened:
         if self._memory is None:
             self._memory = Shared.of(codec.encode(self.table))
         handle = self._memory.handle()
-        return _arrived, (handle, codec.fingerprint(self.table), self.spellings, self.layout)
+        return _arrived, (
+            handle, codec.fingerprint(self.table), self.table.caches, self.spellings, self.layout,
+        )  # fmt: skip
 
 
 def _arrived(
-    handle: Handle, expected: str, spellings: list[bytes], layout: raw.Layout | None
+    handle: Handle,
+    expected: str,
+    caches: tuple[bytes, ...],
+    spellings: Paths,
+    layout: raw.Layout | None,
 ) -> Opened:
     """The table behind a pickled handle, or one of the same source and the same data."""
     try:
@@ -55,7 +62,7 @@ def _arrived(
             ) from None
         return Opened(table, spellings, layout)
     table, _ = codec.decode(memory.view().data, checked=False)
-    opened = Opened(table, spellings, layout)
+    opened = Opened(replace(table, caches=caches), spellings, layout)
     opened._memory = memory
     return opened
 
@@ -66,31 +73,29 @@ def open_table(source: Source, layout: raw.Layout | None = None, *, cached: bool
     return Opened(_open(spellings, layout, cached=cached), spellings, layout)
 
 
-def _open(spellings: list[bytes], layout: raw.Layout | None, *, cached: bool) -> Table:
+def _open(spellings: Paths, layout: raw.Layout | None, *, cached: bool) -> Table:
     path = cache.place(spellings, layout)
     kept = cache.load(path) if cached else None
-    if kept is not None and cache.holds(kept):
-        return kept.table
+    if kept is not None and cache.holds(kept, layout):
+        return replace(kept.table, caches=(path,))
     began = cache.now()
     files = find(spellings)
-    rules = Rules(layout, files.picky)
-    table = build(files.paths, rules) if kept is None else _renewed(kept, files.paths, rules)
+    table = build(files, layout) if kept is None else _renewed(kept, files, layout)
     if not table.files:
         raise tree.nothing(spellings[0], "in this folder")
     if cached and (len(files.paths) > 1 or len(table.file) >= _MANY_ARRAYS):
         cache.save(path, cache.Kept(table, began, files.folders))
+        table = replace(table, caches=(path,))
     return table
 
 
-def _renewed(kept: cache.Kept, paths: list[bytes], rules: Rules) -> Table:
-    """A table of ``paths`` that describes only what is new or changed since ``kept``."""
-    known = {path: file for file, path in enumerate(kept.table.paths(0, kept.table.files))}
-    for file in cache.changed_files(kept).tolist():
-        del known[kept.table.path(file)]
-    new = build([path for path in paths if path not in known], rules)
-    first = kept.table.files
-    known.update((path, first + i) for i, path in enumerate(new.paths(0, new.files)))
-    files = [known[path] for path in paths if path in known]
-    return replace(
-        subset(concat([kept.table, new]), np.array(files, np.int64)), ignored=new.ignored
-    )
+def _renewed(kept: cache.Kept, files: Files, layout: raw.Layout | None) -> Table:
+    """The table of ``files``, of which only those new or changed since ``kept`` are described."""
+    place = places(kept.table, files.paths)
+    place[cache.changed_files(kept, layout)[place]] = -1
+    fresh = files.chosen(place < 0)
+    new = build(fresh, layout, of=len(files.paths))
+    found = places(new, fresh.paths)
+    place[place < 0] = np.where(found < 0, -1, found + kept.table.files)
+    renewed = subset([kept.table, new], place[place >= 0])
+    return replace(renewed, ignored=new.ignored, passed_over=new.passed_over)

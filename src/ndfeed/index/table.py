@@ -1,23 +1,29 @@
 """The table of arrays: columns over files and over arrays, never an object per file.
 
 Per file: the path, the identity, the format. Per array: its file, and every fact of
-``formats.Array`` as a number, with names, types and shapes kept once each in lists. About
-160 bytes for a file of one array, paths included.
+``formats.Array`` as a number, with names, types and shapes kept once each. About 130 bytes for
+a file of one array, paths included.
 
-Arrays stand in the order of their files. A table is never changed once it is built.
+Arrays stand in the order of their files. Names and types are numbered in the order of their
+first use and shapes in order of size; none is unused, and ``base`` is as long as it can be.
+So the same files give the same table, however it came about. A table is never changed once it
+is built.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.files.file import Identity
+from ndfeed.files.paths import Paths, common_folder
 
 Ints = NDArray[np.int64]
 
 NOTES_KEPT = 100
+_AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -33,7 +39,7 @@ class Table:
 
     file: NDArray[np.int32]  # per array from here on
     name: NDArray[np.int32]
-    dtype: NDArray[np.int16]
+    dtype: NDArray[np.int32]
     shape: NDArray[np.int32]  # place in dims
     strides: NDArray[np.int32]  # place in dims, -1 for C order
     offset: Ints
@@ -48,9 +54,11 @@ class Table:
     dims: Ints  # rows of a rank and as many lengths, padded with zeros
     notes: tuple[tuple[int, str], ...] = ()  # the first NOTES_KEPT remarks: file, text
     remarked: int = 0  # how many there were
-    ignored: tuple[str, ...] = ()  # files of a folder that hold no arrays
+    ignored: tuple[str, ...] = ()  # the first NOTES_KEPT files of a folder that hold no arrays
+    passed_over: int = 0  # how many there were
     owner: object = field(default=None, repr=False)  # keeps the memory behind the paths alive
     sealed: bool = False  # the files are memory of our own that cannot change
+    caches: tuple[bytes, ...] = ()  # where this table is kept for the next time
 
     @property
     def files(self) -> int:
@@ -62,14 +70,13 @@ class Table:
         start, end = self.path_ends[file], self.path_ends[file + 1]
         return self.base + self.path_bytes[start:end].tobytes()
 
-    def paths(self, start: int, stop: int) -> list[bytes]:
-        """The paths of ``stop - start`` files; faster than one by one."""
-        ends = self.path_ends[start : stop + 1].tolist()
-        text = self.path_bytes[ends[0] : ends[-1]].tobytes() if ends else b""
-        first = ends[0] if ends else 0
-        return [
-            self.base + text[a - first : b - first] for a, b in zip(ends, ends[1:], strict=False)
-        ]
+    def paths_of(self, files: Ints) -> Iterator[bytes]:
+        """The paths of some files."""
+        base, text, ends = self.base, self.path_bytes.data, self.path_ends
+        for start in range(0, len(files), _AT_ONCE):
+            some = files[start : start + _AT_ONCE]
+            pairs = zip(ends[some].tolist(), ends[some + 1].tolist(), strict=True)
+            yield from (base + bytes(text[a:b]) for a, b in pairs)
 
     def expected(self, file: int) -> Identity:
         """The identity a file had when it was described."""
@@ -88,118 +95,219 @@ class Table:
         return sum(column.nbytes for column in columns if isinstance(column, np.ndarray))
 
 
-_PER_FILE = ("identity", "format")
-_PER_ARRAY = (
-    "file", "name", "dtype", "shape", "strides", "offset", "length", "skip", "decoded", "crc",
-    "coding",
-)  # fmt: skip
+_PER_FILE = {"identity": np.int64, "format": np.uint8}
+_PER_ARRAY = {
+    "file": np.int32, "name": np.int32, "dtype": np.int32, "shape": np.int32, "strides": np.int32,
+    "offset": np.int64, "length": np.int64, "skip": np.int64, "decoded": np.int64,
+    "crc": np.int64, "coding": np.uint8,
+}  # fmt: skip
+
+Part = dict[str, Any]
 
 
-def common_folder(paths: Sequence[bytes]) -> bytes:
-    """The deepest folder that holds all ``paths``, with its slash; nothing if there is none."""
-    low, high = (min(paths), max(paths)) if paths else (b"", b"")
-    pairs = enumerate(zip(low, high, strict=False))
-    same = next((i for i, (a, b) in pairs if a != b), min(len(low), len(high)))
-    return low[: low.rfind(b"/", 0, same) + 1]
-
-
-def joined_paths(base: bytes, paths: Sequence[bytes]) -> tuple[NDArray[np.uint8], Ints]:
+def joined_paths(base: bytes, paths: Iterable[bytes]) -> tuple[NDArray[np.uint8], Ints]:
     """``path_bytes`` and ``path_ends`` of paths that all begin with ``base``."""
-    cut = len(base)
-    ends = np.zeros(len(paths) + 1, np.int64)
-    np.cumsum([len(path) - cut for path in paths], out=ends[1:])
-    return np.frombuffer(b"".join([path[cut:] for path in paths]), np.uint8), ends
+    text, ends = Paths(paths, base).text()
+    return np.frombuffer(text, np.uint8), np.frombuffer(ends, np.int64)
+
+
+class Assembly:
+    """Tables put one behind the other, in memory that grows in place.
+
+    A column is a bytearray: the system moves its pages where they must move, so a large table
+    is never there twice, as it would be were its parts kept and joined at the end.
+    """
+
+    def __init__(self, base: bytes) -> None:
+        self.base = base
+        self._text = bytearray()
+        self._lengths = bytearray()
+        self._columns = {column: bytearray() for column in (*_PER_FILE, *_PER_ARRAY)}
+        self._pools: dict[str, dict[str, int]] = {"names": {}, "dtypes": {}, "formats": {}}
+        self._dims: list[Ints] = []
+        self._rows = self._files = self._remarked = self._passed_over = 0
+        self._notes: list[tuple[int, str]] = []
+        self._ignored: list[str] = []
+
+    def add(self, part: Part) -> None:
+        """Put a table at the end, given by its fields; its paths must be relative to the base."""
+        columns = {column: part[column] for column in self._columns}
+        columns["file"] = columns["file"] + self._files
+        for column, pool in (("name", "names"), ("dtype", "dtypes"), ("format", "formats")):
+            columns[column] = self._pooled(pool, part[pool])[columns[column]]
+        columns["shape"] = columns["shape"] + self._rows
+        columns["strides"] = np.where(columns["strides"] < 0, -1, columns["strides"] + self._rows)
+        for column, kind in {**_PER_FILE, **_PER_ARRAY}.items():
+            self._columns[column] += columns[column].astype(kind).tobytes()
+        self._text += part["path_bytes"].data
+        self._lengths += np.diff(part["path_ends"]).tobytes()
+        self._dims.append(part["dims"])
+        if len(self._notes) < NOTES_KEPT:
+            self._notes += [(file + self._files, text) for file, text in part["notes"]]
+        self._ignored += part["ignored"][: NOTES_KEPT - len(self._ignored)]
+        self._rows += len(part["dims"])
+        self._files += len(part["identity"])
+        self._remarked += part["remarked"]
+        self._passed_over += part["passed_over"]
+
+    def _pooled(self, pool: str, own: Sequence[str]) -> Ints:
+        shared = self._pools[pool]
+        return np.array([shared.setdefault(text, len(shared)) for text in own] or [0], np.int64)
+
+    def table(self) -> Table:
+        """All of it as one table. Nothing may be added any more."""
+        kinds: dict[str, Any] = {**_PER_FILE, **_PER_ARRAY}
+        columns: dict[str, Any] = {
+            name: np.frombuffer(self._columns[name], kind) for name, kind in kinds.items()
+        }
+        dims, place = _joined_dims(self._dims)
+        for name in ("shape", "strides"):
+            columns[name] = np.where(columns[name] < 0, -1, place[columns[name]]).astype(np.int32)
+        ends = np.zeros(self._files + 1, np.int64)
+        np.cumsum(np.frombuffer(self._lengths, np.int64), out=ends[1:])
+        made = Table(
+            base=self.base,
+            path_bytes=np.frombuffer(self._text, np.uint8),
+            path_ends=ends,
+            identity=columns.pop("identity").reshape(-1, 5),
+            **columns,
+            names=tuple(self._pools["names"]),
+            dtypes=tuple(self._pools["dtypes"]),
+            formats=tuple(self._pools["formats"]),
+            dims=dims,
+            notes=tuple(self._notes[:NOTES_KEPT]),
+            remarked=self._remarked,
+            ignored=tuple(self._ignored),
+            passed_over=self._passed_over,
+        )
+        if b"/" not in self._text[: int(ends[:2][-1])]:
+            return made  # the first file lies right in the base: so it is as long as can be
+        base = common_folder(made.paths_of(np.arange(made.files)))
+        paths = _paths(base, made.paths_of(np.arange(made.files)))
+        return made if base == self.base else replace(made, base=base, **paths)
 
 
 def concat(tables: Sequence[Table]) -> Table:
-    """The files of all tables, in turn. Names, types and shapes are numbered anew."""
+    """The files of all tables, in turn."""
     if len(tables) == 1:
         return tables[0]
-    base = common_folder(sorted({table.base for table in tables}))
-    rest = [_rebased(table, base) for table in tables]
-    names: dict[str, int] = {}
-    dtypes: dict[str, int] = {}
-    formats: dict[str, int] = {}
-    dims, places = _joined_dims([table.dims for table in tables])
-    columns: dict[str, list[NDArray[np.generic]]] = {
-        column: [getattr(table, column) for table in tables] for column in (*_PER_FILE, *_PER_ARRAY)
-    }
-    firsts = np.cumsum([0] + [table.files for table in tables])
-    for i, (table, place) in enumerate(zip(tables, places, strict=True)):
-        columns["file"][i] = table.file + firsts[i].astype(np.int32)
-        columns["name"][i] = _renumbered(table.names, names)[table.name]
-        columns["dtype"][i] = _renumbered(table.dtypes, dtypes)[table.dtype]
-        columns["format"][i] = _renumbered(table.formats, formats)[table.format]
-        columns["shape"][i] = place[table.shape]
-        columns["strides"][i] = np.where(table.strides < 0, -1, place[table.strides])
-    like = {column: getattr(tables[0], column).dtype for column in columns}
-    notes = [
-        (int(first) + file, text)
-        for first, table in zip(firsts, tables, strict=False)
-        for file, text in table.notes
-    ]
-    return Table(
-        base=base,
-        path_bytes=np.concatenate([text for text, _ in rest]),
-        path_ends=_joined_ends([ends for _, ends in rest]),
-        **{
-            column: np.concatenate(parts).astype(like[column], copy=False)
-            for column, parts in columns.items()
-        },
-        formats=tuple(formats),
-        names=tuple(names),
-        dtypes=tuple(dtypes),
-        dims=dims,
-        notes=tuple(notes[:NOTES_KEPT]),
-        remarked=sum(table.remarked for table in tables),
-        ignored=tuple(text for table in tables for text in table.ignored),
-        sealed=all(table.sealed for table in tables),
-        owner=tuple(table.owner for table in tables if table.owner is not None) or None,
+    made = Assembly(common_folder(table.base for table in tables))
+    for table in tables:
+        part = _fields(table)
+        if table.base != made.base:
+            part |= _paths(made.base, table.paths_of(np.arange(table.files)))
+        made.add(part)
+    return replace(made.table(), **_inherited(tables))
+
+
+def subset(tables: Sequence[Table], files: Ints) -> Table:
+    """Some files of several tables, numbered through all of them, in the order given."""
+    ends = np.cumsum([table.files for table in tables])
+    made = Assembly(common_folder(table.base for table in tables))
+    for start in range(0, max(len(files), 1), _AT_ONCE):
+        made.add(_mixed(tables, ends, files[start : start + _AT_ONCE], made.base))
+    notes = []
+    for table, end in zip(tables, ends.tolist(), strict=True):
+        for file, text in table.notes:
+            notes += [(int(at), text) for at in np.flatnonzero(files == file + end - table.files)]
+    kept, known = len(notes), sum(len(table.notes) for table in tables)
+    return replace(
+        made.table(),
+        notes=tuple(sorted(notes)[:NOTES_KEPT]),
+        # Of remarks that were not kept it is not known whose they were.
+        remarked=sum(table.remarked for table in tables) - known + kept,
+        **_inherited(tables),
     )
 
 
-def subset(table: Table, files: Ints) -> Table:
-    """A table of some files of ``table``, in the order given."""
+def _inherited(tables: Sequence[Table]) -> dict[str, Any]:
+    """What a table made of ``tables`` has of them, besides files."""
+    return {
+        "sealed": all(table.sealed for table in tables),
+        "owner": tuple(table.owner for table in tables if table.owner is not None) or None,
+        "caches": tuple(dict.fromkeys(cache for table in tables for cache in table.caches)),
+    }
+
+
+def _mixed(tables: Sequence[Table], ends: Ints, files: Ints, base: bytes) -> Part:
+    """A few files of several tables, numbered through all of them."""
+    which = np.searchsorted(ends, files, side="right")
+    made = Assembly(base)
+    for i in np.unique(which).tolist() or [0]:
+        first = int(ends[i]) - tables[i].files
+        part = _some(tables[i], files[which == i] - first, base)
+        if (which == i).all():
+            return part
+        made.add(part)
+    place = np.empty(len(files), np.int64)
+    place[np.argsort(which, kind="stable")] = np.arange(len(files))
+    return _some(made.table(), place, base)
+
+
+def _fields(table: Table) -> Part:
+    return {column.name: getattr(table, column.name) for column in fields(Table)}
+
+
+def _some(table: Table, files: Ints, base: bytes) -> Part:
+    """Some files of a table, with only those names, types and shapes that they use."""
     first = np.searchsorted(table.file, files)
     counts = np.searchsorted(table.file, files, side="right") - first
-    before = np.cumsum(counts) - counts
-    rows = np.repeat(first - before, counts) + np.arange(int(counts.sum()))
-    starts, lengths = table.path_ends[files], table.path_ends[files + 1] - table.path_ends[files]
-    ends = np.concatenate([[0], np.cumsum(lengths)])
-    letters = np.repeat(starts - ends[:-1], lengths) + np.arange(int(ends[-1]))
-    place = {int(file): i for i, file in enumerate(files)} if table.notes else {}
-    notes = tuple((place[file], text) for file, text in table.notes if file in place)
-    return replace(
-        table,
-        path_bytes=table.path_bytes[letters],
-        path_ends=ends,
-        **{column: getattr(table, column)[files] for column in _PER_FILE},
-        **{column: getattr(table, column)[rows] for column in _PER_ARRAY if column != "file"},
-        file=np.repeat(np.arange(len(files), dtype=np.int32), counts),
-        notes=notes,
-        remarked=len(notes),
+    rows = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+    part = _fields(table) | _paths(base, table.paths_of(files))
+    part |= {column: part[column][files] for column in _PER_FILE}
+    part |= {column: part[column][rows] for column in _PER_ARRAY}
+    part["file"] = np.repeat(np.arange(len(files)), counts)
+    for column, pool in (("name", "names"), ("dtype", "dtypes")):
+        used, part[column] = _by_first_use(part[column])
+        part[pool] = [part[pool][i] for i in used.tolist()]
+    part["dims"], part["shape"], part["strides"] = _used_dims(part)
+    return part | {"notes": [], "remarked": 0, "ignored": [], "passed_over": 0}
+
+
+def places(table: Table, paths: Paths) -> Ints:
+    """For each of ``paths`` its file in ``table``, the first if there are several, else -1."""
+    if not table.files:
+        return np.full(len(paths), -1)
+    # By hash, not in a dict: that would take more memory than the table itself.
+    own = np.fromiter(map(hash, table.paths_of(np.arange(table.files))), np.int64, table.files)
+    order = np.argsort(own, kind="stable")
+    theirs = np.fromiter(map(hash, paths), np.int64, len(paths))
+    found = order[np.minimum(np.searchsorted(own[order], theirs), len(own) - 1)]
+    pairs = zip(paths, table.paths_of(found), strict=True)
+    same = np.fromiter((mine == yours for mine, yours in pairs), bool, len(paths))
+    return np.where(same, found, -1)
+
+
+def _paths(base: bytes, paths: Iterable[bytes]) -> Part:
+    path_bytes, path_ends = joined_paths(base, paths)
+    return {"path_bytes": path_bytes, "path_ends": path_ends}
+
+
+def _by_first_use(numbers: NDArray[np.int32]) -> tuple[Ints, Ints]:
+    """The numbers that occur, in the order in which they first do, and all as places there."""
+    used, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty(len(used), np.int64)
+    place[order] = np.arange(len(used))
+    return used[order].astype(np.int64), place[inverse.reshape(-1)]
+
+
+def _used_dims(part: Part) -> tuple[Ints, Ints, Ints]:
+    """The shapes and strides that occur, and those of the arrays as places there."""
+    shape: NDArray[np.int32] = part["shape"]
+    strides: NDArray[np.int32] = part["strides"]
+    used = np.union1d(shape, strides[strides >= 0])
+    dims: Ints = part["dims"][used]
+    width = 1 + int(dims[:, 0].max(initial=0))
+    at, steps = (
+        np.asarray(np.searchsorted(used, numbers), np.int64) for numbers in (shape, strides)
     )
+    return dims[:, :width], at, np.where(strides < 0, -1, steps)
 
 
-def _rebased(table: Table, base: bytes) -> tuple[NDArray[np.uint8], Ints]:
-    if table.base == base:
-        return table.path_bytes, table.path_ends
-    return joined_paths(base, table.paths(0, table.files))
-
-
-def _joined_ends(parts: list[Ints]) -> Ints:
-    lengths = np.concatenate([np.diff(ends) for ends in parts])
-    return np.concatenate([[0], np.cumsum(lengths)])
-
-
-def _renumbered(own: tuple[str, ...], shared: dict[str, int]) -> Ints:
-    return np.array([shared.setdefault(text, len(shared)) for text in own] or [0], np.int64)
-
-
-def _joined_dims(pools: list[Ints]) -> tuple[Ints, list[Ints]]:
-    """All rows of the pools, each once, and for each pool where its rows went."""
+def _joined_dims(pools: list[Ints]) -> tuple[Ints, Ints]:
+    """All rows of the pools, each once and in order, and where each row of each pool went."""
     width = max(pool.shape[1] for pool in pools)
     padded = [np.pad(pool, ((0, 0), (0, width - pool.shape[1]))) for pool in pools]
     dims, inverse = np.unique(np.concatenate(padded), axis=0, return_inverse=True)
-    ends = np.cumsum([len(pool) for pool in pools])[:-1]
-    return dims, np.split(inverse.reshape(-1), ends)
+    return dims, inverse.reshape(-1)

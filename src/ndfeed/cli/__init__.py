@@ -1,0 +1,66 @@
+"""The command line: ``ndfeed inspect`` and ``ndfeed demo``.
+
+Commands declare their arguments and print. What they print is made by ``facts`` and ``peers``.
+Only this package imports Typer and rich, so ``import ndfeed`` does without them.
+"""
+
+import io
+import sys
+import warnings
+from typing import Annotated
+
+import typer
+
+import ndfeed
+from ndfeed.cli.console import complain, warn
+from ndfeed.cli.demo import demo
+from ndfeed.cli.inspect import inspect
+from ndfeed.errors import Error
+
+app = typer.Typer(
+    name="ndfeed",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(inspect)
+app.command()(demo)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ndfeed {ndfeed.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _ndfeed(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Open array files as they are: .npy, .npz, .npy.gz, .pt, .safetensors and raw ones.
+
+    \b
+    ndfeed demo                 small files of every kind, read and compared
+    ndfeed inspect npz_data/    what a folder holds, from its headers
+    """
+
+
+def main() -> int:
+    """Run the command line. A wrong file is one line on standard error and status 1."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that lacks a character gets its number, not a traceback.
+            stream.reconfigure(errors="backslashreplace")
+    warnings.showwarning = warn
+    try:
+        app()
+    except (Error, OSError) as error:
+        complain(error)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0

@@ -1,0 +1,36 @@
+"""Where commands write to: tables and text on standard output, complaints on standard error."""
+
+import sys
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from ndfeed.errors import shown
+
+
+def console() -> Console:
+    """Standard output as it is now. Nothing from a file is ever taken for markup."""
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def literal(text: str, style: str = "") -> Text:
+    """Text from a file or its name, printable, on one line, and without a meaning to rich."""
+    return Text(shown(text), style=style)
+
+
+def complain(problem: object, file: TextIO | None = None) -> None:
+    """Say on standard error what is wrong."""
+    print(f"ndfeed: {problem}", file=file or sys.stderr)
+
+
+def warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning for people: what it says, without the line of code it comes from."""
+    complain(f"warning: {message}", file)

@@ -1,0 +1,237 @@
+"""``ndfeed inspect PATH…``: say what each source holds, reading headers only."""
+
+import json
+import warnings
+from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import ndfeed
+from ndfeed.cli import facts
+from ndfeed.cli.console import complain, console, literal
+from ndfeed.cli.facts import Facts, FieldFacts, Reading
+from ndfeed.dataset import show
+from ndfeed.errors import AmbiguousError, Error
+from ndfeed.formats.types import named
+
+_SHOWN_FIELDS = 100
+_SHOWN_REMARKS = 10
+_WORDS = {
+    "row": "a sample is a row of axis 0",
+    "file": "a sample is a whole file",
+    "both": "samples are rows of some files and others whole",
+}
+
+
+class Sample(StrEnum):
+    """What one sample is."""
+
+    auto = "auto"
+    row = "row"
+    file = "file"
+
+
+def _dtype(text: str) -> str:
+    try:
+        return named(text)
+    except (TypeError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise typer.BadParameter(f"whole numbers such as 3,32,32 expected, got {text!r}") from None
+
+
+def inspect(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH",
+            help="A file, a folder with all below it, or a pattern in quotes. Each is a source "
+            "of its own.",
+            show_default=False,
+        ),
+    ],
+    sample: Annotated[Sample, typer.Option(help="What one sample is.")] = Sample.auto,
+    dtype: Annotated[
+        str | None,
+        typer.Option(parser=_dtype, metavar="NAME", help="Element type of raw files: uint16, <f4."),
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,…", help="Shape of one sample of raw files: 3,32,32."),
+    ] = None,
+    fields: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="Only these fields, separated by commas.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for each path, on one line.")
+    ] = False,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Neither use nor keep an index of the files.")
+    ] = False,
+) -> None:
+    """Show what array files hold, reading their headers only.
+
+    Says what the samples are and why, and what would make reading them faster.
+
+    \b
+    ndfeed inspect npz_data/
+    ndfeed inspect "train/*.npz" --sample file
+    ndfeed inspect tokens.bin --dtype uint16 --shape 1024
+    ndfeed inspect npz_data/ --json | jq .samples
+    """
+    if shape is not None and dtype is None:
+        raise typer.BadParameter("--shape is for raw files and needs --dtype beside it")
+    opened = partial(
+        ndfeed.open,
+        dtype=dtype,
+        shape=None if shape is None else _shape(shape),
+        fields=None if fields is None else fields.split(","),
+        cache=not no_cache,
+    )
+    out = console()
+    failed = False
+    for path in paths:
+        try:
+            found = look(path, sample.value, opened)
+        except (Error, OSError) as error:
+            complain(error)
+            failed = True
+            continue
+        except ValueError as error:
+            if dtype is None:
+                raise
+            raise typer.BadParameter(str(error)) from None  # the file needs none
+        if as_json:
+            print(json.dumps(found))
+        else:
+            _print(out, found)
+    if failed:
+        raise typer.Exit(1)
+
+
+def look(path: str, sample: str, opened: Callable[..., ndfeed.Dataset]) -> Facts:
+    """The facts of one source; both readings where it could be read two ways."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found = facts.described(path, opened(path, sample=sample))
+        except AmbiguousError:
+            found = facts.undecided(path, opened(path, sample="file"), opened(path, sample="row"))
+    texts = dict.fromkeys((str(one.message), one.category) for one in caught)
+    for text, category in texts:
+        if issubclass(category, UserWarning):  # about the files
+            found["warnings"].append(text)
+        else:
+            complain(f"warning: {text}")
+    return found
+
+
+def _print(out: Console, found: Facts) -> None:
+    out.print(literal(found["path"], "bold"))
+    if found["fields"] is None:
+        _print_readings(out, found["readings"])
+    else:
+        out.print(_field_table(found["fields"]))
+        size = show.size(found["bytes"] or 0)
+        _line(out, f"{_count(found['samples'] or 0, 'sample')}, {size} decoded")
+        _line(out, f"{_WORDS[found['sample'] or 'both']} ({found['why']})")
+    formats = ", ".join(f"{count:,} {name}" for name, count in found["formats"].items())
+    _line(out, f"{_count(found['files'], 'file')} ({formats}), {_disk(found)} on disk")
+    _print_remarks(out, found)
+    if found["advice"]:
+        _line(out, "what would make it faster:", "bold")
+        for one in found["advice"]:
+            _line(out, f"- {one['text']}")
+    out.print()
+
+
+def _line(out: Console, text: str, style: str = "") -> None:
+    # Wrapped by the terminal, if at all: what is piped or copied stays one line.
+    out.print(literal(f"  {text}", style), soft_wrap=True)
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def _disk(found: Facts) -> str:
+    return show.size(found["bytes_on_disk"])
+
+
+def _dims(field: FieldFacts) -> str:
+    shape = field["shape"]
+    return "(…)" if shape is None else str(tuple(shape)).replace("None", "…")
+
+
+def _field_table(fields: list[FieldFacts]) -> Table:
+    table = Table(show_edge=False)
+    for name in ("field", "dtype", "shape"):
+        table.add_column(name, overflow="fold")
+    table.add_column("bytes a sample", justify="right")
+    table.add_column("stored")
+    for field in fields[:_SHOWN_FIELDS]:
+        uneven = field["shape"] is None or None in field["shape"]
+        table.add_row(
+            literal(field["name"]),
+            literal(field["dtype"]),
+            literal(_dims(field)),
+            f"{'about ' * uneven}{field['bytes_per_sample']:,}",
+            ", ".join(field["stored"]),
+        )
+    if len(fields) > _SHOWN_FIELDS:
+        table.add_row(f"… and {len(fields) - _SHOWN_FIELDS:,} more fields")
+    return table
+
+
+def _print_readings(out: Console, readings: list[Reading]) -> None:
+    """Two ways to understand the samples, and the word that chooses."""
+    table = Table(show_edge=False)
+    for name in ("to add", "samples", "a sample is", "fields"):
+        table.add_column(name, overflow="fold", justify="right" if name == "samples" else "left")
+    for one in readings:
+        listed = [f"{f['name']} {f['dtype']} {_dims(f)}" for f in one["fields"][:_SHOWN_REMARKS]]
+        more = len(one["fields"]) - len(listed)
+        table.add_row(
+            f"--sample {one['sample']}",
+            f"{one['samples']:,}",
+            _WORDS[one["sample"]].removeprefix("a sample is "),
+            literal(", ".join(listed) + f" and {more:,} more" * (more > 0)),
+        )
+    _line(out, "could be read two ways; say which:")
+    out.print(table)
+    _line(out, 'in Python: ndfeed.open(…, sample="file") or ndfeed.open(…, sample="row")')
+
+
+def _print_remarks(out: Console, found: Facts) -> None:
+    """Warnings, remarks (those of one text together), and files that were left out."""
+    told = any(one["kind"] == "scattered-rows" for one in found["advice"])
+    texts: dict[str, list[str]] = {}
+    for remark in found["remarks"]:
+        texts.setdefault(remark["text"], []).append(remark["file"])
+    lines = [f"warning: {text}" for text in found["warnings"]]
+    for text, files in texts.items():
+        more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
+        lines.append(f"{files[0]}{more}: {text}")
+    # The advice below says this once for all files, and what to do.
+    lines = [line for line in lines if not (told and "Fortran order" in line)]
+    if lines:
+        _line(out, "remarks:", "bold")
+    for line in lines[:_SHOWN_REMARKS]:
+        _line(out, f"- {line}")
+    if len(lines) > _SHOWN_REMARKS:
+        _line(out, f"- … {len(lines) - _SHOWN_REMARKS:,} more kinds; --json lists them")
+    if found["ignored_total"]:
+        names = ", ".join(found["ignored"])
+        more = ", …" if found["ignored_total"] > len(found["ignored"]) else ""
+        total = _count(found["ignored_total"], "file")
+        _line(out, f"{total} without arrays left out: {names}{more}")

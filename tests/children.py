@@ -1,0 +1,51 @@
+"""Python in processes of its own, for what must not happen to the tests' own process."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+PRELUDE = """
+import os, resource, sys, time
+import numpy as np
+import ndfeed
+args = sys.argv[1:]
+"""
+
+
+def start(code, *args, **options):
+    """A new interpreter that runs ``code``, with ``args``, numpy and ndfeed at hand."""
+    command = [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(code)]
+    return subprocess.Popen(
+        [*command, *map(os.fspath, args)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def finish(child, timeout=60):
+    """What a child printed; it must have ended well, not by a signal or an error."""
+    try:
+        out, err = child.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        raise
+    assert child.returncode == 0, f"exit status {child.returncode}\n{err}"
+    return out
+
+
+def run(code, *args, timeout=60, **options):
+    """What ``code`` printed, run in a new interpreter to its good end."""
+    return finish(start(code, *args, **options), timeout)
+
+
+# Root may read everything: what is forbidden can be seen only as somebody else.
+AS_NOBODY = """
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+"""

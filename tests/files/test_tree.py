@@ -1,0 +1,187 @@
+"""Folders and patterns name the files that a person would expect, in the order they would."""
+
+import glob
+import os
+import sys
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ndfeed.errors import MissingError, SourceError
+from ndfeed.files import tree
+from ndfeed.files.tree import Folders
+
+
+def make(root, *names):
+    """Empty files, with the folders they need."""
+    for name in names:
+        path = os.path.join(os.fsencode(root), os.fsencode(name))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb"):
+            pass
+
+
+def below(root, found):
+    """Paths relative to ``root``, as text."""
+    return [os.fsdecode(os.path.relpath(path, os.fsencode(root))) for path in found.paths]
+
+
+def walked(root):
+    return below(root, tree.walk(os.fsencode(root)))
+
+
+def matched(root, pattern):
+    return below(root, tree.match(os.fsencode(os.path.join(root, pattern))))
+
+
+def test_a_folder_is_walked_in_natural_order(tmp_path):
+    """Sample 10 comes after sample 9, as whoever numbered the files meant it."""
+    make(tmp_path, "x10", "x9", "x1", "b/2", "b/10", "a10/x", "a9/y", "c/d/e", ".hidden", ".h/x")
+
+    assert walked(tmp_path) == ["x1", "x9", "x10", "a9/y", "a10/x", "b/2", "b/10", "c/d/e"]
+
+
+@given(st.lists(st.integers(0, 10**20), unique=True, max_size=20))
+def test_numbers_sort_as_numbers(numbers):
+    """Whatever their length."""
+    names = sorted((b"x%d.npy" % n for n in numbers), key=tree.natural)
+
+    assert names == [b"x%d.npy" % n for n in sorted(numbers)]
+
+
+@given(st.lists(st.text("a01.", min_size=1, max_size=6).map(str.encode), unique=True, max_size=9))
+@example([b"1", b"01", b"001"])
+def test_the_order_does_not_depend_on_the_listing(names):
+    """File systems list names in any order; the same files must give the same samples."""
+
+    def order(names):
+        return sorted(sorted(names), key=tree.natural)
+
+    assert order(names) == order(names[::-1])
+
+
+def test_links_are_followed(tmp_path):
+    """A folder of links to data elsewhere is a common way to choose some of it."""
+    make(tmp_path, "data/a", "data/b", "elsewhere/c")
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data" / "d").symlink_to(tmp_path / "elsewhere" / "c")
+
+    assert walked(tmp_path / "data") == ["a", "b", "d", "link/c"]
+
+
+@pytest.mark.parametrize("pattern", [None, "**/*.npy", "**/x/*"])
+def test_a_loop_of_links_is_refused(tmp_path, pattern):
+    """It would have no end; the message says which link."""
+    make(tmp_path, "a/b/x.npy")
+    (tmp_path / "a" / "b" / "up").symlink_to(tmp_path / "a")
+
+    with pytest.raises(SourceError, match=r"a/b/up: a loop of symbolic links"):
+        walked(tmp_path) if pattern is None else matched(tmp_path, pattern)
+
+
+def test_two_links_to_one_folder_are_no_loop(tmp_path):
+    """Only a folder within itself has no end."""
+    make(tmp_path, "a/x")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    (tmp_path / "c").symlink_to(tmp_path / "a")
+
+    assert walked(tmp_path) == ["a/x", "b/x", "c/x"]
+
+
+def test_a_link_to_itself_is_left_for_opening(tmp_path):
+    """It is listed as a file, so that it is reported together with all other bad ones."""
+    (tmp_path / "me").symlink_to(tmp_path / "me")
+
+    assert walked(tmp_path) == ["me"]
+
+
+def test_folders_nest_deeper_than_calls_do(tmp_path):
+    """No RecursionError from a tree that the file system can hold."""
+    here = os.open(tmp_path, os.O_RDONLY)
+    deep = sys.getrecursionlimit() + 50
+    for _ in range(deep):
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(os.open("x", os.O_CREAT, dir_fd=here))
+    os.close(here)
+
+    assert len(tree.walk(os.fsencode(tmp_path)).paths) == 1
+
+
+def test_names_need_not_be_text(tmp_path):
+    """Line breaks, bytes that are no UTF-8, names that differ in case only."""
+    names = [b"a\nb", b"\xff\xfe.npy", b"X.npy", b"x.npy", b"\xc3\xa4"]
+    make(tmp_path, *names)
+    found = [os.path.basename(path) for path in tree.walk(os.fsencode(tmp_path)).paths]
+
+    assert sorted(found) == sorted(names)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    """The error is one of ours, and says which folder."""
+    with pytest.raises(MissingError, match="none: no such file or folder"):
+        walked(tmp_path / "none")
+
+
+FILES = [
+    "a.npy", "b.npy", "b.txt", ".c.npy", "x1/a.npy", "x2/a.npy", "x2/y/a.npy", "x2/y/b.npz",
+    "x2/y/x2/a.npy", "z[1]/a.npy", "z1/a.npy",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["*", "*.npy", "?.npy", "[a-b].npy", "[!a].npy", "x*/a.npy", "x?/*", "**/a.npy", "**/*.npy",
+     "**", "x2/**", "x2/**/a.npy", "**/y/*", "**/y/**/*.npy", "x[2]/*", "**/x2/**/a.npy",
+     "**/**/a.npy", ".*", "none*", "*/none/*.npy", "*/a.npy"],
+)  # fmt: skip
+def test_patterns_mean_what_glob_means(tmp_path, pattern):
+    """Nobody should have to learn another language, and no file may come twice."""
+    make(tmp_path, *FILES)
+    wanted = {
+        path
+        for path in glob.glob(pattern, root_dir=tmp_path, recursive=True)
+        if os.path.isfile(tmp_path / path)
+    }
+    found = matched(tmp_path, pattern)
+
+    assert sorted(found) == sorted(wanted)
+
+
+def test_matches_come_in_natural_order(tmp_path):
+    """A pattern gives the order that the folder would."""
+    make(tmp_path, "10/x2", "10/x10", "9/x1", "x3")
+
+    assert matched(tmp_path, "**/x*") == ["x3", "9/x1", "10/x2", "10/x10"]
+    assert matched(tmp_path, "*/*") == ["9/x1", "10/x2", "10/x10"]
+
+
+def test_a_folder_may_have_a_name_with_wildcards(tmp_path):
+    """What is there is meant as it is spelled; only behind it are wildcards wild."""
+    make(tmp_path, "run[1]/a.npy", "run1/b.npy")
+
+    assert matched(tmp_path, "run[1]/*.npy") == ["run[1]/a.npy"]
+
+
+def test_folders_tell_when_their_names_change(tmp_path):
+    """This is how a cached index learns of new and removed files."""
+    make(tmp_path, "a/x", "b/y")
+    folders = tree.walk(os.fsencode(tmp_path)).folders
+    assert folders.unchanged()
+
+    make(tmp_path, "b/z")
+    assert not folders.unchanged()
+
+
+def test_a_folder_that_is_gone_has_changed(tmp_path):
+    """Nothing is asked of a folder that is not there."""
+    make(tmp_path, "a/x")
+    folders = tree.walk(os.fsencode(tmp_path)).folders
+    os.rename(tmp_path / "a", tmp_path / "b")
+
+    assert not folders.unchanged()
+    assert Folders().unchanged()
+    assert Folders().changed_last() == 0

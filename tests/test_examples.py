@@ -1,0 +1,31 @@
+"""The examples run as they stand, and check themselves what they read."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_example_runs(example, tmp_path):
+    """Each is what somebody will start from."""
+    if "import torch" in example.read_text(encoding="utf-8"):
+        pytest.importorskip("torch")
+    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, example], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=60
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == []
+
+
+def test_there_are_examples():
+    """A moved folder would otherwise pass unseen."""
+    assert EXAMPLES
