@@ -196,7 +196,8 @@ def test_ragged_fields_come_as_lists(tmp_path):
     assert batch["y"].tolist() == [4, 0, 2, 4]
     batch["x"][0][:] = -1
     assert batch["x"][3].tolist() == ds[4]["x"].tolist() == [0, 1, 2, 3]
-    assert ds.fields["x"].ragged and ds.fields["x"].nbytes is None
+    assert ds.fields["x"].ragged
+    assert ds.fields["x"].nbytes is None
     assert ds.nbytes == 8 * (0 + 1 + 2 + 3 + 4) + 5 * 8
     with pytest.raises(ValueError, match="'x' is ragged"):
         ds.read_into([0], {"x": np.empty((1, 0))})
@@ -308,7 +309,8 @@ def test_an_empty_array_is_a_dataset_of_no_samples(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((0, 5), "f4"))
     ds = ndfeed.open(tmp_path / "x.npy")
 
-    assert len(ds) == 0 and ds.nbytes == 0
+    assert len(ds) == 0
+    assert ds.nbytes == 0
     assert ds[:]["data"].shape == (0, 5)
     assert list(ds) == []
 

@@ -43,7 +43,9 @@ def test_batches_are_private_writable_contiguous_native(tmp_path, layout):
     first = ds.read([5, 3, 3])["data"]
     first[...] = -1
 
-    assert first.flags.c_contiguous and first.flags.writeable and first.dtype.isnative
+    assert first.flags.c_contiguous
+    assert first.flags.writeable
+    assert first.dtype.isnative
     np.testing.assert_array_equal(ds.read([5, 3, 3])["data"], samples()[[5, 3, 3]])
 
 

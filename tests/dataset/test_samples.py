@@ -62,7 +62,8 @@ def test_what_could_be_read_two_ways_is_refused_with_both(tmp_path):
         ndfeed.open(tmp_path)
 
     text = str(caught.value)
-    assert text.startswith(str(tmp_path)) and "\n" not in text
+    assert text.startswith(str(tmp_path))
+    assert "\n" not in text
     for part in ('sample="file" gives 3 samples', "image float32 (4, 5)", "mask uint8 (4, 6)"):
         assert part in text
     for part in ('sample="row" gives 12 samples', "image float32 (5,)", "mask uint8 (6,)"):
@@ -129,7 +130,8 @@ def test_fields_of_one_length_are_chosen_at_open(tmp_path):
     assert len(ds) == 6
     assert list(ds.fields) == ["x_train", "y_train"]
     whole = ndfeed.open(tmp_path / "mnist.npz")
-    assert len(whole) == 1 and "fields=" in repr(whole)
+    assert len(whole) == 1
+    assert "fields=" in repr(whole)
 
 
 def test_byte_order_alone_is_no_difference(tmp_path):
@@ -137,7 +139,8 @@ def test_byte_order_alone_is_no_difference(tmp_path):
     save(tmp_path, a=np.arange(3, dtype="<i4"), b=np.arange(3, 6, dtype=">i4"))
     batch = ndfeed.open(tmp_path, sample="row")[[5, 0, 3]]["data"]
 
-    assert batch.tolist() == [5, 0, 3] and batch.dtype == np.dtype("i4")
+    assert batch.tolist() == [5, 0, 3]
+    assert batch.dtype == np.dtype("i4")
 
 
 def test_dict_of_sources_stays_aligned(tmp_path):
@@ -147,7 +150,8 @@ def test_dict_of_sources_stays_aligned(tmp_path):
 
     assert list(ds.fields) == ["image", "label"]
     assert len(ds) == 12
-    assert ds[9]["image"].tolist() == [2, 2] and ds[9]["label"] == 9
+    assert ds[9]["image"].tolist() == [2, 2]
+    assert ds[9]["label"] == 9
 
 
 def test_in_a_dict_the_count_settles_what_a_sample_is(tmp_path):
@@ -155,7 +159,8 @@ def test_in_a_dict_the_count_settles_what_a_sample_is(tmp_path):
     save(tmp_path, **{f"f__{i}": np.full((4, 2), i) for i in range(3)}, labels=np.arange(3))
     ds = ndfeed.open({"image": tmp_path / "f", "label": tmp_path / "labels.npy"})
 
-    assert len(ds) == 3 and ds.fields["image"].shape == (4, 2)
+    assert len(ds) == 3
+    assert ds.fields["image"].shape == (4, 2)
 
 
 def test_in_a_dict_two_fitting_readings_are_refused(tmp_path):
@@ -165,7 +170,8 @@ def test_in_a_dict_two_fitting_readings_are_refused(tmp_path):
     with pytest.raises(ndfeed.AmbiguousError, match="two ways"):
         ndfeed.open({"f": tmp_path / "f", "g": tmp_path / "g"})
     ds = ndfeed.open({"f": tmp_path / "f", "g": tmp_path / "g"}, sample={"f": "row", "g": "file"})
-    assert ds.fields["f"].shape == (2,) and ds.fields["g"].shape == (1, 2)
+    assert ds.fields["f"].shape == (2,)
+    assert ds.fields["g"].shape == (1, 2)
 
 
 def test_sources_of_different_lengths_are_refused(tmp_path):
@@ -191,7 +197,8 @@ def test_a_dataset_may_be_a_source(tmp_path):
     tokens = ndfeed.open(tmp_path / "x.bin", dtype="<u2", shape=2)
     ds = ndfeed.open({"x": tokens, "y": tmp_path / "y.npy"})
 
-    assert ds[3]["x"].tolist() == [6, 7] and ds[3]["y"] == 3
+    assert ds[3]["x"].tolist() == [6, 7]
+    assert ds[3]["y"] == 3
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from children import run
+from children import finish, run, start
 from ndfeed.errors import MissingError, SourceError
 from ndfeed.files.shared import Shared
 from ndfeed.files.system import can
@@ -62,7 +62,7 @@ def test_it_has_no_name():
     made = Shared.of([b"data"])
 
     assert set(os.listdir("/dev/shm")) == before
-    assert os.readlink(made.path).startswith("/memfd:")
+    assert os.readlink(made.path).startswith(b"/memfd:")
 
 
 @each_kind
@@ -94,7 +94,8 @@ def test_other_processes_see_it(method):
     """By the handle that it pickles as, whatever way they were started."""
     context = multiprocessing.get_context(method)
     queue = context.SimpleQueue()
-    child = context.Process(target=_look, args=(Shared.of([b"data"]), queue))
+    made = Shared.of([b"data"])
+    child = context.Process(target=_look, args=(made, queue))
     child.start()
     pid, data = queue.get()
     child.join()
@@ -113,11 +114,9 @@ def test_once_attached_it_does_not_need_its_owner():
     sys.stdout.flush()
     sys.stdin.read()
     """
-    import children
-
-    child = children.start(code)
+    child = start(code)
     attached = pickle.loads(bytes.fromhex(child.stdout.readline()))
-    children.finish(child)
+    finish(child)
 
     assert attached.view().tobytes() == b"data"
 
@@ -139,7 +138,8 @@ def test_a_number_that_means_another_file_now_is_refused():
     """Descriptors are numbered anew; the inode tells."""
     made = Shared.of([b"data"])
     handle = made.handle()
-    for other in (handle._replace(inode=1), handle._replace(size=5), handle._replace(device=1)):
+    for field in ("size", "device", "inode"):
+        other = handle._replace(**{field: getattr(handle, field) + 1})
         before = fds()
         with pytest.raises(MissingError, match="is gone"):
             Shared.attach(other)

@@ -472,6 +472,16 @@ def test_bomb_of_headers(write):
     assert_harmless(write(archive(*entries)), "LimitError")
 
 
+def test_bomb_of_names(write):
+    """The member's name precedes those of its fields: thousands of times, if they are many."""
+    text = "{'descr': [" + "".join(f"('{i:x}','u1')," for i in range(4000))
+    content = npy_text(text + "], 'fortran_order': False, 'shape': (1,)}", bytes(4000), version=2)
+    entries = [deflated(f"{i:02}" + "n" * 1000, content) for i in range(20)]
+    entries.append(Entry("last.npy", saved(A)[:-1]))
+
+    assert_harmless(write(archive(*entries)), "TruncatedError")
+
+
 def test_zip64_sizes_without_end(write):
     """Sizes of 2**64 - 1 are checked against the file before anything else."""
     entry = Entry("x.npy", saved(A), stored=(1 << 64) - 1, size=(1 << 64) - 1)

@@ -248,6 +248,7 @@ ENTRIES = {
     "without a local header": [Entry("a", b"x" * 100), Entry("b", b"y", header=50)],
     "with extra fields into the next": [Entry("a", b"x" * 9), Entry("b", b"y", local_extra=b"")],
     "with a zero in its name": [Entry(b"a\0b", b"x")],
+    "with a name of a kilobyte": [Entry(b"n" * 1025, b"x")],
     "not of UTF-8": [Entry(b"\xff\xfe", b"x", flags=0x800)],
     "on another disk": [Entry("a", b"x", disk=2)],
     "over 4 GB without zip64": [Entry("a", b"x", stored=FULL, size=FULL, extra=bytes(4))],

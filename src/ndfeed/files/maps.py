@@ -25,6 +25,7 @@ that was deleted keeps its bytes for as long as it is mapped; one that was repla
 another over it is an error.
 """
 
+import contextlib
 import os
 import signal
 import threading
@@ -102,6 +103,14 @@ class _Map:
     def wanted(self) -> bool:
         """Does a writer wait for the lease, or has the kernel taken it away?"""
         return fcntl.fcntl(self.file.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK
+
+    def disturbed(self) -> bool:
+        """Must the file be looked at before it is used again?"""
+        return self.wanted() or self.unlinked(os.fstat(self.file.fd))
+
+    def unlinked(self, status: os.stat_result) -> bool:
+        """Was a name of the file removed, or another file put there?"""
+        return status.st_nlink != self.file.status.st_nlink
 
 
 class _Span:
@@ -204,20 +213,25 @@ class Maps:
 
     def _prepare(self, files: list[int]) -> None:
         leased = False
-        with self._changed:
-            for number in files:
-                one = self._maps[number] or self._open(number)
-                if not self._guarded:
-                    self._ready[number] = True
-                elif not self._ready[number]:
-                    if not one.taken:
-                        one.lease()
-                    self._compare(one)
-                    self._ready[number] = one.leased
-                    leased |= one.leased
-                    self._unleased |= not one.leased
-        if leased:
-            _process.keep(self)
+        try:
+            with self._changed:
+                for number in files:
+                    one = self._maps[number] or self._open(number)
+                    if not self._guarded:
+                        self._ready[number] = True
+                    elif not self._ready[number]:
+                        self._guard(one)
+                        leased |= one.leased
+        finally:
+            if leased:
+                _process.keep(self)
+
+    def _guard(self, one: _Map) -> None:
+        if not one.taken:
+            one.lease()
+        self._compare(one)
+        self._ready[one.number] = one.leased
+        self._unleased |= not one.leased
 
     def _open(self, number: int) -> _Map:
         path, expected = self._files.path(number), self._files.expected(number)
@@ -242,11 +256,9 @@ class Maps:
         status = os.fstat(one.file.fd)
         expected = self._files.expected(one.number)
         found = Identity.of(status)
-        if found == expected and not status.st_nlink:  # deleted, or replaced?
-            try:
+        if found == expected and one.unlinked(status):  # deleted, or replaced?
+            with contextlib.suppress(OSError):
                 found = Identity.of(os.stat(one.file.path))
-            except OSError:
-                found = expected
         if found != expected:
             one.give_up()
             raise changed(one.file.path, expected, found)
@@ -262,7 +274,7 @@ class Maps:
             self._unused += 1
             idle = self._unused > _IDLE_LOOKS
             leased = [one for one in self._maps if one is not None and one.leased]
-            over = [one for one in leased if idle or one.wanted()]
+            over = [one for one in leased if idle or one.disturbed()]
             self._give_up(over)
             return len(over) < len(leased)
 

@@ -17,8 +17,8 @@ from ndfeed.formats.array import DEFLATE, MOST_RATIO, RAW, Array, Description, S
 
 _UNNAMED = "data"
 _MOST_REMARKS = 50
-# Of all members together, not counting short ones: a few bytes of deflate make a long header.
-_MOST_HEADERS = 2 << 20
+# What headers of more than 1 KiB may have beyond it, together: deflate makes them of nothing.
+_MOST_HEADERS = 1 << 20
 _SHORT_HEADER = 1024
 
 
@@ -33,10 +33,9 @@ def describe(file: File, found: list[zip.Member], notes: tuple[str, ...] = ()) -
         if preamble is None:
             remarks.append(f"member {shown(member.name[:100])!r} is no array and is left out")
             continue
-        if len(preamble) > _SHORT_HEADER:
-            room -= len(preamble)
+        room -= max(len(preamble) - _SHORT_HEADER, 0)
         if room < 0:
-            raise LimitError(file.path, f"headers of at most {_MOST_HEADERS} bytes expected")
+            raise LimitError(file.path, "many long headers; save structures as plain arrays")
         header = npy.header_of(file.path, preamble, stream.offset)
         arrays += npy.arrays(file.path, name, header, stream)
         remarks += header.alone.notes

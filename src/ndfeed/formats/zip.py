@@ -8,8 +8,8 @@ Stricter than Python's zipfile, so that no two readers see two archives: the end
 comment ends the file, zip64 records lie where they say they do, each entry lies before the
 next and the last before the directory, a local header names its own member, names have no
 NUL, and the directory holds the promised entries and nothing else. Also refused: several disks,
-more than ``_MOST_MEMBERS`` entries. What a member is compressed with or whether it is
-encrypted is the caller's business: ``Member`` says so.
+more than ``_MOST_MEMBERS`` entries, names of over ``_MOST_NAME`` bytes. What a member is
+compressed with or whether it is encrypted is the caller's business: ``Member`` says so.
 """
 
 import struct
@@ -35,6 +35,7 @@ _TAIL = _END.size + 0xFFFF
 _SHORT_TAIL = 2048
 _MOST_MEMBERS = 1_000_000
 _MOST_DIRECTORY = 256 << 20
+_MOST_NAME = 1024
 _UTF8 = 0x800
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 
@@ -187,9 +188,10 @@ def _entry(path: bytes, data: bytes, at: int, place: _Directory) -> tuple[_Entry
     if magic != b"PK\x01\x02" or end > len(data):
         raise FormatError(path, "the central directory is damaged", place.start + at)
     raw = data[names:extras]
+    if b"\0" in raw or name_length > _MOST_NAME:
+        problem = f"names of at most {_MOST_NAME} bytes and no zeros expected, found {raw!r:.80}"
+        raise LimitError(path, problem, place.start + at)
     name = raw.decode("ascii") if raw.isascii() else _name(path, raw, flags)
-    if b"\0" in raw:
-        raise FormatError(path, f"member name {raw!r:.80} holds a zero byte", place.start + at)
     if stored == _FULL32 or size == _FULL32 or header == _FULL32:
         extra = data[extras : extras + extra_length]
         size, stored, header = _wide(path, extra, name, (size, stored, header))

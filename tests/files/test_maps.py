@@ -1,0 +1,440 @@
+"""Mapped files: no writer is held up for long, and none ever shows a reader torn data."""
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import psutil
+import pytest
+
+import ndfeed
+from children import finish, run, start
+from ndfeed.files import maps
+from ndfeed.files.maps import Maps
+from ndfeed.files.system import can
+
+WIDTH = 64
+
+# A writer is noticed at the next look: tests need not wait for it as long as people can.
+QUICK = "from ndfeed.files import maps; maps._LOOK_EVERY = 0.01\n"
+
+
+def rows(value, count=100):
+    """Rows that show whom they are of."""
+    return np.full((count, WIDTH), value, "<f4")
+
+
+def folder_of(path, files):
+    """Files of rows, each with a number of its own."""
+    for i in range(files):
+        np.save(path / f"x{i}.npy", rows(i))
+    return path
+
+
+def open_rows(source, **options):
+    """Opened without a cache: these files change all the time."""
+    return ndfeed.open(source, sample="row", cache=False, **options)
+
+
+def rewrite(path, array):
+    """Save over a file in place, keeping its size."""
+    with open(path, "r+b") as file:
+        np.save(file, array)
+
+
+def leases():
+    """Leases this process holds, as the kernel lists them."""
+    own = f" {os.getpid()} "
+    with open("/proc/locks") as locks:
+        return sum("LEASE" in line and own in line for line in locks)
+
+
+def eventually(condition, seconds=20):
+    """Wait until it holds, for as long as a loaded machine may need."""
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+    return condition()
+
+
+needs_leases = pytest.mark.skipif(not can.lease, reason="leases are Linux's")
+
+READER = """
+files, rounds = int(args[1]), int(args[2])
+options = {"sample": "row", "cache": False}
+if args[3] == "position":
+    options["mapped"] = False
+if args[3] == "whole":
+    options["sample"] = "file"
+whole = changed = batches = 0
+print("reading", flush=True)
+while not os.path.exists(os.path.join(args[0], "done")):
+    try:
+        ds = ndfeed.open([f"{args[0]}/x{i}.npy" for i in range(files)], **options)
+    except (ndfeed.FormatError, ndfeed.BadFilesError):
+        continue  # half written: refused when opened
+    rng = np.random.default_rng(batches)
+    wanted = np.sort(rng.integers(0, len(ds), 256))
+    try:
+        while not os.path.exists(os.path.join(args[0], "done")):
+            got = ds.read(wanted)["data"]
+            batches += 1
+            for one in got:  # a sample may not be of two versions
+                if one.size and not (one == one.flat[0]).all():
+                    raise SystemExit(f"torn: {np.unique(one)}")
+    except ndfeed.ChangedError:
+        changed += 1
+print(batches, changed)
+"""
+
+WRITER = """
+files, rounds = int(args[1]), int(args[2])
+for version in range(1, rounds + 1):
+    for i in range(0, files, max(files // 3, 1)):
+        count = 100 + 37 * (version % 3)
+        if version % 4 == 3:  # the same size: only the time tells
+            with open(f"{args[0]}/x{i}.npy", "r+b") as file:
+                count = np.load(f"{args[0]}/x{i}.npy", mmap_mode="r").shape[0]
+                np.save(file, np.full((count, 64), version, "<f4"))
+        else:
+            np.save(f"{args[0]}/x{i}.npy", np.full((count, 64), version, "<f4"))
+    time.sleep(0.03)
+open(os.path.join(args[0], "done"), "w").close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "way"), [(1, "mapped"), (12, "mapped"), (3, "position"), (12, "whole")]
+)
+def test_a_writer_never_kills_or_confuses_a_reader(tmp_path, files, way):
+    """Saving over files in place, longer and shorter, while they are read without a pause."""
+    folder_of(tmp_path, files)
+    reader = start(QUICK + READER, tmp_path, str(files), "25", way)
+    assert reader.stdout.readline() == "reading\n"
+    run(WRITER, tmp_path, str(files), "25", timeout=100)
+    batches, changed = map(int, finish(reader).split())
+
+    assert batches > 0
+    assert changed > 0
+
+
+@needs_leases
+@pytest.mark.parametrize("files", [1, 12])
+def test_a_writer_in_the_same_process_goes_on(tmp_path, files):
+    """In a notebook: look at the data, then save it again. The kernel would wait 45 s a file."""
+    folder_of(tmp_path, files)
+    code = """
+    ds = ndfeed.open(args[0], sample="row", cache=False)
+    ds[:]
+    for name in sorted(os.listdir(args[0])):
+        np.save(os.path.join(args[0], name), np.zeros((3, 3)))
+    try:
+        ds[:]
+    except ndfeed.ChangedError as error:
+        print("changed")
+    """
+
+    assert run(code, tmp_path, timeout=30) == "changed\n"
+
+
+@needs_leases
+def test_a_writer_goes_on_while_many_files_are_read(tmp_path):
+    """The leases are kept from call to call, and still nobody waits long."""
+    folder_of(tmp_path, 20)
+    ds = open_rows(tmp_path)
+    writer = start("np.save(args[0], np.zeros((3, 3)))", tmp_path / "x7.npy")
+
+    def read():
+        try:
+            ds.read([10, 710, 1910])
+        except ndfeed.ChangedError as error:
+            return error
+        return None
+
+    assert eventually(read)
+    assert read().path == os.fspath(tmp_path / "x7.npy")
+    finish(writer, timeout=30)
+
+
+@needs_leases
+def test_leases_are_given_up_when_nobody_reads(tmp_path):
+    """And the thread that looks after them ends."""
+    ds = open_rows(folder_of(tmp_path, 12))
+    ds[:]
+    assert leases() == 12
+    assert any(thread.name == "ndfeed-leases" for thread in threading.enumerate())
+
+    assert eventually(lambda: leases() == 0)
+    assert eventually(lambda: all(t.name != "ndfeed-leases" for t in threading.enumerate()))
+    np.testing.assert_array_equal(ds[1150]["data"], rows(11)[0])
+    del ds
+    assert eventually(lambda: leases() == 0)
+
+
+@pytest.mark.parametrize("leased", [True, False])
+def test_a_file_rewritten_between_two_reads_is_an_error(tmp_path, monkeypatch, leased):
+    """The same size, other numbers: without the check it would be other data."""
+    monkeypatch.setattr(can, "lease", leased and can.lease)
+    ds = open_rows(folder_of(tmp_path, 3))
+    np.testing.assert_array_equal(ds[150]["data"], rows(1)[0])
+    rewrite(tmp_path / "x1.npy", rows(99))
+
+    for _ in range(2):
+        with pytest.raises(ndfeed.ChangedError, match=r"x1\.npy: (changed|opened for writing)"):
+            ds.read([0, 150])
+    np.testing.assert_array_equal(ds[250]["data"], rows(2)[0])
+
+
+def test_a_file_rewritten_while_it_is_copied_is_an_error(tmp_path, monkeypatch):
+    """Where leases cannot be had, what was read is compared again before it is given out."""
+    monkeypatch.setattr(can, "lease", False)
+    table = open_rows(folder_of(tmp_path, 2)).groups[0].table
+    mapped = Maps(table)
+    mapped.enter(np.array([0, 1]))
+    rewrite(tmp_path / "x1.npy", rows(99))
+
+    with pytest.raises(ndfeed.ChangedError, match=r"x1\.npy: changed since"):
+        mapped.leave(np.array([0, 1]))
+    mapped.enter(0)
+    mapped.leave(0)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_replaced_file_is_an_error(tmp_path, linked):
+    """The old bytes are still mapped, but they are not the file's any more."""
+    (tmp_path / "d").mkdir()
+    ds = open_rows(folder_of(tmp_path / "d", 3))
+    ds[:]
+    if linked:
+        os.link(tmp_path / "d" / "x1.npy", tmp_path / "another name")
+    np.save(tmp_path / "new.npy", rows(99))
+    os.replace(tmp_path / "new.npy", tmp_path / "d" / "x1.npy")
+
+    def read():
+        try:
+            return bool((ds.read([150])["data"] != 1).any())
+        except ndfeed.ChangedError:
+            return True
+
+    assert eventually(read)
+    for _ in range(2):
+        with pytest.raises(ndfeed.ChangedError, match=r"x1\.npy: changed since .*replaced"):
+            ds.read([150])
+
+
+def test_a_deleted_file_is_read_on(tmp_path):
+    """Its bytes stay for as long as they are mapped; a new file of that name is another."""
+    ds = open_rows(folder_of(tmp_path, 2))
+    ds[:]
+    os.unlink(tmp_path / "x1.npy")
+    time.sleep(2 * maps._LOOK_EVERY)
+    np.testing.assert_array_equal(ds[150]["data"], rows(1)[0])
+    np.save(tmp_path / "x1.npy", rows(1))
+    time.sleep(2 * maps._LOOK_EVERY)
+
+    with pytest.raises(ndfeed.ChangedError, match=r"x1\.npy: changed since .*replaced"):
+        ds.read([150])
+
+
+def test_a_file_deleted_before_it_was_read_is_missing(tmp_path):
+    """Opening costs headers only, so this is when it shows."""
+    ds = open_rows(folder_of(tmp_path, 2))
+    os.unlink(tmp_path / "x1.npy")
+
+    with pytest.raises(ndfeed.MissingError, match=r"x1\.npy: no such file"):
+        ds.read([150])
+
+
+@pytest.mark.parametrize("fortran", [False, True])
+def test_a_file_that_somebody_may_write_to_is_read_by_position(tmp_path, fortran):
+    """No lease can be had of it, so it is not mapped; it is read right until it is written."""
+    order = np.asfortranarray if fortran else np.ascontiguousarray
+    np.save(tmp_path / "x.npy", order(np.arange(50.0).reshape(10, 5)))
+    held = np.load(tmp_path / "x.npy", mmap_mode="r+")
+    ds = open_rows(tmp_path / "x.npy")
+    np.testing.assert_array_equal(ds[3]["data"], held[3])
+    np.testing.assert_array_equal(ds.read([1, 1, 9])["data"], held[[1, 1, 9]])
+    held[3] = 0
+
+    if not fortran:  # those are kept once they are read whole
+        with pytest.raises(ndfeed.ChangedError, match=r"x\.npy: changed since"):
+            ds.read([3])
+
+
+def test_more_files_than_may_be_open(tmp_path):
+    """They are read by position instead: every row is right and few descriptors are used."""
+    folder_of(tmp_path, 500)
+    code = """
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    ds = ndfeed.open(args[0], sample="row", cache=False)
+    wanted = np.random.default_rng(0).integers(0, len(ds), 2000)
+    assert (ds.read(wanted)["data"] == (wanted // 100)[:, None]).all()
+    print(len(os.listdir("/proc/self/fd")))
+    """
+
+    assert int(run(code, tmp_path)) < 10
+
+
+def test_descriptors_that_run_out_later_are_no_matter(tmp_path):
+    """A program's own files count too; what cannot be mapped is read by position."""
+    folder_of(tmp_path, 10)
+    code = """
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    ds = ndfeed.open(args[0], sample="row", cache=False)
+    ds.read([0, 150])
+    kept = []
+    try:
+        while True:
+            kept.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        os.close(kept.pop())
+    wanted = np.random.default_rng(0).integers(0, len(ds), 2000)
+    assert (ds.read(wanted)["data"] == (wanted // 100)[:, None]).all()
+    out = {"data": np.empty((2000, 64), "<f4")}
+    ds.read_into(wanted, out)
+    assert (out["data"] == (wanted // 100)[:, None]).all()
+    """
+
+    assert run(code, tmp_path) == ""
+
+
+def test_a_file_larger_than_what_may_be_mapped(tmp_path):
+    """Address space can be limited; reading by position needs none."""
+    np.lib.format.open_memmap(tmp_path / "x.npy", "w+", "<f4", (1 << 20, WIDTH))[7] = 7
+    code = """
+    ds = ndfeed.open(args[0], cache=False)
+    used = int(open("/proc/self/statm").read().split()[0]) * 4096
+    resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20),) * 2)
+    assert (ds.read([7, 1 << 19])["data"] == [[7], [0]]).all()
+    """
+
+    assert run(code, tmp_path / "x.npy") == ""
+
+
+def test_a_child_maps_for_itself_and_the_parent_goes_on(tmp_path):
+    """Leases belong to a process: a child must neither use nor give up its parent's."""
+    folder_of(tmp_path, 12)
+    code = """
+    import signal, threading
+    ds = ndfeed.open(args[0], sample="row", cache=False)
+    wanted = np.arange(0, len(ds), 7)
+    right = (wanted // 100)[:, None]
+    for _ in range(5):
+        assert (ds.read(wanted)["data"] == right).all()
+        pid = os.fork()
+        if not pid:
+            threads = [t.name for t in threading.enumerate()]
+            fine = (ds.read(wanted)["data"] == right).all() and threads == ["MainThread"]
+            os._exit(0 if fine else 1)
+        assert (ds.read(wanted)["data"] == right).all()
+        assert os.waitpid(pid, 0)[1] == 0
+    pid = os.fork()
+    if not pid:  # it has inherited what is mapped, and does nothing with it
+        signal.pause()
+    assert (ds.read(wanted)["data"] == right).all()
+    np.save(os.path.join(args[0], "x3.npy"), np.zeros((3, 3)))
+    try:
+        ds.read(wanted)
+    except ndfeed.ChangedError:
+        print("changed")
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    """
+
+    assert run(code, tmp_path, timeout=30) == "changed\n"
+
+
+def test_many_threads_map_many_files_at_once(tmp_path):
+    """Files are mapped by whoever comes first, while others gather from them."""
+    folder_of(tmp_path, 60)
+    wanted = [np.random.default_rng(i).integers(0, 6000, 30) for i in range(160)]
+    for _ in range(5):
+        ds = open_rows(tmp_path)
+        begin = threading.Barrier(8)
+
+        def read(thread, ds=ds, begin=begin):
+            begin.wait()
+            return all(
+                (ds.read(some)["data"] == (some // 100)[:, None]).all()
+                for some in wanted[thread::8]
+            )
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(read, range(8)))
+
+
+def test_many_threads_read_one_file_at_once(tmp_path):
+    """What is made at the first read is made once."""
+    np.savez(tmp_path / "x.npz", a=np.arange(1000), b=-np.arange(1000))
+    for _ in range(20):
+        ds = ndfeed.open(tmp_path / "x.npz", cache=False)
+        begin = threading.Barrier(8)
+
+        def read(thread, ds=ds, begin=begin):
+            begin.wait()
+            batch = ds.read(np.arange(thread, 1000, 8))
+            return (batch["a"] == np.arange(thread, 1000, 8)).all() and (
+                batch["a"] == -batch["b"]
+            ).all()
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(read, range(8)))
+
+
+@needs_leases
+def test_ctrl_c_at_any_moment_leaves_nothing_held(tmp_path):
+    """Interrupted a thousand times, it still reads, and writers still go on."""
+    folder_of(tmp_path, 12)
+    code = """
+    import signal
+    def interrupt(*_):
+        raise KeyboardInterrupt
+    ds = ndfeed.open(args[0], sample="row", cache=False)
+    signal.signal(signal.SIGALRM, interrupt)
+    count = 0
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0003 + 0.00001 * (count % 50))
+            while True:
+                ds.read([5, 700, 1100])
+        except KeyboardInterrupt:
+            count += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert (ds.read([5, 700, 1100])["data"][:, 0] == [0, 7, 11]).all()
+    np.save(os.path.join(args[0], "x7.npy"), np.zeros((3, 3)))
+    print("saved", count > 100)
+    """
+
+    assert run(code, tmp_path, timeout=40) == "saved True\n"
+
+
+def test_no_descriptor_is_left(tmp_path):
+    """Maps are closed with the last dataset that uses them, also after an error."""
+    folder_of(tmp_path, 12)
+    process = psutil.Process()
+    before = process.num_fds()
+    for i in range(20):
+        ds = open_rows(tmp_path)
+        ds[:]
+        if i % 2:
+            rewrite(tmp_path / "x3.npy", rows(3))
+            with pytest.raises(ndfeed.ChangedError, match=r"x3\.npy"):
+                ds.read([350])
+        del ds
+
+    assert eventually(lambda: process.num_fds() == before)
+
+
+def test_two_datasets_of_one_folder_do_not_disturb_each_other(tmp_path):
+    """Each has leases of its own; one that ends takes only those with it."""
+    folder_of(tmp_path, 12)
+    first, second = open_rows(tmp_path), open_rows(tmp_path)
+    first[:], second[:]
+    del first
+
+    np.testing.assert_array_equal(second[1150]["data"], rows(11)[0])
+
+
