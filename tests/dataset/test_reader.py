@@ -132,6 +132,17 @@ def test_a_pickled_dataset_is_small(tmp_path, rows):
         np.testing.assert_array_equal(pickle.loads(data)[:]["data"], view[:]["data"])
 
 
+def test_a_long_list_of_files_pickles_small_too(tmp_path):
+    """The list is in the shared table: sending it again would cost megabytes."""
+    for i in range(150):
+        np.save(tmp_path / f"{i}.npy", np.full(3, i))
+    ds = ndfeed.open(sorted(tmp_path.glob("*.npy")), sample="file")
+    data = pickle.dumps(ds)
+
+    assert len(data) < 1000
+    np.testing.assert_array_equal(pickle.loads(data)[:]["data"], ds[:]["data"])
+
+
 def test_a_pickle_outlives_the_memory_it_points_to(tmp_path):
     """On another machine, or after the parent is gone, the source is opened again and checked."""
     open_layout(tmp_path, "many npy of rows")

@@ -4,8 +4,8 @@ import os
 import signal
 
 import pytest
-
 from children import run
+
 from ndfeed.files import publish
 
 
@@ -107,5 +107,3 @@ def test_the_cache_folder_follows_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path))
 
     assert publish.cache_folder() == os.fsencode(tmp_path / "ndfeed")
-
-

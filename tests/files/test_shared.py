@@ -8,8 +8,8 @@ import tempfile
 import numpy as np
 import psutil
 import pytest
-
 from children import finish, run, start
+
 from ndfeed.errors import MissingError, SourceError
 from ndfeed.files.shared import Shared
 from ndfeed.files.system import can

@@ -6,7 +6,6 @@ no conversion hides a difference.
 
 import gzip
 import warnings
-import zipfile
 
 import numpy as np
 
@@ -41,13 +40,9 @@ def numpys(path):
             found = {"data": np.lib.format.read_array(file, max_header_size=1 << 20)}
             assert not file.read(1)
     elif magic == b"PK":
-        found = {}
-        with np.load(path, max_header_size=1 << 20) as archive, zipfile.ZipFile(path) as members:
-            for key in dict.fromkeys(archive.files):
-                value = archive[key]
-                member = key if key in members.namelist() else f"{key}.npy"
-                if not isinstance(value, bytes) and not member.endswith("/"):
-                    found[key] = value
+        with np.load(path, max_header_size=1 << 20) as archive:
+            members = {key or "data": archive[key] for key in dict.fromkeys(archive.files)}
+        found = {key: value for key, value in members.items() if not isinstance(value, bytes)}
     else:
         found = {"data": np.load(path, max_header_size=1 << 20)}
     return {name: leaf for key, array in found.items() for name, leaf in leaves(key, array).items()}

@@ -259,8 +259,8 @@ def bomb(shape, megabytes):
 
 
 def test_bomb_that_is_larger_than_it_says(write):
-    """800 MB behind an array of 4 bytes: decoding stops when there is more than was promised."""
-    assert_harmless(write(bomb((4,), 800)), "FormatError")
+    """300 MB behind an array of 4 bytes: decoding stops when there is more than was promised."""
+    assert_harmless(write(bomb((4,), 300)), kinds=["FormatError"])
 
 
 def test_bomb_that_is_smaller_than_it_says(write):
@@ -268,7 +268,7 @@ def test_bomb_that_is_smaller_than_it_says(write):
     noise = random.Random(0).randbytes(900_000)
     path = write(gzip.compress(npy("|u1", (900_000_000,))) + noise)
 
-    assert_harmless(path, "FormatError", "TruncatedError")
+    assert_harmless(path, kinds=["FormatError", "TruncatedError"])
 
 
 def test_bomb_of_empty_members(write):
@@ -278,14 +278,14 @@ def test_bomb_of_empty_members(write):
     cost_free = ours(path)
 
     assert same(cost_free, {"data": A})
-    assert_harmless(write(path.read_bytes() + b"!"), "FormatError")
+    assert_harmless(write(path.read_bytes() + b"!"), kinds=["FormatError"])
 
 
 def test_bomb_of_empty_members_before_the_array(write):
     """The same, where the header is looked for."""
     empty = gzip.compress(b"", mtime=0)
 
-    assert_harmless(write(empty * (990_000 // len(empty))), "UnsupportedError")
+    assert_harmless(write(empty * (990_000 // len(empty))), kinds=["UnsupportedError"])
 
 
 # Properties

@@ -257,8 +257,10 @@ def test_layout_that_is_a_folder(write):
 
 def test_layout_bombs(write):
     """Deep nesting and long numbers, as long as is read of it."""
-    for text in ("[" * 64_000, '{"dtype": "u2", "shape": [' + "1," * 30_000, "9" * 64_000):
-        assert_harmless(write(beside=text), "FormatError")
+    texts = ["[" * 64_000, '{"dtype": "u2", "shape": [' + "1," * 30_000, "9" * 64_000]
+    paths = [write(beside=text, name=f"{i}.bin") for i, text in enumerate(texts)]
+
+    assert_harmless(*paths, kinds=["FormatError"])
 
 
 def test_suffix_alone_does_not_make_a_file_raw_in_a_folder(tmp_path, write):

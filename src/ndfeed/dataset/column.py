@@ -90,10 +90,11 @@ class Column:
         """Is any part in the other byte order?"""
         return bool(self.swapped.any())
 
-    def shape(self, part: int) -> tuple[int, ...]:
-        """The shape of one sample of a part."""
-        dims = self.table.dimensions(int(self.table.shape[self.arrays[part]]))
-        return dims if self.whole[part] else dims[1:]
+    def shapes(self, part: Ints) -> list[tuple[int, ...]]:
+        """The shape of one sample of each part."""
+        dims = self.table.dims[self.table.shape[self.arrays[part]]].tolist()
+        skipped = np.where(self.whole[part], 1, 2).tolist()
+        return [tuple(row[s : 1 + row[0]]) for row, s in zip(dims, skipped, strict=True)]
 
     def total(self, starts: Ints) -> int:
         """Bytes of all samples as delivered."""

@@ -300,7 +300,7 @@ def _loaded(ds: Dataset) -> Held:
     fields = list(ds.fields.values())
     every = chosen(ds.rows, np.arange(len(ds)))
     shapes = {
-        column.field.name: [column.shape(part) for part in group.locate(every).part.tolist()]
+        column.field.name: column.shapes(group.locate(every).part)
         for group in ds.groups
         for column in group.columns
         if column.field.ragged

@@ -72,8 +72,10 @@ class Reader:
                 self._records = [rows.records_of(column, maps) for column in self._columns]
             for (name, dtype, shape), records in zip(self._names, self._records, strict=True):
                 batch[name] = records.take(samples).view(dtype).reshape(shape)
+            if maps.unleased:
+                maps.recheck(file)
         finally:
-            maps.leave(file)
+            maps.leave()
 
     def _read_scattered(self, maps: Maps, place: Place, batch: dict[str, Any]) -> None:
         file = self._columns[0].file[place.part]
@@ -84,8 +86,10 @@ class Reader:
                 start += column.first[place.part]
                 found = rows.by_address(maps, file, start, column.size)
                 batch[name] = found.view(dtype).reshape(shape)
+            if maps.unleased:
+                maps.recheck(file)
         finally:
-            maps.leave(file)
+            maps.leave()
 
     def fill(self, group: Group, samples: Ints, arrays: Mapping[str, NDArray[Any]]) -> list[Target]:
         """Copy ``samples``, which are in range, into ``arrays`` or else into new memory."""

@@ -38,12 +38,14 @@ def gather(column: Column, place: Place, target: Target, maps: Maps) -> None:
     try:
         if size <= LARGE_ROW:
             target.adopt(by_address(maps, file, start, size))
-            return
-        out = target.flat.reshape(-1, size)
-        for i, (f, at) in enumerate(zip(file.tolist(), start.tolist(), strict=True)):
-            out[i] = maps.bytes(f)[at : at + size]
+        else:
+            out = target.flat.reshape(-1, size)
+            for i, (f, at) in enumerate(zip(file.tolist(), start.tolist(), strict=True)):
+                out[i] = maps.bytes(f)[at : at + size]
+        if maps.unleased:
+            maps.recheck(file)
     finally:
-        maps.leave(file)
+        maps.leave()
 
 
 def by_address(maps: Maps, file: Ints, start: Ints, size: int) -> NDArray[np.void]:
@@ -65,8 +67,10 @@ def gather_one(column: Column, rows: Ints, target: Target, maps: Maps) -> None:
         else:
             first = int(rows[0])
             target.adopt(records[first : first + len(rows)], copy=True)
+        if maps.unleased:
+            maps.recheck(file)
     finally:
-        maps.leave(file)
+        maps.leave()
 
 
 def records_of(column: Column, maps: Maps) -> NDArray[np.void]:
@@ -150,8 +154,10 @@ def from_parts(
             try:
                 samples = view(column, part, maps.bytes(file), int(column.first[part]))
                 _assign(target, at, samples, rows)
+                if maps.unleased:
+                    maps.recheck(file)
             finally:
-                maps.leave(file)
+                maps.leave()
         else:
             stream = _stream(column, part, decoded)
             skip = int(column.table.skip[column.arrays[part]])

@@ -57,8 +57,8 @@ class Target:
     def ragged(self) -> list[NDArray[Any]]:
         """Samples that differ in shape."""
         if self._ragged is None:
-            column, dtype = self.column, self.column.field.dtype
-            self._ragged = [np.empty(column.shape(p), dtype) for p in self._part.tolist()]
+            dtype = self.column.field.dtype
+            self._ragged = [np.empty(shape, dtype) for shape in self.column.shapes(self._part)]
         return self._ragged
 
     @property

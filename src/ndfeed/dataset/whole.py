@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ndfeed.dataset.column import Column
-from ndfeed.dataset.members import decode, decode_into, inline_all, is_inline, view
+from ndfeed.dataset.members import Bytes, decode, decode_into, inline_all, is_inline, view
 from ndfeed.dataset.target import Target
 from ndfeed.files.file import File, Stretch, fetch
 from ndfeed.formats import inflate
@@ -170,12 +170,13 @@ class WholeFiles:
             with File(path, known) as file:
                 small = end - begin <= _AT_ONCE
                 data = memoryview(file.read(begin, end - begin)) if small else None
+                held = _Held(file)
                 for c, (stream, target) in enumerate(zip(own, targets, strict=True)):
                     if stream.simple and data is not None:
                         start = stream.offset - begin
                         _decode(path, stream, data[start : start + stream.length], target, i)
                     else:
-                        _read_array(file, self._columns[c], p, target, i)
+                        _read_array(held, self._columns[c], p, target, i)
                     if not self._sound[c][p] and not self._columns[c].strided[p]:
                         header = file.read(stream.offset, stream.skip)
                         self._compare(path, c, p, header, target.memory(i, stream.nbytes))
@@ -228,15 +229,33 @@ def _decode(path: bytes, stream: _Stream, data: memoryview, target: Target, at: 
         inflate.whole(path, data, stream.decoded, stream.skip, out, stream.crc)
 
 
-def _read_array(file: File, column: Column, part: int, target: Target, at: int) -> None:
+class _Held:
+    """An open file, and the stream decoded last: a structured member is one for many columns."""
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self._offset = -1
+        self._stream: Bytes | None = None
+
+    def stream(self, column: Column, part: int) -> Bytes:
+        """The whole stream of a part, decoded."""
+        offset = int(column.table.offset[column.arrays[part]])
+        if self._stream is None or self._offset != offset:
+            self._stream = None  # before the next one is there: one is held at a time
+            self._stream, self._offset = decode(self.file, column, part), offset
+        return self._stream
+
+
+def _read_array(held: _Held, column: Column, part: int, target: Target, at: int) -> None:
     """One array of an open file, whatever its coding and order, into sample ``at``."""
+    file = held.file
     size = int(column.nbytes[part])
     if is_inline(column, part):
         target.sample(at)[...] = inline_all(column, np.array([part]))[0]
     elif not size:
         return
     elif column.strided[part]:
-        data = decode(file, column, part)
+        data = held.stream(column, part)
         skip = int(column.table.skip[column.arrays[part]])
         target.sample(at)[...] = view(column, part, data, skip)[0]
     elif column.coding[part] == RAW:

@@ -86,7 +86,7 @@ def fetch(stretches: Iterable[Stretch]) -> None:
         except OSError as error:
             refuse(path, error)
         try:
-            done = preadv(fd, buffers, start)
+            done = preadv(fd, buffers, start) if len(buffers) <= system.MOST_BUFFERS else -1
             if done != length:  # interrupted, or more than the kernel copies in a call
                 done = system.preadv(fd, buffers, start)
             # Behind the read: whoever writes moves the time first, so nothing torn passes.

@@ -9,14 +9,15 @@ Guarantees:
 
 - Between ``enter`` and ``leave`` the files entered are those that were indexed, and no lease
   that was held at ``enter`` is given up. Whoever has entered must leave before it enters again.
+  An interrupt (Ctrl-C) at any moment leaves nobody counted as reading who is not.
 - A writer waits a quarter of a second or two, not 45: while leases are held a thread, the
   keeper, looks for writers and gives up what they wait for. It gives up everything that was
   not used for a second, and ends when nothing is held. No thread outlives a fork.
 - A file whose lease was taken away, or whose size, mtime or inode differ from what was
   indexed, is ``ChangedError`` at ``enter``.
 - Where leases cannot be had (another owner, a network file system), size, mtime and inode are
-  compared at every ``enter`` and ``leave`` instead: no torn data, but a file that is shortened
-  in between is fatal; ``mapped=False`` is the way out.
+  compared at every ``enter``, and are to be compared again by ``recheck`` before ``leave``: no
+  torn data, but a file that is shortened in between is fatal; ``mapped=False`` is the way out.
 - A file that somebody has open for writing is ``Unmappable`` at ``enter``, and so is one that
   the system will not map for want of descriptors or maps: it can be read by position.
 
@@ -25,11 +26,12 @@ that was deleted keeps its bytes for as long as it is mapped; one that was repla
 another over it is an error.
 """
 
-import contextlib
 import os
 import signal
 import threading
+import time
 import weakref
+from collections.abc import Callable
 from mmap import mmap
 from typing import Protocol
 
@@ -42,6 +44,7 @@ from ndfeed.files.file import File, Identity, changed
 from ndfeed.files.system import can, fcntl
 
 _LOOK_EVERY = 0.25  # seconds; far below any sensible lease-break-time
+_MOMENT = 0.0005
 _IDLE_LOOKS = 4
 _MOST_MAPS = 16_384  # a quarter of Linux's default vm.max_map_count
 
@@ -70,23 +73,24 @@ class Unmappable(SourceError):
 class _Map:
     """One mapped file."""
 
-    __slots__ = ("bytes", "file", "leased", "map", "number", "taken")
+    __slots__ = ("bytes", "ctime", "file", "leased", "map", "number", "taken")
 
     def __init__(self, number: int, file: File) -> None:
         self.number = number
         self.file = file
         self.map: mmap = system.map_whole(file.fd)
         self.bytes: NDArray[np.uint8] = np.frombuffer(self.map, np.uint8)
+        self.ctime = file.status.st_ctime_ns
         self.leased = False
         self.taken = False  # a writer has had the file since it was mapped
-        if can.lease:
-            # The signal that tells of a writer is one that is ignored by default; we look.
-            fcntl.fcntl(file.fd, fcntl.F_SETSIG, signal.SIGURG)
 
     def lease(self) -> None:
         """Make writers wait; some files cannot be leased."""
         if can.lease and not self.leased:
             try:
+                # The signal that tells of a writer must be one that is ignored: SIGIO, the
+                # default, would end the process. Giving up a lease brings the default back.
+                fcntl.fcntl(self.file.fd, fcntl.F_SETSIG, signal.SIGURG)
                 fcntl.fcntl(self.file.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
                 self.leased = True
             except BlockingIOError:
@@ -105,12 +109,8 @@ class _Map:
         return fcntl.fcntl(self.file.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK
 
     def disturbed(self) -> bool:
-        """Must the file be looked at before it is used again?"""
-        return self.wanted() or self.unlinked(os.fstat(self.file.fd))
-
-    def unlinked(self, status: os.stat_result) -> bool:
-        """Was a name of the file removed, or another file put there?"""
-        return status.st_nlink != self.file.status.st_nlink
+        """Does a writer wait, or may another file have come in this one's place?"""
+        return self.wanted() or os.fstat(self.file.fd).st_ctime_ns != self.ctime
 
 
 class _Span:
@@ -142,14 +142,16 @@ class Maps:
         self._guarded = guarded
         self._maps: list[_Map | None] = [None] * files.files
         weakref.finalize(self, _close, self._maps, cost, _process.generation).atexit = False
-        # Entering and leaving take the bare lock: it is the shortest way through them.
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._giving_up = threading.Lock()
         self._records: dict[int, tuple[int, NDArray[np.void]]] = {}
-        self._active = 0
+        # One entry for everybody who reads. A list grows and shrinks in one step of the
+        # interpreter; a method written in Python could be interrupted before its first line.
+        self._inside: list[None] = []
+        self.leave: Callable[[], None] = self._inside.pop
         self._closing = False
         self._unused = 0
-        self._unleased = False  # was any lease refused?
+        self.unleased = False  # was any lease refused? Then recheck before leave
 
     def bytes(self, file: int) -> NDArray[np.uint8]:
         """All bytes of a file that was entered."""
@@ -175,63 +177,42 @@ class Maps:
 
     def enter(self, files: int | NDArray[np.int64]) -> None:
         """Map ``files`` if need be, check them, and keep writers away until ``leave``."""
-        entered = False
-        try:
-            with self._lock:
-                while self._closing:
-                    self._changed.wait()
+        while True:
+            try:
+                self._inside.append(None)
                 self._unused = 0
-                self._active += 1
-                entered = True
-            ready = self._ready[files]
-            if not (ready if ready.ndim == 0 else ready.all()):
-                self._prepare(np.unique(files).tolist())
-        except BaseException:  # Ctrl-C can come as the lock is let go
-            if entered:
-                self._done()
-            raise
+                if not self._closing:
+                    ready = self._ready[files]
+                    if not (ready if ready.ndim == 0 else ready.all()):
+                        self._prepare(np.unique(files).tolist())
+                    return
+            except BaseException:
+                self._inside.pop()
+                raise
+            self._inside.pop()
+            time.sleep(_MOMENT)
 
-    def leave(self, files: int | NDArray[np.int64]) -> None:
-        """Done with what was entered; what was not leased is compared again."""
-        try:
-            if self._unleased:
-                self._compare_again(np.unique(files).tolist())
-        finally:
-            self._done()
-
-    def _done(self) -> None:
-        with self._lock:
-            self._active -= 1
-            if self._closing and not self._active:
-                self._changed.notify_all()
-
-    def _compare_again(self, files: list[int]) -> None:
-        for number in files:
+    def recheck(self, files: int | NDArray[np.int64]) -> None:
+        """Compare those that are not leased once more: what was copied may be torn."""
+        for number in np.unique(files).tolist():
             one = self._maps[number]
             if one is not None and self._guarded and not self._ready[number]:
                 self._compare(one)
 
     def _prepare(self, files: list[int]) -> None:
-        leased = False
-        try:
-            with self._changed:
-                for number in files:
-                    one = self._maps[number] or self._open(number)
-                    if not self._guarded:
-                        self._ready[number] = True
-                    elif not self._ready[number]:
-                        self._guard(one)
-                        leased |= one.leased
-        finally:
-            if leased:
-                _process.keep(self)
-
-    def _guard(self, one: _Map) -> None:
-        if not one.taken:
-            one.lease()
-        self._compare(one)
-        self._ready[one.number] = one.leased
-        self._unleased |= not one.leased
+        if self._guarded and can.lease:
+            _process.keep(self)  # before there is a lease: none may be left alone
+        with self._lock:
+            for number in files:
+                one = self._maps[number] or self._open(number)
+                if not self._guarded:
+                    self._ready[number] = True
+                elif not self._ready[number]:
+                    if not one.taken:
+                        one.lease()
+                    self._compare(one)
+                    self._ready[number] = one.leased
+                    self.unleased |= not one.leased
 
     def _open(self, number: int) -> _Map:
         path, expected = self._files.path(number), self._files.expected(number)
@@ -256,10 +237,14 @@ class Maps:
         status = os.fstat(one.file.fd)
         expected = self._files.expected(one.number)
         found = Identity.of(status)
-        if found == expected and one.unlinked(status):  # deleted, or replaced?
-            with contextlib.suppress(OSError):
+        if found == expected and status.st_ctime_ns != one.ctime:
+            try:
                 found = Identity.of(os.stat(one.file.path))
+                one.ctime = status.st_ctime_ns  # another mode, or one more name: no matter
+            except OSError:
+                found = expected  # deleted: asked again each time, for what comes in its place
         if found != expected:
+            one.ctime = -1  # a file that was replaced stays so
             one.give_up()
             raise changed(one.file.path, expected, found)
         if one.taken:
@@ -269,39 +254,42 @@ class Maps:
             )
 
     def tend(self) -> bool:
-        """Give up what writers wait for, or all when idle; are there leases left?"""
-        with self._changed:
+        """Give up what writers wait for, or all when idle; is there anything left to tend?"""
+        with self._lock:
             self._unused += 1
             idle = self._unused > _IDLE_LOOKS
             leased = [one for one in self._maps if one is not None and one.leased]
             over = [one for one in leased if idle or one.disturbed()]
-            self._give_up(over)
-            return len(over) < len(leased)
+        self._give_up(over)
+        return not idle
 
-    def leasing(self) -> bool:
-        """Is any lease held?"""
-        with self._changed:
-            return any(one is not None and one.leased for one in self._maps)
+    @property
+    def used(self) -> bool:
+        """Has anybody read since the last look?"""
+        return not self._unused
 
     def release(self) -> None:
         """Give up every lease, as before a fork."""
-        with self._changed:
-            self._give_up([one for one in self._maps if one is not None and one.leased])
+        with self._lock:
+            over = [one for one in self._maps if one is not None and one.leased]
+        self._give_up(over)
 
     def _give_up(self, over: list[_Map]) -> None:
-        """Give up leases once nobody is reading. The lock is held."""
+        """Give up leases once nobody is reading."""
         if not over:
             return
-        self._closing = True
-        self._ready[[one.number for one in over]] = False
-        self._changed.wait_for(lambda: not self._active)
-        # Again: who was reading meanwhile may have found its lease and trusted it.
-        self._ready[[one.number for one in over]] = False
-        for one in over:
-            one.taken = one.taken or one.wanted()
-            one.give_up()
-        self._closing = False
-        self._changed.notify_all()
+        with self._giving_up:
+            try:
+                self._closing = True
+                while self._inside:
+                    time.sleep(_MOMENT)
+                with self._lock:
+                    self._ready[[one.number for one in over]] = False
+                    for one in over:
+                        one.taken |= one.leased and one.wanted()
+                        one.give_up()
+            finally:
+                self._closing = False
 
 
 def _close(maps: list[_Map | None], cost: int, generation: int) -> None:
@@ -320,9 +308,9 @@ class _Process:
         self._reset()
 
     def _reset(self) -> None:
-        # Taken again where maps are collected, which may be while it is held.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._used = 0
+        self._returned: list[int] = []
         self._held: weakref.WeakSet[Maps] = weakref.WeakSet()
         self._keeper: threading.Thread | None = None
         self._stop = threading.Event()
@@ -330,6 +318,8 @@ class _Process:
     def reserve(self, count: int) -> bool:
         """May ``count`` more descriptors be held?"""
         with self._lock:
+            while self._returned:
+                self._used -= self._returned.pop()
             if self._used + count > system.open_files_limit() // 2:
                 return False
             self._used += count
@@ -337,15 +327,16 @@ class _Process:
 
     def release(self, count: int, generation: int) -> None:
         """Give descriptors back, unless they were another process's."""
+        # Maps are collected at any moment, also while this very thread holds the lock.
         if generation == self.generation:
-            with self._lock:
-                self._used -= count
+            self._returned.append(count)
 
     def keep(self, maps: Maps) -> None:
         """See to it that the leases of ``maps`` are looked after."""
         with self._lock:
             self._held.add(maps)
-            if self._keeper is None:
+            # Not alive: it has ended, or an interrupt came before it could begin.
+            if self._keeper is None or not self._keeper.is_alive():
                 self._stop = threading.Event()
                 self._keeper = threading.Thread(
                     target=self._look_after, args=(self._stop,), name="ndfeed-leases", daemon=True
@@ -356,14 +347,13 @@ class _Process:
         while not stop.wait(_LOOK_EVERY):
             with self._lock:
                 held = list(self._held)
-            done = [maps for maps in held if not maps.tend()]
+            idle = [maps for maps in held if not maps.tend()]
             with self._lock:
-                # A map that was used again meanwhile has leases again: look once more.
-                self._held.difference_update([maps for maps in done if not maps.leasing()])
+                self._held.difference_update(maps for maps in idle if not maps.used)
                 if not self._held:
                     self._keeper = None
                     return
-            del held, done  # while it waits, the keeper keeps no maps alive
+            del held, idle  # while it waits, the keeper keeps no maps alive
 
     def before_fork(self) -> None:
         """Leases and threads are not for children: give up the one, end the other."""
@@ -371,7 +361,7 @@ class _Process:
             keeper, self._keeper = self._keeper, None
             held = list(self._held)
             self._held.clear()
-        if keeper is not None:
+        if keeper is not None and keeper.is_alive():
             self._stop.set()
             keeper.join()
         for maps in held:

@@ -75,8 +75,11 @@ class Paths(Sequence[bytes]):
         return found
 
     def text(self) -> tuple[memoryview, memoryview]:
-        """All bytes behind ``base``, end to end, and where each path ends, from 0 on, as int64."""
-        return memoryview(bytes(self._text)), memoryview(self._ends)
+        """All bytes behind ``base``, end to end, and where each path ends, from 0 on, as int64.
+
+        Not copied: no path may be put behind them as long as these are used.
+        """
+        return memoryview(self._text), memoryview(self._ends)
 
     def _between(self, start: int, stop: int) -> list[bytes]:
         ends = self._ends[start : stop + 1]

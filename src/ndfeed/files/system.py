@@ -20,7 +20,7 @@ except ImportError:  # Windows
 
 # Linux copies at most 0x7ffff000 bytes a call; asking for less keeps every call whole.
 MOST_PER_CALL = 1 << 30
-_MOST_BUFFERS = 512
+MOST_BUFFERS = 512  # Linux takes 1024 a call
 _DEFAULT_FILES = 1024
 
 
@@ -51,7 +51,7 @@ def pread(fd: int, length: int, start: int) -> bytes:
 
 def preadv(fd: int, buffers: Sequence[memoryview], start: int) -> int:
     """Fill ``buffers`` in turn from ``start``; the count falls short only at the file's end."""
-    if can.preadv and len(buffers) <= _MOST_BUFFERS:
+    if can.preadv and len(buffers) <= MOST_BUFFERS:
         wanted = sum(map(len, buffers))
         if wanted <= MOST_PER_CALL:
             done = os.preadv(fd, buffers, start)

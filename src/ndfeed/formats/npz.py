@@ -31,7 +31,8 @@ def describe(file: File, found: list[zip.Member], notes: tuple[str, ...] = ()) -
         stream = _stream(file, member)
         preamble = _preamble(file, stream)
         if preamble is None:
-            remarks.append(f"member {shown(member.name[:100])!r} is no array and is left out")
+            if member.size or not member.name.endswith("/"):
+                remarks.append(f"member {shown(member.name[:100])!r} is no array and is left out")
             continue
         room -= max(len(preamble) - _SHORT_HEADER, 0)
         if room < 0:
@@ -57,8 +58,6 @@ def _chosen(found: list[zip.Member], remarks: list[str]) -> dict[str, zip.Member
             if other.name == name != member.name:
                 member = other
             remarks.append(f"{name[:100]!r} is there twice; {member.name[:100]!r} is used")
-        elif name.endswith("/") and not member.size:
-            continue
         chosen[name] = member
     return chosen
 

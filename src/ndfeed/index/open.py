@@ -22,6 +22,7 @@ from ndfeed.index.source import Files, Source, find, spelled
 from ndfeed.index.table import Table, places, subset
 
 _MANY_ARRAYS = 64
+_FEW_NAMES = 100
 
 
 class Opened:
@@ -36,23 +37,30 @@ class Opened:
     def __reduce__(self) -> tuple[Callable[..., "Opened"], tuple[Any, ...]]:
         if self._memory is None:
             self._memory = Shared.of(codec.encode(self.table))
-        handle = self._memory.handle()
+        # A long list of files is in the table already, and too much to send beside it.
+        source = self.spellings if len(self.spellings) <= _FEW_NAMES else None
         return _arrived, (
-            handle, codec.fingerprint(self.table), self.table.caches, self.spellings, self.layout,
-        )  # fmt: skip
+            self._memory.handle(),
+            codec.fingerprint(self.table),
+            self.table.caches,
+            source,
+            self.layout,
+        )
 
 
 def _arrived(
     handle: Handle,
     expected: str,
     caches: tuple[bytes, ...],
-    spellings: Paths,
+    spellings: Paths | None,
     layout: raw.Layout | None,
 ) -> Opened:
     """The table behind a pickled handle, or one of the same source and the same data."""
     try:
         memory = Shared.attach(handle)
     except MissingError:
+        if spellings is None:
+            raise
         table = _open(spellings, layout, cached=True)
         found = codec.fingerprint(table)
         if found != expected:
@@ -62,6 +70,8 @@ def _arrived(
             ) from None
         return Opened(table, spellings, layout)
     table, _ = codec.decode(memory.view().data, checked=False)
+    if spellings is None:
+        spellings = Paths(table.paths_of(np.arange(table.files)))
     opened = Opened(replace(table, caches=caches), spellings, layout)
     opened._memory = memory
     return opened

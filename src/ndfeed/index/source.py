@@ -65,30 +65,32 @@ def find(spellings: Paths) -> Files:
     if not spellings:
         raise MissingError("[]", "an empty list of files; give at least one")
     many = len(spellings) > _MANY
-    if len(spellings) == 1 and tree.is_folder(spellings[0]):
-        found = _walked(spellings[0])
+    if not any(_is_several(spelling, many) for spelling in spellings):
+        return Files(spellings, np.zeros(len(spellings), bool), Folders())
+    parts = [_found(spelling, many) for spelling in spellings]
+    if len(parts) == 1:
+        return parts[0]
+    paths, folders = Paths(), Folders()
+    for part in parts:
+        paths.extend(part.paths)
+        folders.extend(part.folders)
+    return Files(paths, np.concatenate([part.picky for part in parts]), folders)
+
+
+def _is_several(spelling: bytes, many: bool) -> bool:
+    """May this name other files than itself? Whether it is one is found out by opening it."""
+    return tree.is_pattern(spelling) or (not many and tree.is_folder(spelling))
+
+
+def _found(spelling: bytes, many: bool) -> Files:
+    if tree.is_pattern(spelling) and not os.path.lexists(spelling):
+        found = tree.match(spelling)
+        if not found.paths:
+            raise tree.nothing(spelling, "match")
+        return Files(found.paths, np.zeros(len(found.paths), bool), found.folders)
+    if not many and tree.is_folder(spelling):
+        found = tree.walk(spelling)
+        if not found.paths:
+            raise tree.nothing(spelling, "in this folder")
         return Files(found.paths, np.ones(len(found.paths), bool), found.folders)
-    paths, picky, folders = Paths(), bytearray(), Folders()
-    for spelling in spellings:
-        if tree.is_pattern(spelling) and not os.path.lexists(spelling):
-            found = tree.match(spelling)
-            if not found.paths:
-                raise tree.nothing(spelling, "match")
-            picky += bytes(len(found.paths))
-        elif not many and tree.is_folder(spelling):
-            found = _walked(spelling)
-            picky += b"\1" * len(found.paths)
-        else:
-            paths.append(spelling)  # whether it is a file is found out by opening it
-            picky.append(False)
-            continue
-        paths.extend(found.paths)
-        folders.extend(found.folders)
-    return Files(paths, np.frombuffer(picky, bool), folders)
-
-
-def _walked(folder: bytes) -> tree.Found:
-    found = tree.walk(folder)
-    if not found.paths:
-        raise tree.nothing(folder, "in this folder")
-    return found
+    return Files(Paths((spelling,)), np.zeros(1, bool), Folders())

@@ -213,7 +213,7 @@ def subset(tables: Sequence[Table], files: Ints) -> Table:
     kept, known = len(notes), sum(len(table.notes) for table in tables)
     return replace(
         made.table(),
-        notes=tuple(sorted(notes)[:NOTES_KEPT]),
+        notes=tuple(sorted(notes, key=lambda note: note[0])[:NOTES_KEPT]),
         # Of remarks that were not kept it is not known whose they were.
         remarked=sum(table.remarked for table in tables) - known + kept,
         **_inherited(tables),
