@@ -20,6 +20,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -49,26 +50,28 @@ def one_npy(folder: Path, quick: bool) -> None:
         data = np.lib.format.open_memmap(path, "w+", np.uint8, (count, *shape))
         data[...] = rng.integers(0, 255, (1, *shape))
         data.reshape(count, -1)[:, 0] = np.arange(count) % 251
-        data.flush()
+        del data  # nobody maps a file that somebody has open for writing
         mapped = np.load(path, mmap_mode="r")
-        plain = np.asarray(mapped)
+        plain, memory = np.asarray(mapped), np.array(mapped)
         batches = [rng.integers(0, count, batch) for _ in range(64)]
         rates = compare(
             f"one_npy {label}",
             {
-                "floor: np.take from and to ready memory": today.take_ready(data.copy(), batch),
-                "np.take of the mapped file, fresh memory": lambda r, a=plain: np.take(
-                    a, r, axis=0
-                ),
-                "today: memmap[rows]": lambda r, a=mapped: a[r],
+                "floor: np.take from and to ready memory": today.take_ready(memory, batch),
+                "np.take of the mapped file, fresh memory": partial(_take, plain),
+                "today: memmap[rows]": mapped.__getitem__,
                 "ours: ds.read": ndfeed.open(path).read,
             },
             batches,
-            data[batches[0]],
+            plain[batches[0]],
         )
         ours, take = rates["ours: ds.read"], rates["np.take of the mapped file, fresh memory"]
         bar(f"one_npy {label}", "ours / np.take of the mapped file", ours / take, ONE_FILE[label])
         path.unlink()
+
+
+def _take(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    return np.take(array, rows, axis=0)
 
 
 def scattered(folder: Path, quick: bool) -> None:

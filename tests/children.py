@@ -16,14 +16,8 @@ args = sys.argv[1:]
 def start(code, *args, **options):
     """A new interpreter that runs ``code``, with ``args``, numpy and ndfeed at hand."""
     command = [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(code)]
-    return subprocess.Popen(
-        [*command, *map(os.fspath, args)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([*command, *map(os.fspath, args)], text=True, **(pipes | options))
 
 
 def finish(child, timeout=60):

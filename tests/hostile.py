@@ -33,7 +33,8 @@ def _hook(event, args):
     seen = getattr(_watched, "seen", None)
     if seen is None or not event.startswith(FORBIDDEN):
         return
-    if event == "open" and os.fsencode(args[0]) in _watched.allowed:
+    path = args[0] if args and isinstance(args[0], str | bytes | os.PathLike) else b""
+    if event == "open" and os.fsencode(path) in _watched.allowed:
         return
     seen.append(f"{event} {args!r:.200}")
     raise RuntimeError(f"forbidden while a file is read: {event} {args!r:.200}")

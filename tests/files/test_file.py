@@ -196,7 +196,7 @@ def test_an_error_in_a_file_that_changed_is_that_it_changed(tmp_path, change):
             rewrite(path, b"9" * 1000)
         raise TruncatedError(path, "looks damaged")
 
-    with pytest.raises(ChangedError if change else TruncatedError, match="changed|looks damaged"):
+    with pytest.raises(ChangedError if change else TruncatedError, match=r"changed|looks damaged"):
         read_while(path, identity, fail)
 
 

@@ -157,6 +157,27 @@ def test_a_writer_harms_nobody_who_has_been_idle(tmp_path):
     assert run(f"{QUICK}{textwrap.dedent(code)}", tmp_path, timeout=30) == ""
 
 
+def test_leases_nobody_looked_after_are_not_believed(tmp_path):
+    """A process may be stopped (Ctrl-Z) for longer than the kernel lets writers wait."""
+    (tmp_path / "d").mkdir()
+    folder_of(tmp_path / "d", 3)
+    np.save(tmp_path / "new.npy", rows(99))
+    code = """
+    from ndfeed.files import maps
+    maps._TRUST, maps._LOOK_EVERY = -1, 1000
+    ds = ndfeed.open(args[0], sample="row", cache=False)
+    for _ in range(3):
+        assert ds[[50, 150, 250]]["data"][:, 0].tolist() == [0, 1, 2]
+    os.replace(args[1], os.path.join(args[0], "x1.npy"))
+    try:
+        ds.read([150])
+    except ndfeed.ChangedError as error:
+        print(error)
+    """
+
+    assert "x1.npy: changed since it was indexed" in run(code, tmp_path / "d", tmp_path / "new.npy")
+
+
 @needs_leases
 def test_a_writer_goes_on_while_many_files_are_read(tmp_path):
     """The leases are kept from call to call, and still nobody waits long."""
@@ -432,8 +453,9 @@ def test_ctrl_c_at_any_moment_leaves_nothing_held(tmp_path):
     assert run(code, tmp_path, timeout=40) == "saved True\n"
 
 
-def test_no_descriptor_is_left(tmp_path):
+def test_no_descriptor_is_left(tmp_path, monkeypatch):
     """Maps are closed with the last dataset that uses them, also after an error."""
+    monkeypatch.setattr(maps, "_LOOK_EVERY", 0.01)
     folder_of(tmp_path, 12)
     process = psutil.Process()
     before = process.num_fds()

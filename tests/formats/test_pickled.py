@@ -10,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from described import damaged, watch
+from hostile import damaged, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

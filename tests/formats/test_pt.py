@@ -13,8 +13,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from described import arrays, content, contents, damaged, describe, members, watch
+from described import arrays, content, contents, describe, members
 from hard_arrays import each_hard_array
+from hostile import damaged, watch
 from hypothesis import HealthCheck, given, settings
 
 from ndfeed.errors import Error, FormatError, LimitError, TruncatedError, UnsupportedError

@@ -8,8 +8,9 @@ import safetensors
 import safetensors.numpy
 import safetensors.torch
 import torch
-from described import arrays, content, contents, damaged, describe, watch
+from described import arrays, content, contents, describe
 from hard_arrays import HARD_ARRAYS
+from hostile import damaged, watch
 from hypothesis import HealthCheck, given, settings
 
 from ndfeed.errors import Error, FormatError, LimitError, TruncatedError, UnsupportedError

@@ -62,6 +62,8 @@ def test_any_other_spelling_means_what_numpy_says(text):
 @pytest.mark.parametrize("name", types.EXTENDED)
 def test_extended_types_are_those_of_ml_dtypes(name):
     """Same width and same name, so that a header, a caller and a framework mean one thing."""
+    if not hasattr(ml_dtypes, name):
+        pytest.skip("not in this version of ml_dtypes")
     dtype = np.dtype(getattr(ml_dtypes, name))
 
     assert types.canonical(name) == types.named(name) == types.named(dtype) == name
@@ -113,7 +115,7 @@ def test_spellings_of_others(text, name):
     "text",
     ["", "b", "B", "l", "<d", "f", "f3", "i16", "u0", "c4", "?1", "b2", "O", "O8", "T", "<g2",
      "<W4", "f4 ", "f4,f4", "(2,)f4", "f4[s]", "M4", "M8[]", "M8[s", "M8[s/0]", "M8[0s]", "M8[s]s",
-     "V2147483648", "U536870912", "S99999999999", "float", "float128", "bfloat16 ", "<bfloat16"],
+     "V536870912", "U536870912", "S99999999999", "float", "float128", "bfloat16 ", "<bfloat16"],
 )  # fmt: skip
 def test_unknown_spellings_are_refused(text):
     """C's letters mean another width on another machine; the rest means nothing, or harm."""

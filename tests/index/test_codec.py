@@ -12,6 +12,9 @@ from ndfeed.formats.array import Array, Description
 from ndfeed.index import codec
 from ndfeed.index.table import concat
 
+GOLDEN = "a645d6bd8c378a9096e44a0b1094359f3f172b287fa460e8b316aea06985f80e"
+FINGERPRINT = "ec21bd61ac79b435"
+
 
 def joined(pieces):
     return b"".join(pieces)
@@ -58,9 +61,6 @@ def test_the_layout_is_frozen():
     assert data[12:16] == (1).to_bytes(4, "little")
     assert data[24:].startswith(b'{"values": {"base": "/data/", "formats": ["npy", "npz", ')
     assert hashlib.sha256(data).hexdigest() == GOLDEN
-
-
-GOLDEN = "?"
 
 
 def test_columns_are_aligned():
@@ -119,6 +119,3 @@ def test_the_fingerprint_is_of_the_data():
     assert codec.fingerprint(longer) != fingerprint
     assert codec.fingerprint(renamed) != fingerprint
     assert fingerprint == FINGERPRINT
-
-
-FINGERPRINT = "?"

@@ -16,7 +16,7 @@ def size(count: float) -> str:
     """Bytes for people.
 
     >>> size(0), size(2047), size(3_500_000)
-    ('0 B', '2 kB', '3.5 MB')
+    ('0 B', '2.05 kB', '3.5 MB')
     """
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:

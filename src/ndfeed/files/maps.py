@@ -26,6 +26,8 @@ that was deleted keeps its bytes for as long as it is mapped; one that was repla
 another over it is an error.
 """
 
+import contextlib
+import math
 import os
 import signal
 import threading
@@ -45,6 +47,7 @@ from ndfeed.files.system import can, fcntl
 
 _LOOK_EVERY = 0.25  # seconds; far below any sensible lease-break-time
 _MOMENT = 0.0005
+_TRUST = 20.0  # seconds; half of the default lease-break-time
 _IDLE_LOOKS = 4
 _MOST_MAPS = 16_384  # a quarter of Linux's default vm.max_map_count
 
@@ -86,7 +89,8 @@ class _Map:
 
     def lease(self) -> None:
         """Make writers wait; some files cannot be leased."""
-        if can.lease and not self.leased:
+        self.taken |= self.leased and self.wanted()
+        if can.lease and not self.leased and not self.taken:
             try:
                 # The signal that tells of a writer must be one that is ignored: SIGIO, the
                 # default, would end the process. Giving up a lease brings the default back.
@@ -102,7 +106,8 @@ class _Map:
         """Let writers go on."""
         if self.leased:
             self.leased = False
-            fcntl.fcntl(self.file.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            with contextlib.suppress(OSError):  # the kernel may have taken it away
+                fcntl.fcntl(self.file.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
     def wanted(self) -> bool:
         """Does a writer wait for the lease, or has the kernel taken it away?"""
@@ -151,6 +156,7 @@ class Maps:
         self.leave: Callable[[], None] = self._inside.pop
         self._closing = False
         self._unused = 0
+        self._trusted = 0.0  # until when leases are believed without a look at them
         self.unleased = False  # was any lease refused? Then recheck before leave
 
     def bytes(self, file: int) -> NDArray[np.uint8]:
@@ -182,6 +188,8 @@ class Maps:
                 self._inside.append(None)
                 self._unused = 0
                 if not self._closing:
+                    if time.monotonic() > self._trusted:
+                        self._distrust()
                     ready = self._ready[files]
                     if not (ready if ready.ndim == 0 else ready.all()):
                         self._prepare(np.unique(files).tolist())
@@ -191,6 +199,13 @@ class Maps:
                 raise
             self._inside.pop()
             time.sleep(_MOMENT)
+
+    def _distrust(self) -> None:
+        """Nobody has looked for long, as when the process was stopped: leases may be gone."""
+        with self._lock:
+            self._trusted = time.monotonic() + _TRUST if self._guarded else math.inf
+            if self._guarded:
+                self._ready[:] = False
 
     def recheck(self, files: int | NDArray[np.int64]) -> None:
         """Compare those that are not leased once more: what was copied may be torn."""
@@ -208,8 +223,7 @@ class Maps:
                 if not self._guarded:
                     self._ready[number] = True
                 elif not self._ready[number]:
-                    if not one.taken:
-                        one.lease()
+                    one.lease()
                     self._compare(one)
                     self._ready[number] = one.leased
                     self.unleased |= not one.leased
@@ -233,7 +247,10 @@ class Maps:
         return one
 
     def _compare(self, one: _Map) -> None:
-        """Refuse a file that is not, or may not be, the one that was indexed."""
+        """Refuse a file that is not, or may not be, the one that was indexed.
+
+        Its lease is left to the keeper: others may be reading under it.
+        """
         status = os.fstat(one.file.fd)
         expected = self._files.expected(one.number)
         found = Identity.of(status)
@@ -245,10 +262,8 @@ class Maps:
                 found = expected  # deleted: asked again each time, for what comes in its place
         if found != expected:
             one.ctime = -1  # a file that was replaced stays so
-            one.give_up()
             raise changed(one.file.path, expected, found)
         if one.taken:
-            one.give_up()
             raise ChangedError(
                 one.file.path, "opened for writing since it was indexed; open the dataset again"
             )
@@ -256,6 +271,7 @@ class Maps:
     def tend(self) -> bool:
         """Give up what writers wait for, or all when idle; is there anything left to tend?"""
         with self._lock:
+            self._trusted = time.monotonic() + _TRUST
             self._unused += 1
             idle = self._unused > _IDLE_LOOKS
             leased = [one for one in self._maps if one is not None and one.leased]

@@ -24,7 +24,7 @@ def describe(file: File) -> Description:
         raise UnsupportedError(
             file.path, "gzip, but no .npy inside; unpack it and open what comes out"
         )
-    length = npy.header_bytes(file.path, begin[: npy.PREFIX], most)
+    length = npy.header_bytes(file.path, begin, most)
     if length > len(begin):
         begin = inflate.head(file, place, GZIP, length)
     if length > len(begin):

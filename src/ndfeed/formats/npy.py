@@ -35,6 +35,7 @@ from ndfeed.files.file import File
 from ndfeed.formats.array import (
     MOST_BYTES,
     MOST_DIMENSIONS,
+    RAW,
     Array,
     Description,
     Stream,
@@ -69,32 +70,28 @@ _OBJECTS = (
 
 
 class Leaf(NamedTuple):
-    """One field of the elements. ``start`` is its place in the first, ``strides`` as in Array."""
+    """One field of an element: where in it, and of what shape, with strides in bytes."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     start: int
-    strides: tuple[int, ...] | None
+    strides: tuple[int, ...]
 
 
 class Header(NamedTuple):
-    """What a preamble of ``length`` bytes says: ``nbytes`` of elements, and what lies in them.
+    """What a preamble of ``length`` bytes says: that ``nbytes`` of elements follow it.
 
     ``alone`` describes a .npy file that ends where they do.
     """
 
     length: int
     nbytes: int
-    leaves: tuple[Leaf, ...]
     alone: Description
 
 
 class _Element(NamedTuple):
-    """The type of an element: its leaves, with shapes and strides of their own, and its size.
-
-    ``filled``: is there but one leaf, with every byte?
-    """
+    """The type of an element. ``filled``: is there but one leaf, with every byte?"""
 
     leaves: tuple[Leaf, ...]
     size: int
@@ -154,15 +151,12 @@ def arrays(path: bytes, name: str, header: Header, stream: Stream) -> tuple[Arra
         raise TruncatedError(
             path, f"{promised} bytes promised by the header{whose}, {stream.held} present"
         )
-    return tuple([_array(name, leaf, header.length, stream) for leaf in header.leaves])
-
-
-def _array(name: str, leaf: Leaf, skip: int, stream: Stream) -> Array:
-    own, dtype, shape, start, strides = leaf
     at, length, coding, crc, decoded = stream
-    if own:
-        name = bare(name, own)
-    return Array(name, dtype, shape, at, length, skip + start, coding, strides, crc, decoded)
+    found = []
+    for own, dtype, shape, _, _, skip, _, strides, _, _ in header.alone.arrays:
+        full = bare(name, own) if own else name
+        found.append(Array(full, dtype, shape, at, length, skip, coding, strides, crc, decoded))
+    return tuple(found)
 
 
 def _header(preamble: bytes) -> Header:
@@ -179,10 +173,8 @@ def _header(preamble: bytes) -> Header:
         element, fortran, shape = _from_literal(parse(text))
     length, nbytes = len(preamble), _checked_size(shape, element.size)
     order = fortran_strides(shape, element.size) if fortran else None
-    leaves = _placed(element, shape, order)
-    stream = Stream(0, length + nbytes)
-    whole = tuple([_array("", leaf, length, stream) for leaf in leaves])
-    return Header(length, nbytes, leaves, Description("npy", whole, (_FORTRAN,) if order else ()))
+    found = _placed(element, shape, order, length, length + nbytes)
+    return Header(length, nbytes, Description("npy", found, (_FORTRAN,) if order else ()))
 
 
 # Files of one folder mostly share their header to the byte, so it is parsed once.
@@ -211,9 +203,9 @@ def _lengths(given: Literal) -> tuple[int, ...]:
 
 
 def _placed(
-    element: _Element, outer: tuple[int, ...], order: tuple[int, ...] | None
-) -> tuple[Leaf, ...]:
-    """The leaves of one element as those of all, in C order unless ``order`` has the strides."""
+    element: _Element, outer: tuple[int, ...], order: tuple[int, ...] | None, begin: int, end: int
+) -> tuple[Array, ...]:
+    """The leaves of all elements, in C order unless ``order`` has the strides."""
     steps = order if element.filled or order else c_strides(outer, element.size)
     placed = []
     for name, dtype, own, start, strides in element.leaves:
@@ -221,13 +213,10 @@ def _placed(
         if own:
             _check_rank(shape)
             _checked_size(shape, itemsize(dtype))
+        full = None if steps is None or not shape else steps + strides
         if 0 in shape:  # it lies nowhere, and least of all behind the file's end
-            start, strides = 0, None
-        elif steps is None or not shape:
-            strides = None
-        else:
-            strides = steps + (strides or ())
-        placed.append(Leaf(name, dtype, shape, start, strides))
+            start, full = 0, None
+        placed.append(Array(name, dtype, shape, 0, end, begin + start, RAW, full))
     return tuple(placed)
 
 
@@ -314,7 +303,7 @@ def _repeated(element: _Element, shape: tuple[int, ...]) -> _Element:
     """An array of ``shape`` of such elements as one element."""
     steps = c_strides(shape, element.size)
     leaves = [
-        leaf._replace(shape=shape + leaf.shape, strides=steps + (leaf.strides or ()))
+        leaf._replace(shape=shape + leaf.shape, strides=steps + leaf.strides)
         for leaf in element.leaves
     ]
     return _Element(tuple(leaves), _checked_size(shape, element.size), element.filled)

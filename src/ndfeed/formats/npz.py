@@ -7,7 +7,8 @@ hands them out as bytes). Where a name occurs twice the last one counts, as in N
 
 Stored members can be read in part, deflated ones are decoded whole; each member decides for
 itself. bzip2, lzma and the rest are refused by name: no NumPy writes them, and each would be
-another decoder to trust. Checksums are compared when a member is read, not here.
+another decoder to trust. Checksums are compared when a member is read whole, not here; rows
+of a stored one are read without, as a partial read cannot tell.
 """
 
 from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError, shown
@@ -98,7 +99,7 @@ def _preamble(file: File, stream: Stream) -> bytes | None:
     begin = _begin(file, stream, npy.PREFIX)
     if not begin.startswith(npy.MAGIC):
         return None
-    length = npy.header_bytes(file.path, begin[: npy.PREFIX], stream.held, stream.offset)
+    length = npy.header_bytes(file.path, begin, stream.held, stream.offset)
     if length > len(begin):
         begin = _begin(file, stream, length)
     if length > len(begin):

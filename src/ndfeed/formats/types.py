@@ -49,7 +49,7 @@ else:
 
 _SIZED = re.compile(
     r"""([<>|=]?)(
-        b1 | [iu][1248] | f(?:1|2|4|8|12|16) | c(?:8|16|24|32) | [SaUV][0-9]{1,10}
+        b1 | [iu][1248] | f(?:1|2|4|8|12|16) | c(?:8|16|24|32) | [SaUV]([0-9]{1,10})
         | [mM]8 (?:\[ (?:[1-9][0-9]{0,8})? (?:Y|M|W|D|h|m|s|ms|us|μs|ns|ps|fs|as) \])?
     )""",
     re.VERBOSE,
@@ -61,6 +61,7 @@ _NAMED = {"?": "|b1"} | {
         *("float16", "float32", "float64", "complex64", "complex128"),
     )
 }
+_MOST_LETTERS = (1 << 29) - 1  # of four bytes each; beyond, NumPy 1 counts from 0 again
 
 
 def canonical(text: str) -> str:
@@ -74,9 +75,9 @@ def canonical(text: str) -> str:
     if text in _NAMED:
         return _NAMED[text]
     match = _SIZED.fullmatch(text)
-    if match is None:
+    if match is None or int(match[3] or 0) > _MOST_LETTERS:
         raise ValueError(f"unknown dtype {text[:80]!r}")
-    order, kind = match.groups()
+    order, kind, _ = match.groups()
     if kind == "f1":
         return "float8_e5m2"
     try:

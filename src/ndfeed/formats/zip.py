@@ -13,7 +13,7 @@ compressed with or whether it is encrypted is the caller's business: ``Member`` 
 """
 
 import struct
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from ndfeed.errors import FormatError, LimitError, UnsupportedError
 from ndfeed.files.file import File
@@ -37,6 +37,7 @@ _MOST_MEMBERS = 1_000_000
 _MOST_DIRECTORY = 256 << 20
 _MOST_NAME = 1024
 _UTF8 = 0x800
+_DISKS = "an archive over several disks; join it first"
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 
 
@@ -62,36 +63,28 @@ class Member(NamedTuple):
 _Entry = tuple[int, str, int, int, int, int, int, bytes]
 
 
-class _Directory(NamedTuple):
-    """Where the central directory lies. ``shift`` is the length of what precedes the archive."""
-
-    start: int
-    size: int
-    entries: int
-    shift: int
-
-
 def members(file: File) -> tuple[list[Member], tuple[str, ...]]:
     """Every member in the order of the central directory, and remarks on the archive."""
-    place = _directory(file)
-    if place.entries > _MOST_MEMBERS or place.size > _MOST_DIRECTORY:
-        raise LimitError(
-            file.path, f"at most {_MOST_MEMBERS} members expected, found {place.entries}"
-        )
-    data = file.read(place.start, place.size)
+    start, size, count, shift = _directory(file)
+    if count > _MOST_MEMBERS or size > _MOST_DIRECTORY:
+        raise LimitError(file.path, f"at most {_MOST_MEMBERS} members expected, found {count}")
+    data = file.read(start, size)
     entries: list[_Entry] = []
     at = 0
-    for _ in range(place.entries):
-        entry, at = _entry(file.path, data, at, place)
-        entries.append(entry)
-    if at != len(data):
+    try:
+        for _ in range(count):
+            entry, at = _entry(data, at, shift)
+            entries.append(entry)
+    except FormatError as error:
+        raise type(error)(file.path, error.problem, start + at) from None
+    if at != size:
         raise FormatError(
             file.path,
-            f"a directory of {place.entries} entries and {at} bytes expected, found {len(data)}",
-            place.start,
+            f"a directory of {at} bytes for {count} entries expected, found {size}",
+            start,
         )
-    notes = (f"{place.shift} bytes before the archive are ignored",) if place.shift else ()
-    return _bounded(file.path, entries, place.start), notes
+    notes = (f"{shift} bytes before the archive are ignored",) if shift else ()
+    return _bounded(file.path, entries, start), notes
 
 
 def data_offset(file: File, member: Member) -> int:
@@ -112,12 +105,15 @@ def data_offset(file: File, member: Member) -> int:
     return int(start)
 
 
-def _directory(file: File) -> _Directory:
-    """Find the end record, the zip64 one before it if there is one, and what they point to."""
+def _directory(file: File) -> tuple[int, int, int, int]:
+    """Start, size and entries of the central directory, and what precedes the archive.
+
+    From the end record, and the zip64 one before it if there is one.
+    """
     at, tail = _end_record(file)
     _, disk, first, here, entries, size, start, _ = _END.unpack_from(tail, at)
     if disk or first or here != entries:
-        _refuse_disks(file.path)
+        raise UnsupportedError(file.path, _DISKS)
     end = file.size - len(tail) + at
     shift = end - size - start
     if end >= _LOCATOR.size:
@@ -131,7 +127,7 @@ def _directory(file: File) -> _Directory:
             f"does not fit before its end record",
             end,
         )
-    return _Directory(start + shift, size, entries, shift)
+    return start + shift, size, entries, shift
 
 
 def _end_record(file: File) -> tuple[int, bytes]:
@@ -166,50 +162,44 @@ def _zip64(file: File, locator: bytes, end: int) -> tuple[int, int, int, int, in
         if magic == b"PK\x06\x06" and place + 12 + rest == end:
             disk_here, disk_start, here, entries, size, start = numbers
             if disk or disks > 1 or disk_here or disk_start or here != entries:
-                _refuse_disks(file.path)
+                raise UnsupportedError(file.path, _DISKS)
             return place, entries, size, start, place - said
     raise FormatError(file.path, "the zip64 end record is not where it should be", end)
 
 
-def _refuse_disks(path: bytes) -> NoReturn:
-    raise UnsupportedError(path, "an archive over several disks; join it first")
-
-
-def _entry(path: bytes, data: bytes, at: int, place: _Directory) -> tuple[_Entry, int]:
-    """The entry at ``at`` of the directory, and where the next one begins."""
-    if at + _CENTRAL.size > len(data):
-        raise FormatError(path, f"{place.entries} entries promised, the directory ends early")
+def _entry(data: bytes, at: int, shift: int) -> tuple[_Entry, int]:
+    """The entry at ``at`` of the directory, and where the next one begins. Errors have no path."""
+    names = at + _CENTRAL.size
+    if names > len(data):
+        raise FormatError("", "the central directory ends early")
     magic, flags, method, crc, stored, size, name_length, extra_length, comment, disk, header = (
         _CENTRAL.unpack_from(data, at)
     )
-    names = at + _CENTRAL.size
     extras = names + name_length
     end = extras + extra_length + comment
     if magic != b"PK\x01\x02" or end > len(data):
-        raise FormatError(path, "the central directory is damaged", place.start + at)
+        raise FormatError("", "the central directory is damaged")
     raw = data[names:extras]
-    if b"\0" in raw or name_length > _MOST_NAME:
-        problem = f"names of at most {_MOST_NAME} bytes and no zeros expected, found {raw!r:.80}"
-        raise LimitError(path, problem, place.start + at)
-    name = raw.decode("ascii") if raw.isascii() else _name(path, raw, flags)
+    name = raw.decode("ascii") if raw.isascii() else _decoded(raw, flags)
+    if "\0" in name or name_length > _MOST_NAME:
+        problem = f"names of at most {_MOST_NAME} bytes and no zeros expected, found {name!r:.80}"
+        raise LimitError("", problem)
     if stored == _FULL32 or size == _FULL32 or header == _FULL32:
         extra = data[extras : extras + extra_length]
-        size, stored, header = _wide(path, extra, name, (size, stored, header))
+        size, stored, header = _wide(extra, name, (size, stored, header))
     if disk not in (0, _FULL16):
-        _refuse_disks(path)
-    return (header + place.shift, name, method, flags, crc, stored, size, raw), end
+        raise UnsupportedError("", _DISKS)
+    return (header + shift, name, method, flags, crc, stored, size, raw), end
 
 
-def _name(path: bytes, raw: bytes, flags: int) -> str:
+def _decoded(raw: bytes, flags: int) -> str:
     try:
         return raw.decode("utf-8" if flags & _UTF8 else "cp437")
     except UnicodeDecodeError:
-        raise FormatError(path, f"member name {raw!r:.80} is not UTF-8") from None
+        raise FormatError("", f"member name {raw!r:.80} is not UTF-8") from None
 
 
-def _wide(
-    path: bytes, extra: bytes, name: str, values: tuple[int, int, int]
-) -> tuple[int, int, int]:
+def _wide(extra: bytes, name: str, values: tuple[int, int, int]) -> tuple[int, int, int]:
     """Size, stored and header from the zip64 extra field: those that are full in the entry."""
     at = 0
     while at + 4 <= len(extra):
@@ -227,7 +217,7 @@ def _wide(
             return size, stored, header
         at += 4 + length
     raise FormatError(
-        path,
+        "",
         f"member {name!r} is over 4 GB and has no zip64 sizes: its writer lost them; "
         f"write it again with NumPy",
     )
