@@ -58,10 +58,11 @@ def open(
         return source if chosen is None else source.select(*chosen)
     part = _part(source, how, sample, fields=chosen)
     if dtype is not None and not part.uses_dtype:
-        path, kind = shown(part.layout.table.path(0)), part.layout.table.dtypes[0]
-        raise ValueError(
-            f"{path}: says itself that it holds {kind}; dtype= is for raw files and opaque "
-            f"elements, leave it out"
+        table = part.layout.table
+        raise SchemaError(
+            table.path(0),
+            f"says itself that it holds {table.dtypes[0]}; dtype= is for raw files and opaque "
+            f"elements, leave it out",
         )
     if len(part.readings) > 1:
         raise samples.refuse(os.fsdecode(part.opened.spellings[0]), part.layout)
