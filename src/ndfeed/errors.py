@@ -58,6 +58,8 @@ class Error(Exception):
 class _FileError(Error):
     """An error with one file to blame. ``args`` alone rebuild it, so that it pickles."""
 
+    remedy = ""  # the usual way out, for problems that do not name one themselves
+
     def __init__(
         self, path: str | bytes | PathLike[str], problem: str, offset: int | None = None
     ) -> None:
@@ -68,15 +70,20 @@ class _FileError(Error):
 
     def __str__(self) -> str:
         where = "" if self.offset is None else f" at byte {self.offset}"
-        return f"{shown(self.path or '')}{where}: {self.problem}"
+        remedy = f"; {self.remedy}" if self.remedy and ";" not in self.problem else ""
+        return f"{shown(self.path or '')}{where}: {self.problem}{remedy}"
 
 
 class SourceError(_FileError, OSError):
     """A file or folder cannot be opened or read: says which, and why."""
 
+    remedy = "leave it out, or put it right"
+
 
 class MissingError(SourceError, FileNotFoundError):
     """There is no such file, or a source holds no array files."""
+
+    remedy = "check the path"
 
 
 class DeniedError(SourceError, PermissionError):
@@ -85,6 +92,8 @@ class DeniedError(SourceError, PermissionError):
 
 class FormatError(_FileError, ValueError):
     """A file breaks its format: says which file, where, and what was expected."""
+
+    remedy = "copy or save the file again"
 
 
 class TruncatedError(FormatError):
@@ -136,11 +145,13 @@ class AmbiguousError(SchemaError):
 class FieldError(Error, KeyError):
     """No field of that name; lists those there are."""
 
-    def __init__(self, name: str, known: Sequence[str]) -> None:
-        super().__init__(name, tuple(known))
+    def __init__(self, name: str, known: Sequence[str], path: str | bytes | None = None) -> None:
+        super().__init__(name, tuple(known), path)
         self.name, self.known = name, tuple(known)
+        self.path = None if path is None else fsdecode(path)
 
     def __str__(self) -> str:
         listed = ", ".join(repr(known) for known in self.known[:_LISTED]) or "none"
         more = f" and {len(self.known) - _LISTED} more" if len(self.known) > _LISTED else ""
-        return f"no field {self.name!r}; the fields are {listed}{more}"
+        where = "" if self.path is None else f"{shown(self.path)}: "
+        return f"{where}no field {self.name!r}; the fields are {listed}{more}"

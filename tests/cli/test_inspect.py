@@ -175,7 +175,9 @@ def test_unknown_field_lists_the_known(ndfeed_process, unclear):
     done = ndfeed_process("inspect", unclear, "--fields", "labels")
 
     assert done.returncode == 1
-    assert done.stderr == "ndfeed: no field 'labels'; the fields are 'image', 'label'\n"
+    first, _, rest = done.stderr.partition(": no field")
+    assert first.startswith(f"ndfeed: {unclear}")
+    assert rest == " 'labels'; the fields are 'image', 'label'\n"
 
 
 def test_raw_files_are_described_by_options(facts, tmp_path):
@@ -195,7 +197,6 @@ def test_raw_files_are_described_by_options(facts, tmp_path):
         (["--shape", "3"], "needs --dtype"),
         (["--dtype", "uint16", "--shape", "3,x"], "3,32,32 expected"),
         (["--dtype", "numbers"], "not understood"),
-        (["--dtype", "uint16"], "says itself"),
     ],
 )
 def test_wrong_options_are_refused(invoke, tmp_path, options, problem):
@@ -218,7 +219,7 @@ def test_every_path_is_a_source_of_its_own(ndfeed_process, tmp_path):
 
     assert done.returncode == 1
     assert [json.loads(line)["samples"] for line in done.stdout.splitlines()] == [3, 5]
-    assert done.stderr == f"ndfeed: {paths[1]}: no such file or folder\n"
+    assert done.stderr == f"ndfeed: {paths[1]}: no such file or folder; check the path\n"
 
 
 def test_pattern_is_one_source(facts, images):

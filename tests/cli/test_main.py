@@ -48,7 +48,8 @@ def test_wrong_file_is_one_line(ndfeed_process, tmp_path):
 
     assert done.returncode == 1
     assert done.stdout == ""
-    assert done.stderr == f"ndfeed: {path}: 448 bytes promised by the header, 441 present\n"
+    problem = "448 bytes promised by the header, 441 present; copy or save the file again"
+    assert done.stderr == f"ndfeed: {path}: {problem}\n"
 
 
 def test_missing_file_is_one_line(ndfeed_process, tmp_path):
@@ -56,7 +57,9 @@ def test_missing_file_is_one_line(ndfeed_process, tmp_path):
     done = ndfeed_process("inspect", tmp_path / "nothing")
 
     assert done.returncode == 1
-    assert done.stderr == f"ndfeed: {tmp_path / 'nothing'}: no such file or folder\n"
+    assert (
+        done.stderr == f"ndfeed: {tmp_path / 'nothing'}: no such file or folder; check the path\n"
+    )
 
 
 def test_several_bad_files_are_listed(ndfeed_process, tmp_path):

@@ -287,6 +287,61 @@ def test_read_into_behind_a_map(ds, data):
     np.testing.assert_array_equal(out, data[[4, 2]] * 2)
 
 
+def test_a_map_must_keep_the_samples_apart(ds):
+    """A value for all of them together cannot be shuffled, split or batched."""
+    with pytest.raises(ValueError, match=r"must return a value for each of 2 samples; 's' has one"):
+        ds.map(lambda b: {"s": b["x"].sum()})[[0, 1]]
+    with pytest.raises(ValueError, match="'x' has 1"):
+        ds.map(lambda b: {"x": b["x"][:1]})[[0, 1]]
+
+
+def test_read_into_behind_a_map_refuses_what_cannot_hold_it(ds):
+    """The same checks as without one: nothing is cast or broadcast in silence."""
+    with pytest.raises(ValueError, match=r"out\['x'\] must be int32 \(1, 3\), got float32"):
+        ds.map(double).read_into([0], {"x": np.empty((1, 3), "f4")})
+    with pytest.raises(ValueError, match=r"got int32 \(5, 3\)"):
+        ds.map(double).read_into([0], {"x": np.empty((5, 3), "i4")})
+
+
+@pytest.mark.parametrize("make", [list, np.array], ids=["list", "array"])
+def test_indices_of_other_libraries(ds, data, make):
+    """A tensor of row numbers is what a torch sampler yields; of one element it is a batch."""
+    torch = pytest.importorskip("torch")
+
+    for rows in ([1], [4, 2]):
+        np.testing.assert_array_equal(ds[torch.tensor(make(rows))]["x"], data[rows])
+    np.testing.assert_array_equal(ds[torch.tensor(3)]["x"], data[3])
+    mask = torch.arange(20) > 17
+    np.testing.assert_array_equal(ds[mask]["x"], data[18:])
+
+
+def test_a_sample_is_arrays_even_of_one_number(ds):
+    """Frameworks take arrays without axes; NumPy's scalars they refuse."""
+    label = ds[3]["y"]
+
+    assert isinstance(label, np.ndarray)
+    assert label.shape == ()
+    label += 1
+    assert ds[3]["y"] == 3
+
+
+def test_a_name_as_index_points_to_select(ds):
+    """The mistake of everyone who comes from data frames."""
+    with pytest.raises(TypeError, match=r"select\('x'\) chooses a field"):
+        ds["x"]
+
+
+def test_in_memory_compares_the_checksums_of_stored_members(tmp_path):
+    """It reads everything anyway, so damage does not live on in memory."""
+    np.savez(tmp_path / "x.npz", x=np.arange(1000))
+    data = bytearray((tmp_path / "x.npz").read_bytes())
+    data[3000] ^= 1
+    (tmp_path / "x.npz").write_bytes(data)
+
+    with pytest.raises(ndfeed.ChecksumError, match=r"x\.npz: checksum"):
+        ndfeed.open(tmp_path / "x.npz").in_memory()
+
+
 def test_repr_is_a_table_that_says_why(tmp_path):
     """The first thing anybody prints."""
     for i in range(3):

@@ -190,6 +190,14 @@ def test_names_in_a_dict(tmp_path):
     assert list(ds.fields) == ["one", "two/a", "two/b"]
 
 
+def test_two_sources_of_one_field_are_refused(tmp_path):
+    """One would hide the other."""
+    save(tmp_path, x={"y": np.zeros(3)}, y=np.ones(3))
+
+    with pytest.raises(ndfeed.SchemaError, match=r"field 'a/y' comes from two sources; rename one"):
+        ndfeed.open({"a": tmp_path / "x.npz", "a/y": tmp_path / "y.npy"})
+
+
 def test_a_dataset_may_be_a_source(tmp_path):
     """A raw file beside .npy ones needs a dtype of its own."""
     save(tmp_path, y=np.arange(4))

@@ -47,7 +47,7 @@ def test_every_bad_file_is_listed(tmp_path):
     assert [os.path.basename(line.split(" ")[0].strip(":")) for line in lines[:10]] == [
         f"bad{i}.npy" for i in range(10)
     ]
-    assert lines[3] == f"{tmp_path}/bad3.npy: no such file or folder"
+    assert lines[3].startswith(f"{tmp_path}/bad3.npy: no such file or folder")
     assert lines[10:] == ["… and 15 more", "25 of 30 files cannot be used"]
     assert [error.path for error in caught.value.problems] == [
         f"{tmp_path}/bad{i}.npy" for i in range(25)

@@ -163,7 +163,7 @@ def _field_facts(ds: Dataset) -> Iterator[FieldFacts]:
             field = column.field
             yield FieldFacts(
                 name=field.name,
-                dtype=show.dtype(field),
+                dtype=field.dtype_text,
                 shape=None if field.shape is None else list(field.shape),
                 bytes_per_sample=column.total(group.starts) // max(len(group), 1),
                 stored=[CODINGS[coding] for coding in np.unique(column.coding).tolist()],

@@ -5,6 +5,7 @@ It is a value: groups of columns, a choice of rows, steps to take on every batch
 as the way it was made, in a few kilobytes, and opens its files when it first reads.
 """
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from ndfeed.dataset import show
 from ndfeed.dataset.column import Column, Group
 from ndfeed.dataset.field import Field
 from ndfeed.dataset.join import joined
+from ndfeed.dataset.members import verify
 from ndfeed.dataset.memory import Held, Room, hold
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.rowset import Rows, Travelling, as_rows, chosen, composed, one_row
@@ -129,7 +131,9 @@ class Dataset:
         at = one_row(index, len(self))
         if at is None:
             return self.read(as_rows(index, len(self), from_end=True))  # type: ignore[arg-type]
-        return {name: values[0] for name, values in self.read([at]).items()}
+        batch = self.read([at])
+        # With the dots an array of its own even where a sample is one number.
+        return {k: v[0, ...] if isinstance(v, np.ndarray) else v[0] for k, v in batch.items()}
 
     def read(self, rows: ArrayLike, *, rng: np.random.Generator | None = None) -> Batch:
         """The samples ``rows``, in that order, in memory of the caller's own.
@@ -145,8 +149,9 @@ class Dataset:
         return self._stepped(batch, wanted, rng) if self.steps else batch
 
     def _stepped(self, batch: Batch, rows: Ints, rng: np.random.Generator | None) -> Batch:
-        if rng is None:
-            rng = np.random.default_rng(np.random.SeedSequence(rows.tolist()))
+        if rng is None and any(step.random for step in self.steps):
+            digest = hashlib.sha256(rows.tobytes()).digest()
+            rng = np.random.default_rng(int.from_bytes(digest, "little"))
         for step in self.steps:
             batch = step(batch, rng)
         return batch
@@ -167,8 +172,9 @@ class Dataset:
         wanted = as_rows(rows, len(self))
         if self.steps:
             made = Select(tuple(out))(self.read(wanted, rng=rng), None)
-            for name, array in out.items():
-                array[...] = made[name]
+            for name, field in fields_of(made).items():
+                check_fits(field, out[name], len(wanted))
+                out[name][...] = made[name]
             return
         if set(out) != set(self._names):
             names = tuple(out)
@@ -190,7 +196,7 @@ class Dataset:
             return self._like(Dataset.select, *names, steps=(*self.steps, Select(names)))
         for name in names:
             if name not in self._names:
-                raise FieldError(name, self._names)
+                raise FieldError(name, self._names, self.files[0])
         kept = [
             replace(group, columns=tuple(c for c in group.columns if c.field.name in names))
             for group in self.groups
@@ -226,7 +232,7 @@ class Dataset:
         """
         if not callable(function):
             raise TypeError(f"map takes a function, got {type(function).__name__}")
-        return self._like(_map, function, batched, steps=(*self.steps, Map(function, batched)))
+        return self._like(_map, function, batched, steps=(*self.steps, Map.of(function, batched)))
 
     def __add__(self, other: "Dataset") -> "Dataset":
         if not isinstance(other, Dataset):
@@ -297,6 +303,9 @@ def _in_memory(held: Held, steps: tuple[Step, ...], why: str) -> Dataset:
 
 def _loaded(ds: Dataset) -> Held:
     """Every sample of ``ds`` in shared memory."""
+    for group in ds.groups:
+        for column in group.columns if not group.by_file else ():
+            verify(column)  # whole files are compared as they are read
     fields = list(ds.fields.values())
     every = chosen(ds.rows, np.arange(len(ds)))
     shapes = {

@@ -34,6 +34,15 @@ class Field:
             return None
         return math.prod(n or 0 for n in self.shape or ()) * self.dtype.itemsize
 
+    @property
+    def dtype_text(self) -> str:
+        """The element type by its plainest name."""
+        return self.type if self.type in EXTENDED else str(self.dtype)
+
+    @property
+    def shape_text(self) -> str:
+        """The shape of a sample, with dots where samples differ."""
+        return "(…)" if self.shape is None else str(self.shape).replace("None", "…")
+
     def __str__(self) -> str:
-        dims = "(…)" if self.shape is None else str(self.shape).replace("None", "…")
-        return f"{self.name} {self.type if self.type in EXTENDED else self.dtype} {dims}"
+        return f"{self.name} {self.dtype_text} {self.shape_text}"

@@ -49,7 +49,7 @@ def _column(a: Column, b: Column, table: Table, shift: int) -> Column:
         raise SchemaError(
             b.table.path(int(b.file[0])),
             f"field {a.field.name!r}: {a.field.dtype} expected as in the first dataset, "
-            f"found {b.field.dtype}",
+            f"found {b.field.dtype}; save both with one dtype",
         )
     field = Field(a.field.name, a.field.dtype, _shape(a.field, b.field), a.field.type)
     arrays = np.concatenate([a.arrays, b.arrays + shift])

@@ -83,6 +83,21 @@ def decode_into(
         inflate.stream(file, (offset, length), coding, size, skip, out, crc)
 
 
+def verify(column: Column) -> None:
+    """Compare the checksums of all stored members of a column with their bytes."""
+    table = column.table
+    raw = column.arrays[(table.crc[column.arrays] >= 0) & (column.coding == RAW)]
+    for array in raw.tolist():
+        number, wanted = int(table.file[array]), int(table.crc[array])
+        start, end = int(table.offset[array]), int(table.offset[array] + table.length[array])
+        with File(table.path(number), table.expected(number)) as file:
+            found = 0
+            for at in range(start, end, _AT_ONCE):
+                found = inflate.crc32(file.read(at, min(_AT_ONCE, end - at)), found)
+        if found != wanted:
+            raise inflate.checksum_error(file.path, wanted, found)
+
+
 def _from_text(file: File, offset: int, length: int) -> bytes:
     try:
         return file.read(offset, length).decode("utf-8").encode("latin-1")

@@ -141,7 +141,9 @@ def _together(parts: "list[_Part | Dataset]", fields: tuple[str, ...] | None) ->
             for p, c in zip(parts, counts, strict=True)
         )
         raise SchemaError(
-            _path(parts[0]), f"the sources differ in their number of samples: {listed}"
+            _path(parts[0]),
+            f"the sources differ in their number of samples: {listed}; leave out what has none "
+            f"beside it",
         )
     settled = []
     for part, own in zip(parts, counts, strict=True):
@@ -204,6 +206,13 @@ def _dataset(parts: "tuple[_Part | Dataset, ...]", why: str | None) -> Dataset:
         # What was settled with a warning is settled: a worker process need not warn again.
         dtype = "bfloat16" if part.dtype is None and part.layout.typed else part.dtype
         recipe.append((part.opened, part.prefix, part.fields, dtype, part.mapped, way))
+    named: dict[str, Group] = {}
+    for group in groups:
+        for column in group.columns:
+            if column.field.name in named:
+                problem = f"field {column.field.name!r} comes from two sources; rename one"
+                raise SchemaError(group.table.path(0), problem)
+            named[column.field.name] = group
     reason = why or "; ".join(dict.fromkeys(reasons))
     return Dataset(tuple(groups), (_remade, (recipe, reason)), why=reason)
 

@@ -53,9 +53,11 @@ def _checked(found: NDArray[Any], count: int, from_end: bool) -> Ints:
 
 def one_row(index: object, count: int) -> int | None:
     """The row that a single index means; ``None`` where it is no single index."""
+    if isinstance(index, str):
+        raise TypeError(f"rows are numbers; select({index!r}) chooses a field")
     if isinstance(index, (bool, np.bool_)) or not isinstance(index, SupportsIndex):
         return None
-    if isinstance(index, np.ndarray) and index.ndim:
+    if getattr(index, "ndim", 0):  # an array or a tensor of any library
         return None
     at = operator.index(index)
     if not -count <= at < count:

@@ -52,7 +52,8 @@ def layout(
             found[name] = np.flatnonzero(table.name == number)
     for name in fields or ():
         if name not in found:
-            raise FieldError(name, [_field_name(own, prefix) for own in table.names])
+            known = [_field_name(own, prefix) for own in table.names]
+            raise FieldError(name, known, table.path(0))
     for name, arrays in found.items():
         _check_present(table, name, arrays)
     dtypes = _typed(table, found, dtype)

@@ -4,9 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ndfeed.dataset.field import Field
 from ndfeed.formats.array import CODINGS
-from ndfeed.formats.types import EXTENDED
 
 if TYPE_CHECKING:
     from ndfeed.dataset.dataset import Dataset
@@ -23,16 +21,6 @@ def size(count: float) -> str:
             return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
         count /= 1000
     return f"{count:.3g} TB"
-
-
-def dtype(field: Field) -> str:
-    """The element type by its plainest name."""
-    return field.type if field.type in EXTENDED else str(field.dtype)
-
-
-def shape(field: Field) -> str:
-    """The shape of a sample, with dots where samples differ."""
-    return "(…)" if field.shape is None else str(field.shape).replace("None", "…")
 
 
 def codings(ds: "Dataset") -> dict[str, str]:
@@ -65,7 +53,7 @@ def table(ds: "Dataset") -> str:
     stored = codings(ds)
     lines = [("field", "dtype", "shape", "stored")]
     lines += [
-        (field.name, dtype(field), shape(field), stored.get(field.name, ""))
+        (field.name, field.dtype_text, field.shape_text, stored.get(field.name, ""))
         for field in ds.fields.values()
     ]
     widths = [max(len(line[i]) for line in lines) for i in range(4)]

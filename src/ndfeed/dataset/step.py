@@ -19,13 +19,19 @@ class Map:
     """A function of the user's, on whole batches or on single samples."""
 
     function: Callable[..., Mapping[str, Any]]
-    batched: bool = True
+    batched: bool
+    random: bool  # does the function take a generator?
+
+    @classmethod
+    def of(cls, function: Callable[..., Mapping[str, Any]], batched: bool) -> "Map":
+        """A step from what the user wrote."""
+        return cls(function, batched, takes_rng(function))
 
     def __call__(self, batch: Batch, rng: np.random.Generator | None) -> Batch:
         """The batch that the function makes of ``batch``."""
-        if self.batched:
-            return self._checked(self._call(batch, rng))
         count = len(next(iter(batch.values()), ()))
+        if self.batched:
+            return self._whole(self._checked(self._call(batch, rng)), count)
         made = [
             self._checked(self._call({k: v[i] for k, v in batch.items()}, rng))
             for i in range(count)
@@ -33,15 +39,28 @@ class Map:
         return {name: _stacked([one[name] for one in made]) for name in (made[0] if made else ())}
 
     def _call(self, batch: Batch, rng: np.random.Generator | None) -> Mapping[str, Any]:
-        if takes_rng(self.function):
+        if self.random:
             return self.function(batch, rng=rng)
         return self.function(batch)
 
     def _checked(self, made: Mapping[str, Any]) -> Batch:
         if not isinstance(made, Mapping):
-            name = getattr(self.function, "__name__", repr(self.function))
-            raise TypeError(f"{name} must return a dict of arrays, got {type(made).__name__}")
+            raise TypeError(f"{self._name} must return a dict of arrays, got {type(made).__name__}")
         return dict(made)
+
+    def _whole(self, made: Batch, count: int) -> Batch:
+        for name, values in made.items():
+            found = len(values) if hasattr(values, "__len__") and np.ndim(values) else None
+            if found != count:
+                raise ValueError(
+                    f"{self._name} must return a value for each of {count} samples; {name!r} "
+                    f"has {'one for all' if found is None else found}"
+                )
+        return made
+
+    @property
+    def _name(self) -> str:
+        return getattr(self.function, "__name__", repr(self.function))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +68,7 @@ class Select:
     """A choice of what an earlier function made."""
 
     names: tuple[str, ...]
+    random: bool = False
 
     def __call__(self, batch: Batch, rng: np.random.Generator | None) -> Batch:
         """The chosen fields of ``batch``."""

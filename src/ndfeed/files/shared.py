@@ -107,11 +107,11 @@ class Shared:
         try:
             fd = os.open(handle.path, FLAGS)
         except OSError:
-            raise MissingError(handle.path, _GONE) from None
+            raise MissingError(b"shared memory", _GONE) from None
         status = os.fstat(fd)
         if (status.st_size, status.st_dev, status.st_ino) != handle[1:]:
             os.close(fd)
-            raise MissingError(handle.path, _GONE)
+            raise MissingError(b"shared memory", _GONE)
         made = object.__new__(Shared)
         made.size, made._pid, made._fd = handle.size, os.getpid(), fd
         made.path = f"/proc/self/fd/{fd}".encode() if can.memfd else handle.path

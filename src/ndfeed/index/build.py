@@ -12,7 +12,7 @@ from contextlib import closing
 
 import numpy as np
 
-from ndfeed.errors import BadFilesError, Error, FormatError, shown
+from ndfeed.errors import BadFilesError, DeniedError, Error, FormatError, SourceError, shown
 from ndfeed.files import system
 from ndfeed.files.file import File, Identity
 from ndfeed.files.paths import common_folder
@@ -177,8 +177,17 @@ def _chunk(files: Files, layout: raw.Layout | None, start: int, stop: int) -> _C
                         raise
                     chunk.ignored.append(path)
         except Error as error:
-            chunk.problems.append(error.with_traceback(None))
+            if ignorable and _no_array_file(path, error, layout):
+                chunk.ignored.append(path)
+            else:
+                chunk.problems.append(error.with_traceback(None))
     return chunk
+
+
+def _no_array_file(path: bytes, error: Error, layout: raw.Layout | None) -> bool:
+    """Is this a pipe, a socket or a dangling link of a folder, and not named as an array file?"""
+    odd = isinstance(error, SourceError) and not isinstance(error, DeniedError)
+    return odd and not _named(path, layout)
 
 
 def _promising(file: File, layout: raw.Layout | None) -> bool:
