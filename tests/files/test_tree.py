@@ -2,6 +2,7 @@
 
 import glob
 import os
+import subprocess
 import sys
 
 import pytest
@@ -96,19 +97,24 @@ def test_a_link_to_itself_is_left_for_opening(tmp_path):
     assert walked(tmp_path) == ["me"]
 
 
-def test_folders_nest_deeper_than_calls_do(tmp_path):
-    """No RecursionError from a tree that the file system can hold."""
+@pytest.fixture
+def deep(tmp_path):
+    """A file in more folders than calls can nest; not even ``rmtree`` could remove them."""
     here = os.open(tmp_path, os.O_RDONLY)
-    deep = sys.getrecursionlimit() + 50
-    for _ in range(deep):
+    for _ in range(sys.getrecursionlimit() + 50):
         os.mkdir("d", dir_fd=here)
         inner = os.open("d", os.O_RDONLY, dir_fd=here)
         os.close(here)
         here = inner
     os.close(os.open("x", os.O_CREAT, dir_fd=here))
     os.close(here)
+    yield tmp_path
+    subprocess.run(["rm", "-r", os.fspath(tmp_path / "d")], check=True)
 
-    assert len(tree.walk(os.fsencode(tmp_path)).paths) == 1
+
+def test_folders_nest_deeper_than_calls_do(deep):
+    """No RecursionError from a tree that the file system can hold."""
+    assert len(tree.walk(os.fsencode(deep)).paths) == 1
 
 
 def test_names_need_not_be_text(tmp_path):

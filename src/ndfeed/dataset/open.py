@@ -43,7 +43,8 @@ def open(
     ``dtype``, ``shape``  for raw files: the element type and the shape of one sample. ``dtype``
                 also names the type of opaque elements in .npy files (bfloat16, float8).
     ``mapped``  ``False`` reads by position only and never maps a file.
-    ``cache``   ``False`` neither uses nor keeps the index of an earlier run.
+    ``cache``   ``False`` neither uses nor keeps the index of an earlier run. Of more than 10,000
+                files an index of an earlier run is checked by a sample, the rest when read.
     """
     if shape is not None and dtype is None:
         raise ValueError("shape= is for raw files and needs dtype= beside it")

@@ -7,7 +7,6 @@ rest. The first files tell, by how often the kernel put the thread to sleep.
 """
 
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import numpy as np
@@ -154,6 +153,9 @@ def _described(files: Files, layout: raw.Layout | None) -> Generator[_Chunk, Non
         for start in starts:
             yield _chunk(files, layout, start, start + _CHUNK)
         return
+    # Imported late: it brings logging with it, which few runs need.
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
+
     pool = ThreadPoolExecutor(_THREADS, "ndfeed-index")
     try:
         yield from pool.map(lambda start: _chunk(files, layout, start, start + _CHUNK), starts)
