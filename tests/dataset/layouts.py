@@ -68,3 +68,8 @@ def open_layout(folder, name, **options):
     folder.mkdir(exist_ok=True)
     given = LAYOUTS[name](folder, samples())
     return ndfeed.open(folder, **{**given, **options})
+
+
+def check_in_child(ds, rows, results):
+    """Runs in another process, which imports this module and no test."""
+    results.put(np.array_equal(ds.read(rows)["data"], samples()[rows]))

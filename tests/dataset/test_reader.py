@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from dataset.layouts import COUNT, LAYOUTS, SHAPE, open_layout, samples
+from dataset.layouts import COUNT, LAYOUTS, SHAPE, check_in_child, open_layout, samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,10 +72,6 @@ def test_many_threads_at_once(tmp_path, layout):
             np.testing.assert_array_equal(batch["data"], samples()[rows])
 
 
-def _check_in_child(ds, rows, results):
-    results.put(np.array_equal(ds.read(rows)["data"], samples()[rows]))
-
-
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 @pytest.mark.parametrize("layout", ["one npy", "many npy of rows", "a deflated npz a sample"])
 def test_other_processes_read_the_same(tmp_path, layout, method):
@@ -84,7 +80,7 @@ def test_other_processes_read_the_same(tmp_path, layout, method):
     ds.read([1])  # maps and leases of the parent are there before the child is
     context = multiprocessing.get_context(method)
     results = context.Queue()
-    child = context.Process(target=_check_in_child, args=(ds, [5, 3, 9], results))
+    child = context.Process(target=check_in_child, args=(ds, [5, 3, 9], results))
     child.start()
 
     assert results.get(timeout=60)
