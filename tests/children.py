@@ -1,9 +1,12 @@
 """Python in processes of its own, for what must not happen to the tests' own process."""
 
 import os
+import pathlib
 import subprocess
 import sys
+import tempfile
 import textwrap
+from contextlib import contextmanager
 
 PRELUDE = """
 import os, resource, sys, time
@@ -43,3 +46,16 @@ if os.geteuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
 """
+
+
+@contextmanager
+def folder_for_all():
+    """A folder that nobody else is kept out of, as they are of pytest's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield pathlib.Path(folder)
+
+
+def look(shared, queue):
+    """For multiprocessing, whose children import this module and no test."""
+    queue.put((os.getpid(), shared.view().tobytes()))

@@ -1,12 +1,11 @@
 """Files are opened read-only, checked, and closed, whatever happens."""
 
 import os
-import stat
 import threading
 
 import psutil
 import pytest
-from children import AS_NOBODY, run
+from children import AS_NOBODY, folder_for_all, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,22 +81,19 @@ def test_links_that_lead_nowhere(tmp_path):
         File(os.fsencode(tmp_path / "loop"))
 
 
-def test_a_file_that_may_not_be_read(tmp_path_factory):
+def test_a_file_that_may_not_be_read():
     """The error is Python's PermissionError as well, and says what to do."""
-    folder = tmp_path_factory.mktemp("denied")
-    for above in (folder, *folder.parents):
-        if above.stat().st_uid == os.getuid() and above != above.parent:
-            above.chmod(above.stat().st_mode | stat.S_IXOTH)
-    (folder / "x").write_bytes(b"x")
-    (folder / "x").chmod(0)
     code = """
-    from ndfeed.files.file import File
-    try:
-        File(os.fsencode(args[0]))
-    except PermissionError as error:
-        print(type(error).__name__, error)
-    """
-    said = run(f"{AS_NOBODY}\n" + code.replace("\n    ", "\n"), folder / "x")
+from ndfeed.files.file import File
+try:
+    File(os.fsencode(args[0]))
+except PermissionError as error:
+    print(type(error).__name__, error)
+"""
+    with folder_for_all() as folder:
+        (folder / "x").write_bytes(b"x")
+        (folder / "x").chmod(0)
+        said = run(AS_NOBODY + code, folder / "x")
 
     assert said.startswith(f"{DeniedError.__name__} {folder}/x: permission denied; give")
 

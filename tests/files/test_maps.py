@@ -5,6 +5,7 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -13,7 +14,7 @@ from children import finish, run, start
 
 import ndfeed
 from ndfeed.files import maps
-from ndfeed.files.maps import Maps
+from ndfeed.files.maps import Maps, Unmappable
 from ndfeed.files.system import can
 
 WIDTH = 64
@@ -198,6 +199,24 @@ def test_a_writer_goes_on_while_many_files_are_read(tmp_path):
 
 
 @needs_leases
+def test_a_writer_waits_for_whoever_is_reading(tmp_path, monkeypatch):
+    """A lease that is given up in the middle of a copy guards nothing."""
+    monkeypatch.setattr(maps, "_LOOK_EVERY", 0.01)
+    mapped = Maps(open_rows(folder_of(tmp_path, 2)).groups[0].table)
+    mapped.enter(np.array([0, 1]))
+    writer = start("np.save(args[0], np.zeros((3, 3)))", tmp_path / "x1.npy")
+    assert eventually(lambda: "BREAKING" in Path("/proc/locks").read_text())
+    time.sleep(0.2)
+    assert writer.poll() is None
+    np.testing.assert_array_equal(mapped.bytes(1)[-WIDTH * 4 :].view("<f4"), rows(1)[0])
+    mapped.leave()
+
+    finish(writer, timeout=30)
+    with pytest.raises(ndfeed.ChangedError, match=r"x1\.npy: changed since"):
+        mapped.enter(1)
+
+
+@needs_leases
 def test_leases_are_given_up_when_nobody_reads(tmp_path):
     """And the thread that looks after them ends."""
     ds = open_rows(folder_of(tmp_path, 12))
@@ -296,6 +315,9 @@ def test_a_file_that_somebody_may_write_to_is_read_by_position(tmp_path, fortran
     np.save(tmp_path / "x.npy", order(np.arange(50.0).reshape(10, 5)))
     held = np.load(tmp_path / "x.npy", mmap_mode="r+")
     ds = open_rows(tmp_path / "x.npy")
+    if can.lease:
+        with pytest.raises(Unmappable, match=r"x\.npy: somebody has it open for writing"):
+            Maps(ds.groups[0].table).enter(0)
     np.testing.assert_array_equal(ds[3]["data"], held[3])
     np.testing.assert_array_equal(ds.read([1, 1, 9])["data"], held[[1, 1, 9]])
     held[3] = 0

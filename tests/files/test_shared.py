@@ -8,7 +8,7 @@ import tempfile
 import numpy as np
 import psutil
 import pytest
-from children import finish, run, start
+from children import finish, look, run, start
 
 from ndfeed.errors import MissingError, SourceError
 from ndfeed.files.shared import Shared
@@ -84,10 +84,6 @@ def test_no_descriptor_and_no_file_is_left(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def _look(shared, queue):
-    queue.put((os.getpid(), shared.view().tobytes()))
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_other_processes_see_it(method):
@@ -95,7 +91,7 @@ def test_other_processes_see_it(method):
     context = multiprocessing.get_context(method)
     queue = context.SimpleQueue()
     made = Shared.of([b"data"])
-    child = context.Process(target=_look, args=(made, queue))
+    child = context.Process(target=look, args=(made, queue))
     child.start()
     pid, data = queue.get()
     child.join()

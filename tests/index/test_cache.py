@@ -12,7 +12,7 @@ import warnings
 import numpy as np
 import pytest
 from audit import opened_in
-from children import finish, run, start
+from children import AS_NOBODY, finish, folder_for_all, run, start
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -452,21 +452,10 @@ def test_a_cache_folder_that_is_a_file(tmp_path, folder):
     assert "XDG_CACHE_HOME" in message
 
 
-def test_a_cache_folder_that_cannot_be_written(tmp_path_factory):
+def test_a_cache_folder_that_cannot_be_written():
     """As where the home of a service is read-only."""
-    root = tmp_path_factory.mktemp("read-only")
-    for above in (root, *list(root.parents)[:-1]):
-        if above.stat().st_uid == os.getuid():
-            above.chmod(above.stat().st_mode | 0o005)
-    (root / "cache").mkdir(mode=0o555)
-    (root / "data").mkdir()
-    for i in range(3):
-        save(root / "data" / f"{i}.npy", i)
-        (root / "data" / f"{i}.npy").chmod(0o644)
     code = """
 import warnings
-if os.geteuid() == 0:
-    os.setgid(65534), os.setuid(65534)
 os.environ["XDG_CACHE_HOME"] = os.path.join(args[0], "cache")
 with warnings.catch_warnings(record=True) as found:
     warnings.simplefilter("always")
@@ -474,8 +463,15 @@ with warnings.catch_warnings(record=True) as found:
     assert ds[:]["data"][:, 0].tolist() == [0, 1, 2]
 print(len(found), found[0].category.__name__, found[0].message)
 """
+    with folder_for_all() as root:
+        (root / "cache").mkdir(mode=0o555)
+        (root / "data").mkdir(mode=0o755)
+        for i in range(3):
+            save(root / "data" / f"{i}.npy", i)
+            (root / "data" / f"{i}.npy").chmod(0o644)
+        said = run(AS_NOBODY + code, root)
 
-    assert run(code, root).startswith("1 RuntimeWarning the index is not kept for the next time: P")
+    assert said.startswith("1 RuntimeWarning the index is not kept for the next time: P")
 
 
 @pytest.fixture

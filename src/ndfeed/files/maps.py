@@ -237,11 +237,12 @@ class Maps:
         except SourceError as error:  # out of descriptors, for one
             raise Unmappable(path, error.problem) from None
         try:
-            one = _Map(number, file)
-        except (OSError, ValueError) as error:  # ValueError: it was emptied a moment ago
+            one = self._maps[number] = _Map(number, file)
+        except BaseException as error:
             file.close()
-            raise Unmappable(path, f"cannot be mapped: {error}") from None
-        self._maps[number] = one
+            if isinstance(error, OSError | ValueError):  # ValueError: it is empty by now
+                raise Unmappable(path, f"cannot be mapped: {error}") from None
+            raise
         self.address[number] = one.bytes.__array_interface__["data"][0]
         self._records = {}
         return one
@@ -270,13 +271,14 @@ class Maps:
 
     def tend(self) -> bool:
         """Give up what writers wait for, or all when idle; is there anything left to tend?"""
+        began = time.monotonic()
         with self._lock:
-            self._trusted = time.monotonic() + _TRUST
             self._unused += 1
             idle = self._unused > _IDLE_LOOKS
             leased = [one for one in self._maps if one is not None and one.leased]
             over = [one for one in leased if idle or one.disturbed()]
         self._give_up(over)
+        self._trusted = began + _TRUST  # not before: leases may have been lost unseen
         return not idle
 
     @property
