@@ -41,6 +41,7 @@ def run(code, *args, timeout=60, **options):
 
 # Root may read everything: what is forbidden can be seen only as somebody else.
 AS_NOBODY = """
+import numpy.ma  # what is imported late may lie where nobody may read
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)

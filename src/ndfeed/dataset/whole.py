@@ -16,7 +16,7 @@ from ndfeed.dataset.members import Bytes, decode, decode_into, inline_all, is_in
 from ndfeed.dataset.target import Target
 from ndfeed.files.file import File, Stretch, fetch
 from ndfeed.formats import inflate
-from ndfeed.formats.array import DEFLATE, INLINE, NO_CRC, RAW
+from ndfeed.formats.array import DEFLATE, INLINE, RAW
 from ndfeed.formats.inflate import checksum_error, crc32
 from ndfeed.index.table import Ints
 
@@ -251,13 +251,15 @@ def _streams(column: Column, part: Ints, begins: Ints) -> Iterator[_Stream]:
 def _decode(path: bytes, stream: _Stream, data: memoryview, out: memoryview, checked: bool) -> None:
     """A raw or deflated stream that is in memory already."""
     own = data[stream.start : stream.start + stream.length]
-    crc = stream.crc if checked else NO_CRC
     if not stream.raw:
-        inflate.whole(path, own, stream.decoded, stream.skip, out, crc)
+        if checked:
+            inflate.whole(path, own, stream.decoded, stream.skip, out, stream.crc)
+        else:
+            inflate.again(path, own, stream.decoded, stream.skip, out)
         return
     out[:] = own[stream.skip : stream.skip + stream.nbytes]
-    if crc != NO_CRC and (found := crc32(own)) != crc:
-        raise checksum_error(path, crc, found)
+    if checked and (found := crc32(own)) != stream.crc:
+        raise checksum_error(path, stream.crc, found)
 
 
 class _Held:

@@ -81,6 +81,21 @@ def whole(
     out[:] = memoryview(decoded)[skip : skip + len(out)]
 
 
+def again(path: bytes, data: bytes | memoryview, size: int, skip: int, out: memoryview) -> None:
+    """Decode a deflate stream that was compared with its checksum before, and so has ``size``.
+
+    In one step, which lets go of the interpreter once and not for every piece: with two
+    threads half as long again as ``whole``, whose output is bounded.
+    """
+    decoder = zlib if size < _FEW else engine
+    try:
+        decoded = decoder.decompress(data, wbits=_BITS[DEFLATE], bufsize=size)
+    except decoder.error as error:
+        raise FormatError(path, f"the deflate stream is damaged: {error}") from None
+    _check_length(path, len(decoded), size)
+    out[:] = memoryview(decoded)[skip : skip + len(out)]
+
+
 def stream(
     file: File, place: tuple[int, int], coding: int, size: int, skip: int, out: memoryview, crc: int
 ) -> None:
