@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import today
-from measure import bar, compare, report
+from measure import Threads, bar, compare, report
 
 import ndfeed
 
@@ -192,14 +192,14 @@ def _one_per_file(
     ds = ds.select(*sorted(ds.fields))  # the image first
     ways: dict[str, today.Way] = {
         "today: one by one": today.stacked(paths, load),
-        "today: in 2 threads": today.stacked_threads(paths, load),
+        "today: in 2 threads": Threads(today.stacked(paths, load)),
         "ours: ds.read": ds.read,
-        "ours: ds.read in 2 threads": today.in_two_threads(ds.read),
+        "ours: ds.read in 2 threads": Threads(ds.read),
     }
     if floor_at:
         ways["floor: open, read, close"] = today.read_ready(paths, floor_at, batch, IMAGE)
     if workers:
-        ways["floor: decode alone, 2 threads"] = today.inflate_ready(paths, IMAGE)
+        ways["floor: decode alone, 2 threads"] = Threads(today.inflate_ready(paths, IMAGE))
         ways["today: DataLoader, 2 workers"] = today.dataloader(paths, load)
     rates = compare(question, ways, batches, images[batches[0]], unit="files")
     best = {

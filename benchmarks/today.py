@@ -4,7 +4,6 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +65,6 @@ def stacked(paths: list[Path], load: Load) -> Way:
     return lambda rows: np.stack([load(paths[i]) for i in rows.tolist()])
 
 
-def stacked_threads(paths: list[Path], load: Load) -> Way:
-    """The same with two threads."""
-    pool = ThreadPoolExecutor(2)
-    return lambda rows: np.stack(list(pool.map(load, [paths[i] for i in rows.tolist()])))
-
-
 def dataloader(paths: list[Path], load: Load) -> Way:
     """torch's DataLoader with two persistent workers, four batches under way."""
     import torch
@@ -111,15 +104,14 @@ def read_ready(paths: list[Path], offset: int, batch: int, shape: tuple[int, ...
 
 
 def inflate_ready(paths: list[Path], shape: tuple[int, ...]) -> Way:
-    """Floor: decode the first member of each archive out of memory, on two threads."""
+    """Floor: decode the first member of each archive out of memory."""
     streams = [_first_stream(path) for path in paths]
-    pool = ThreadPoolExecutor(2)
 
-    def decode(rows: np.ndarray) -> list[np.ndarray]:
+    def way(rows: np.ndarray) -> list[np.ndarray]:
         found = (decompress(streams[i], wbits=-15) for i in rows.tolist())
         return [np.frombuffer(one, np.uint8, offset=128).reshape(shape) for one in found]
 
-    return lambda rows: [one for part in pool.map(decode, np.split(rows, 2)) for one in part]
+    return way
 
 
 def _first_stream(path: Path) -> bytes:
@@ -129,24 +121,3 @@ def _first_stream(path: Path) -> bytes:
     name, extra = (int.from_bytes(data[member.header_offset + i :][:2], "little") for i in (26, 28))
     start = member.header_offset + 30 + name + extra
     return data[start : start + member.compress_size]
-
-
-def in_two_threads(read: Way) -> Way:
-    """Ours as a loader calls it: two threads, each with a batch of its own."""
-    pool = ThreadPoolExecutor(2)
-
-    def way(rows: np.ndarray) -> np.ndarray:
-        parts = list(pool.map(read, np.split(rows, 2)))
-        return _Joined(parts)  # type: ignore[return-value]
-
-    return way
-
-
-class _Joined:
-    """Batches that are joined only when looked at: two batches are what a loader wants."""
-
-    def __init__(self, parts: list[dict[str, np.ndarray]]) -> None:
-        self.parts = parts
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        return np.concatenate([next(iter(part.values())) for part in self.parts])
