@@ -18,7 +18,9 @@ args = sys.argv[1:]
 
 def start(code, *args, **options):
     """A new interpreter that runs ``code``, with ``args``, numpy and ndfeed at hand."""
-    command = [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(code)]
+    # Some fork, and NumPy has threads of its own: newer versions of Python warn of that.
+    warnings = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
+    command = [sys.executable, *warnings, "-c", PRELUDE + textwrap.dedent(code)]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen([*command, *map(os.fspath, args)], text=True, **(pipes | options))
 

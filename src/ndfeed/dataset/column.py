@@ -7,13 +7,13 @@ files: they are located once and, where files are read whole, opened once.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.field import Field
+from ndfeed.dataset.lazy import lazy
 from ndfeed.formats.array import RAW
 from ndfeed.formats.types import itemsize, swapped
 from ndfeed.index.table import Ints, Table
@@ -35,29 +35,29 @@ class Column:
     arrays: Ints
     whole: NDArray[np.bool_]
 
-    @cached_property
+    @lazy
     def first(self) -> Ints:
         """Per part: where its first element lies in the file (raw) or the decoded stream."""
         table, arrays = self.table, self.arrays
         raw = table.coding[arrays] == RAW
         return table.skip[arrays] + np.where(raw, table.offset[arrays], 0)
 
-    @cached_property
+    @lazy
     def file(self) -> Ints:
         """Per part: its file."""
         return self.table.file[self.arrays].astype(np.int64)
 
-    @cached_property
+    @lazy
     def coding(self) -> NDArray[np.uint8]:
         """Per part: how its bytes are stored."""
         return self.table.coding[self.arrays]
 
-    @cached_property
+    @lazy
     def strided(self) -> NDArray[np.bool_]:
         """Per part: is it anything but C order?"""
         return np.asarray(self.table.strides[self.arrays] >= 0)
 
-    @cached_property
+    @lazy
     def nbytes(self) -> Ints:
         """Per part: bytes of one sample."""
         dims = self.table.dims
@@ -69,23 +69,23 @@ class Column:
         sizes: Ints = np.where(self.whole, whole, row) * widths[self.table.dtype[self.arrays]]
         return sizes
 
-    @cached_property
+    @lazy
     def swapped(self) -> NDArray[np.bool_]:
         """Per part: are its elements in the other byte order?"""
         other = np.array([swapped(name) for name in self.table.dtypes])
         return other[self.table.dtype[self.arrays]]
 
-    @cached_property
+    @lazy
     def plain(self) -> bool:
         """Is every part raw, in C order, with samples of one size?"""
         return bool(not self.coding.any() and not self.strided.any() and not self.field.ragged)
 
-    @cached_property
+    @lazy
     def size(self) -> int:
         """Bytes of one sample of a plain column."""
         return int(self.nbytes[0]) if len(self.nbytes) else 0
 
-    @cached_property
+    @lazy
     def any_swapped(self) -> bool:
         """Is any part in the other byte order?"""
         return bool(self.swapped.any())
@@ -122,13 +122,13 @@ class Group:
         """Does every part hold just one sample?"""
         return self.even == 1
 
-    @cached_property
+    @lazy
     def by_file(self) -> bool:
         """Is a sample a whole file? Then each is opened, read and closed."""
         column = self.columns[0]
         return self.one_each and bool(column.whole.all()) and len(self) <= column.table.files
 
-    @cached_property
+    @lazy
     def even(self) -> int:
         """How many samples every part holds, 0 where they differ."""
         counts = np.diff(self.starts)

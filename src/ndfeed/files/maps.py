@@ -11,8 +11,8 @@ Guarantees:
   that was held at ``enter`` is given up. Whoever has entered must leave before it enters again.
   An interrupt (Ctrl-C) at any moment leaves nobody counted as reading who is not.
 - A writer waits a quarter of a second or two, not 45: while leases are held a thread, the
-  keeper, looks for writers and gives up what they wait for. It gives up everything that was
-  not used for a second, and ends when nothing is held. No thread outlives a fork.
+  ``keeper``, has them looked at, and what a writer waits for is given up; everything is that
+  was not used for a second.
 - A file whose lease was taken away, or whose size, mtime or inode differ from what was
   indexed, is ``ChangedError`` at ``enter``.
 - Where leases cannot be had (another owner, a network file system), size, mtime and inode are
@@ -43,9 +43,9 @@ from numpy.typing import NDArray
 from ndfeed.errors import ChangedError, DeniedError, MissingError, SourceError
 from ndfeed.files import system
 from ndfeed.files.file import File, Identity, changed
+from ndfeed.files.keeper import keeper
 from ndfeed.files.system import can, fcntl
 
-_LOOK_EVERY = 0.25  # seconds; far below any sensible lease-break-time
 _MOMENT = 0.0005
 _TRUST = 20.0  # seconds; half of the default lease-break-time
 _IDLE_LOOKS = 4
@@ -139,14 +139,14 @@ class Maps:
 
     def __init__(self, files: Files, *, guarded: bool = True) -> None:
         cost = files.files * (1 if can.untracked_maps else 2)
-        if files.files > _MOST_MAPS or not _process.reserve(cost):
+        if files.files > _MOST_MAPS or not keeper.reserve(cost):
             raise SourceError(files.path(0), "too many files to map them all")
         self.address = np.zeros(files.files, np.int64)
         self._ready = np.zeros(files.files, bool)
         self._files = files
         self._guarded = guarded
         self._maps: list[_Map | None] = [None] * files.files
-        weakref.finalize(self, _close, self._maps, cost, _process.generation).atexit = False
+        weakref.finalize(self, _close, self._maps, cost, keeper.generation).atexit = False
         self._lock = threading.Lock()
         self._giving_up = threading.Lock()
         self._records: dict[int, tuple[int, NDArray[np.void]]] = {}
@@ -216,7 +216,7 @@ class Maps:
 
     def _prepare(self, files: list[int]) -> None:
         if self._guarded and can.lease:
-            _process.keep(self)  # before there is a lease: none may be left alone
+            keeper.keep(self)  # before there is a lease: none may be left alone
         with self._lock:
             for number in files:
                 one = self._maps[number] or self._open(number)
@@ -315,82 +315,4 @@ def _close(maps: list[_Map | None], cost: int, generation: int) -> None:
     for one in maps:
         if one is not None:
             one.file.close()
-    _process.release(cost, generation)
-
-
-class _Process:
-    """What this process has mapped, within half the descriptors it may have open."""
-
-    def __init__(self) -> None:
-        self.generation = 0
-        self._reset()
-
-    def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._used = 0
-        self._returned: list[int] = []
-        self._held: weakref.WeakSet[Maps] = weakref.WeakSet()
-        self._keeper: threading.Thread | None = None
-        self._stop = threading.Event()
-
-    def reserve(self, count: int) -> bool:
-        """May ``count`` more descriptors be held?"""
-        with self._lock:
-            while self._returned:
-                self._used -= self._returned.pop()
-            if self._used + count > system.open_files_limit() // 2:
-                return False
-            self._used += count
-            return True
-
-    def release(self, count: int, generation: int) -> None:
-        """Give descriptors back, unless they were another process's."""
-        # Maps are collected at any moment, also while this very thread holds the lock.
-        if generation == self.generation:
-            self._returned.append(count)
-
-    def keep(self, maps: Maps) -> None:
-        """See to it that the leases of ``maps`` are looked after."""
-        with self._lock:
-            self._held.add(maps)
-            # Not alive: it has ended, or an interrupt came before it could begin.
-            if self._keeper is None or not self._keeper.is_alive():
-                self._stop = threading.Event()
-                self._keeper = threading.Thread(
-                    target=self._look_after, args=(self._stop,), name="ndfeed-leases", daemon=True
-                )
-                self._keeper.start()
-
-    def _look_after(self, stop: threading.Event) -> None:
-        while not stop.wait(_LOOK_EVERY):
-            with self._lock:
-                held = list(self._held)
-            idle = [maps for maps in held if not maps.tend()]
-            with self._lock:
-                self._held.difference_update(maps for maps in idle if not maps.used)
-                if not self._held:
-                    self._keeper = None
-                    return
-            del held, idle  # while it waits, the keeper keeps no maps alive
-
-    def before_fork(self) -> None:
-        """Leases and threads are not for children: give up the one, end the other."""
-        with self._lock:
-            keeper, self._keeper = self._keeper, None
-            held = list(self._held)
-            self._held.clear()
-        if keeper is not None and keeper.is_alive():
-            self._stop.set()
-            keeper.join()
-        for maps in held:
-            maps.release()
-
-    def after_fork(self) -> None:
-        """In a child nothing is mapped by anything that lives on."""
-        self.generation += 1
-        self._reset()
-
-
-_process = _Process()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_process.before_fork, after_in_child=_process.after_fork)
+    keeper.release(cost, generation)

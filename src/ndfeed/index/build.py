@@ -149,7 +149,7 @@ def _described(files: Files, layout: raw.Layout | None) -> Generator[_Chunk, Non
     yield _chunk(files, layout, 0, first)
     waiting = system.waits() - before > _WAITS_PER_FILE * first
     starts = range(first, count, _CHUNK)
-    if not waiting:
+    if not waiting or len(starts) < 2:
         for start in starts:
             yield _chunk(files, layout, start, start + _CHUNK)
         return
