@@ -134,6 +134,13 @@ def test_fields_of_one_length_are_chosen_at_open(tmp_path):
     assert "fields=" in repr(whole)
 
 
+def test_a_bare_array_and_one_called_data_are_one_field(tmp_path):
+    """A folder where some files were saved with np.save and others with np.savez."""
+    save(tmp_path, a=np.arange(3), b={"data": np.arange(3, 6)})
+
+    assert ndfeed.open(tmp_path, sample="row")[[4, 0]]["data"].tolist() == [4, 0]
+
+
 def test_byte_order_alone_is_no_difference(tmp_path):
     """Files of two machines hold one field."""
     save(tmp_path, a=np.arange(3, dtype="<i4"), b=np.arange(3, 6, dtype=">i4"))

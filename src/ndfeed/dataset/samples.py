@@ -45,11 +45,12 @@ def layout(
     table: Table, fields: tuple[str, ...] | None, dtype: object, prefix: str | None
 ) -> Layout:
     """The fields that every file of the table has, under the names that the dataset uses."""
-    found: dict[str, Ints] = {}
+    numbers: dict[str, list[int]] = {}
     for number, own in enumerate(table.names):
         name = _field_name(own, prefix)
         if fields is None or name in fields:
-            found[name] = np.flatnonzero(table.name == number)
+            numbers.setdefault(name, []).append(number)  # bare in some files, named in others
+    found = {name: np.flatnonzero(np.isin(table.name, own)) for name, own in numbers.items()}
     for name in fields or ():
         if name not in found:
             known = [_field_name(own, prefix) for own in table.names]
