@@ -3,6 +3,7 @@
 import numpy as np
 
 import ndfeed
+from ndfeed.dataset import members
 from ndfeed.dataset.members import Decoded
 
 
@@ -57,3 +58,18 @@ def test_fields_of_one_stream_share_it(tmp_path):
     assert batch["p/x"].tolist() == [7, 3]
     assert batch["p/y"].tolist() == [[0, 7], [0, 3]]
     assert batch["p/y"].dtype.isnative
+
+
+def test_a_structured_member_is_compared_once_for_all_its_fields(tmp_path, monkeypatch):
+    """Thousands of fields of one member must not mean thousands of passes over it."""
+    points = np.zeros(50, [(f"f{i}", "<f4") for i in range(20)])
+    np.savez(tmp_path / "p.npz", p=points, q=points["f0"])
+    ds = ndfeed.open(tmp_path / "p.npz")
+    passes = []
+    real = members.File.__init__
+    monkeypatch.setattr(
+        members.File, "__init__", lambda file, *args: passes.append(args[0]) or real(file, *args)
+    )
+    members.verify(ds.groups[0].columns)
+
+    assert len(passes) == 2

@@ -304,8 +304,8 @@ def _in_memory(held: Held, steps: tuple[Step, ...], why: str) -> Dataset:
 def _loaded(ds: Dataset) -> Held:
     """Every sample of ``ds`` in shared memory."""
     for group in ds.groups:
-        for column in group.columns if not group.by_file else ():
-            verify(column)  # whole files are compared as they are read
+        if not group.by_file:  # whole files are compared as they are read
+            verify(group.columns)
     fields = list(ds.fields.values())
     every = chosen(ds.rows, np.arange(len(ds)))
     shapes = {

@@ -6,6 +6,7 @@ stream; ``Decoded`` keeps those that will be asked for again.
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,13 +84,19 @@ def decode_into(
         inflate.stream(file, (offset, length), coding, size, skip, out, crc)
 
 
-def verify(column: Column) -> None:
-    """Compare the checksums of all stored members of a column with their bytes."""
-    table = column.table
-    raw = column.arrays[(table.crc[column.arrays] >= 0) & (column.coding == RAW)]
-    for array in raw.tolist():
-        number, wanted = int(table.file[array]), int(table.crc[array])
-        start, end = int(table.offset[array]), int(table.offset[array] + table.length[array])
+def verify(columns: Sequence[Column]) -> None:
+    """Compare the checksums of all stored members of columns of one table, each once."""
+    table = columns[0].table
+    # By place: the columns of a structured array are one member, perhaps of thousands.
+    members = {
+        (int(table.file[array]), int(table.offset[array])): array
+        for column in columns
+        for array in column.arrays[
+            (table.crc[column.arrays] >= 0) & (column.coding == RAW)
+        ].tolist()
+    }
+    for (number, start), array in members.items():
+        wanted, end = int(table.crc[array]), start + int(table.length[array])
         with File(table.path(number), table.expected(number)) as file:
             found = 0
             for at in range(start, end, _AT_ONCE):

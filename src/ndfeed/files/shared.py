@@ -41,7 +41,6 @@ class Shared:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._pid = os.getpid()
         free = free_memory()
         if can.memfd and free is not None and size > free:
             # The system would not refuse it, but end some process to make room.
@@ -52,7 +51,7 @@ class Shared:
         else:
             self._fd, name = tempfile.mkstemp(prefix="ndfeed-")
             self.path = os.fsencode(name)
-            weakref.finalize(self, _remove, self.path, self._pid)
+            weakref.finalize(self, _remove, self.path, os.getpid())
         self._close = weakref.finalize(self, os.close, self._fd)
         try:
             # Reserve first: filling a hole that the machine cannot back would be SIGBUS.
@@ -113,7 +112,7 @@ class Shared:
             os.close(fd)
             raise MissingError(b"shared memory", _GONE)
         made = object.__new__(Shared)
-        made.size, made._pid, made._fd = handle.size, os.getpid(), fd
+        made.size, made._fd = handle.size, fd
         made.path = f"/proc/self/fd/{fd}".encode() if can.memfd else handle.path
         made._close = weakref.finalize(made, os.close, fd)
         return made
