@@ -1,10 +1,23 @@
 """Files made byte by byte, so that each part of one can lie on its own."""
 
+import io
 import struct
+import warnings
 import zlib
 from dataclasses import dataclass
 
+import numpy as np
+
 FULL = 0xFFFFFFFF
+
+
+def saved(array, version=None):
+    """The bytes that NumPy writes."""
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of versions that old readers do not know
+        np.lib.format.write_array(file, np.asanyarray(array), version)
+    return file.getvalue()
 
 
 def npy(descr, shape, data=b"", *, fortran=False, version=1, align=64):

@@ -1,16 +1,14 @@
 """Every gzip stream of one .npy is decoded to the bit; what is no such stream is refused."""
 
 import gzip
-import io
 import random
 import struct
-import warnings
 import zlib
 
 import numpy as np
 import pytest
 from described import describe
-from formats.making import npy
+from formats.making import npy, saved
 from formats.reading import numpys, ours, rows, same
 from formats.test_npy import any_arrays
 from hard_arrays import each_hard_array
@@ -42,15 +40,6 @@ def write(tmp_path):
         return path
 
     return write
-
-
-def saved(array):
-    """The bytes that NumPy writes."""
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        np.lib.format.write_array(file, np.asanyarray(array))
-    return file.getvalue()
 
 
 def read_whole(path):

@@ -1,17 +1,15 @@
 """Every .npy that NumPy writes is read to the bit; every other is refused with its name."""
 
-import io
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from described import describe
-from formats.making import npy, npy_text
+from formats.making import npy, npy_text, saved
 from formats.reading import leaves, native, numpys, ours, rows, same
 from hard_arrays import each_hard_array
 from hostile import assert_harmless, contained, damaged
@@ -44,15 +42,6 @@ def write(tmp_path):
         return path
 
     return write
-
-
-def saved(array, version=None):
-    """The bytes that NumPy writes."""
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of versions that old readers do not know
-        np.lib.format.write_array(file, np.asanyarray(array), version)
-    return file.getvalue()
 
 
 # What NumPy writes

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from described import arrays, describe
-from formats.making import FULL, Entry, archive, deflated, npy, npy_text
+from formats.making import FULL, Entry, archive, deflated, npy, npy_text, saved
 from formats.reading import numpys, ours, rows, same
 from formats.test_npy import any_arrays
 from hard_arrays import each_hard_array
@@ -43,15 +43,6 @@ def write(tmp_path):
         return path
 
     return write
-
-
-def saved(array):
-    """The bytes that NumPy writes for one member."""
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        np.lib.format.write_array(file, np.asanyarray(array))
-    return file.getvalue()
 
 
 def written(writer=np.savez, **members):
