@@ -1,40 +1,81 @@
 """Decoded members: kept within bounds, decoded as seldom as that allows."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
+import pytest
 
 import ndfeed
 from ndfeed.dataset import members
 from ndfeed.dataset.members import Decoded
 
 
+def decoded_anew(kept, key, size):
+    """Did asking for a stream decode it?"""
+    calls = []
+    kept.stream((key, 0), size, lambda: calls.append(key) or np.zeros(size, np.uint8))
+    return bool(calls)
+
+
 def test_the_least_recently_used_goes_first():
     """A window of files that is read again and again stays."""
     kept = Decoded(limit=30)
-    for key in range(3):
-        kept.keep((key, 0), np.zeros(10, np.uint8))
-    kept.get((0, 0))
-    kept.keep((3, 0), np.zeros(10, np.uint8))
+    for key in (0, 1, 2, 0, 3):
+        decoded_anew(kept, key, 10)
 
-    assert [kept.get((key, 0)) is not None for key in range(4)] == [True, False, True, True]
+    assert [decoded_anew(kept, key, 10) for key in (0, 2, 3)] == [False, False, False]
+    assert decoded_anew(kept, 1, 10)
 
 
 def test_the_newest_is_kept_whatever_its_size():
     """The next row is most likely in the same member: decoding it again would never end."""
     kept = Decoded(limit=30)
-    kept.keep((0, 0), np.zeros(10, np.uint8))
-    kept.keep((1, 0), np.zeros(100, np.uint8))
+    decoded_anew(kept, 0, 10)
+    decoded_anew(kept, 1, 100)
 
-    assert kept.get((0, 0)) is None
-    assert kept.get((1, 0)) is not None
+    assert not decoded_anew(kept, 1, 100)
+    assert decoded_anew(kept, 0, 10)
 
 
 def test_room_is_made_before_decoding():
     """The bound holds while the next member is being decoded, not only afterwards."""
     kept = Decoded(limit=30)
-    kept.keep((0, 0), np.zeros(20, np.uint8))
-    kept.make_room(20)
+    decoded_anew(kept, 0, 20)
+    held = []
+    kept.stream((1, 0), 20, lambda: held.append(kept.held) or np.zeros(20, np.uint8))
 
-    assert kept.get((0, 0)) is None
+    assert held == [20]
+
+
+def test_several_threads_decode_a_stream_once():
+    """The others wait for the one that is at it."""
+    kept = Decoded(limit=30)
+    calls = []
+
+    def decode():
+        calls.append(threading.get_ident())
+        time.sleep(0.05)
+        return np.zeros(10, np.uint8)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: kept.stream((0, 0), 10, decode), range(4)))
+
+    assert len(calls) == 1
+    assert all(one is found[0] for one in found)
+
+
+def test_a_stream_that_cannot_be_decoded_is_tried_again():
+    """An error is for who met it: nobody waits for a stream that never comes."""
+    kept = Decoded(limit=30)
+    with pytest.raises(ValueError, match="damaged"):
+        kept.stream((0, 0), 10, lambda: (_ for _ in ()).throw(ValueError("damaged")))
+
+    assert decoded_anew(kept, 0, 10)
+    assert kept.held == 10
+    kept.clear()
+    assert kept.held == 0
 
 
 def test_a_member_is_decoded_once_for_all_its_rows(tmp_path):

@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ndfeed.dataset import show
+from ndfeed.dataset import fingerprint, show
 from ndfeed.dataset.column import Column, Group
 from ndfeed.dataset.field import Field
 from ndfeed.dataset.join import joined
@@ -22,7 +22,7 @@ from ndfeed.dataset.members import verify
 from ndfeed.dataset.memory import Held, Room, hold
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.rowset import Rows, Travelling, as_rows, chosen, composed, one_row
-from ndfeed.dataset.step import Batch, Map, Select, Step, fields_of
+from ndfeed.dataset.step import Batch, Given, Map, Select, Step, fields_of, stepped
 from ndfeed.dataset.target import check_fits
 from ndfeed.errors import FieldError, SchemaError
 from ndfeed.index.table import Ints
@@ -81,16 +81,19 @@ class Dataset:
         steps: tuple[Step, ...] = (),
         why: str = "",
         names: tuple[str, ...] = (),
+        origin: str = "",
     ) -> None:
         self.groups = groups
         self.rows = rows
         self.steps = steps
         self.why = why
         self._made = made
+        self._origin = origin  # fingerprint of all the groups' samples, where they cannot tell
         self._names = names or tuple(c.field.name for group in groups for c in group.columns)
         self._count = len(groups[0]) if rows is None else len(rows)
         self._empty: Batch = dict.fromkeys(self._names)
         self._fields: dict[str, Field] | None = None
+        self._fingerprint: str | None = None
         self._parts: dict[tuple[str, ...], Dataset] = {}
 
     def __len__(self) -> int:
@@ -122,6 +125,17 @@ class Dataset:
         """The files that hold the samples."""
         return Files(self.groups)
 
+    @property
+    def fingerprint(self) -> str:
+        """Short text that says which samples these are, and in which order.
+
+        A copy of the files elsewhere has the same, and so has ``in_memory()``.
+        """
+        if self._fingerprint is None:
+            all_of_them = self._origin or fingerprint.of_groups(self.groups)
+            self._fingerprint = fingerprint.of_rows(all_of_them, self.rows)
+        return self._fingerprint
+
     def __iter__(self) -> Iterator[Batch]:
         return (self[i] for i in range(len(self)))
 
@@ -152,9 +166,7 @@ class Dataset:
         if rng is None and any(step.random for step in self.steps):
             digest = hashlib.sha256(rows.tobytes()).digest()
             rng = np.random.default_rng(int.from_bytes(digest, "little"))
-        for step in self.steps:
-            batch = step(batch, rng)
-        return batch
+        return stepped(batch, self.steps, None if rng is None else Given(rng))
 
     def read_into(
         self,
@@ -171,7 +183,7 @@ class Dataset:
         """
         wanted = as_rows(rows, len(self))
         if self.steps:
-            made = Select(tuple(out))(self.read(wanted, rng=rng), None)
+            made = Select(tuple(out))(self.read(wanted, rng=rng))
             for name, field in fields_of(made).items():
                 check_fits(field, out[name], len(wanted))
                 out[name][...] = made[name]
@@ -240,6 +252,9 @@ class Dataset:
         if self.steps != other.steps:
             raise SchemaError(self.files[0], "add datasets before map, not behind different ones")
         rows: Rows = None
+        origin = ""
+        if self._origin or other._origin:
+            origin = fingerprint.of_both(self.fingerprint, other.fingerprint)
         if self.rows is not None or other.rows is not None:
             mine, theirs = (chosen(d.rows, np.arange(len(d))) for d in (self, other))
             rows = np.concatenate([mine, theirs + len(self.groups[0])])
@@ -248,6 +263,7 @@ class Dataset:
             other,
             groups=joined(self.groups, other.groups),
             rows=rows,
+            origin=origin,
             why=self.why if self.why == other.why else f"{self.why}; {other.why}",
         )
 
@@ -257,7 +273,7 @@ class Dataset:
         Forked and spawned processes map the same pages. A ``map`` still runs at every read.
         """
         stored = Dataset(self.groups, self._made, rows=self.rows, names=self._names)
-        return _in_memory(_loaded(stored), self.steps, self.why)
+        return _in_memory(_loaded(stored), self.steps, self.why, self.fingerprint)
 
     def __reduce__(self) -> Made:
         return self._made
@@ -276,6 +292,7 @@ class Dataset:
             "steps": self.steps,
             "why": self.why,
             "names": self._names,
+            "origin": self._origin,
         }
         own |= changes
         return Dataset(own.pop("groups"), (made, (self, *args)), **own)
@@ -294,11 +311,10 @@ def _split(ds: Dataset, fraction: float, seed: int, which: int) -> Dataset:
     return ds._like(_split, fraction, seed, which, rows=composed(ds.rows, rows))
 
 
-def _in_memory(held: Held, steps: tuple[Step, ...], why: str) -> Dataset:
+def _in_memory(held: Held, steps: tuple[Step, ...], why: str, origin: str) -> Dataset:
     names = tuple(field.name for field in held.fields)
-    return Dataset(
-        held.groups(), (_in_memory, (held, steps, why)), steps=steps, why=why, names=names
-    )
+    made: Made = _in_memory, (held, steps, why, origin)
+    return Dataset(held.groups(), made, steps=steps, why=why, names=names, origin=origin)
 
 
 def _loaded(ds: Dataset) -> Held:

@@ -6,7 +6,7 @@ stream; ``Decoded`` keeps those that will be asked for again.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from ndfeed.formats.types import EXTENDED, delivered
 from ndfeed.index.table import Ints
 
 Bytes = NDArray[np.uint8]
+Key = tuple[int, int]  # a file of the table, and where a stream begins in it
 
 _AT_ONCE = 1 << 20
 _MOST_KEPT = 512 << 20
@@ -115,37 +116,53 @@ def _from_text(file: File, offset: int, length: int) -> bytes:
 class Decoded:
     """Decoded streams, the least recently used given up first. Safe from several threads.
 
-    Holds at most ``limit`` bytes, except that the newest stream is always kept: it had to be
-    decoded whole anyway, and the next row is most likely in it too.
+    Holds at most ``limit`` bytes, with those being decoded counted in, except that the newest
+    stream is always kept: it had to be decoded whole anyway, and the next row is most likely in
+    it too. A stream that several threads want is decoded by one of them.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = min(_MOST_KEPT, system.memory_bytes() // 16) if limit is None else limit
-        self._lock = threading.Lock()
-        self._streams: OrderedDict[tuple[int, int], Bytes] = OrderedDict()
+        self._changed = threading.Condition()
+        self._streams: OrderedDict[Key, Bytes] = OrderedDict()
+        self._under_way: set[Key] = set()
         self._held = 0
 
-    def get(self, key: tuple[int, int]) -> Bytes | None:
-        """The stream kept under ``key``."""
-        with self._lock:
+    @property
+    def held(self) -> int:
+        """Bytes of all streams kept or being decoded."""
+        return self._held
+
+    def stream(self, key: Key, size: int, decode: Callable[[], Bytes]) -> Bytes:
+        """The stream kept under ``key``, or else what ``decode`` gives: ``size`` bytes."""
+        with self._changed:
+            while key in self._under_way:
+                self._changed.wait()
             if key in self._streams:
                 self._streams.move_to_end(key)
                 return self._streams[key]
-            return None
-
-    def make_room(self, size: int) -> None:
-        """Give up streams until ``size`` more bytes fit; call before decoding."""
-        with self._lock:
+            self._under_way.add(key)
             while self._streams and self._held + size > self.limit:
                 self._held -= self._streams.popitem(last=False)[1].nbytes
+            self._held += size
+        found = None
+        try:
+            found = decode()
+        finally:
+            with self._changed:
+                self._under_way.discard(key)
+                self._held -= size
+                if found is not None:
+                    self._streams[key] = found
+                    self._held += found.nbytes
+                self._changed.notify_all()
+        return found
 
-    def keep(self, key: tuple[int, int], stream: Bytes) -> None:
-        """Keep a stream, unless another thread was faster."""
-        self.make_room(stream.nbytes)
-        with self._lock:
-            if key not in self._streams:
-                self._streams[key] = stream
-                self._held += stream.nbytes
+    def clear(self) -> None:
+        """Give up every stream."""
+        with self._changed:
+            self._held -= sum(stream.nbytes for stream in self._streams.values())
+            self._streams.clear()
 
 
 def is_inline(column: Column, part: int) -> bool:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ndfeed.dataset import rows
 from ndfeed.dataset.column import Column, Group, Place
 from ndfeed.dataset.members import Decoded
-from ndfeed.dataset.target import Target
+from ndfeed.dataset.target import Arrays, Target
 from ndfeed.dataset.whole import WholeFiles
 from ndfeed.errors import ChangedError, MissingError, SourceError
 from ndfeed.files.maps import Maps, Unmappable
@@ -91,8 +91,17 @@ class Reader:
         finally:
             maps.leave()
 
-    def fill(self, group: Group, samples: Ints, arrays: Mapping[str, NDArray[Any]]) -> list[Target]:
-        """Copy ``samples``, which are in range, into ``arrays`` or else into new memory."""
+    def fill(
+        self,
+        group: Group,
+        samples: Ints,
+        arrays: Mapping[str, Arrays],
+        decoded: Decoded | None = None,
+    ) -> list[Target]:
+        """Copy ``samples``, which are in range, into ``arrays`` or else into new memory.
+
+        Whoever reads in an order of its own keeps ``decoded`` streams of its own.
+        """
         place = group.locate(samples)
         targets = [Target(c, place.part, arrays.get(c.field.name)) for c in self._columns]
         if not len(samples):
@@ -103,17 +112,19 @@ class Reader:
                 return targets
             for column, target in zip(self._columns, targets, strict=True):
                 try:
-                    self._fill_column(column, place, target, self.maps)
+                    self._fill_column(column, place, target, self.maps, decoded or self._decoded)
                 except Unmappable:
-                    self._fill_column(column, place, target, None)
+                    self._fill_column(column, place, target, None, decoded or self._decoded)
         except (ChangedError, MissingError):
             doubt(group.table)
             raise
         return targets
 
-    def _fill_column(self, column: Column, place: Place, target: Target, maps: Maps | None) -> None:
+    def _fill_column(
+        self, column: Column, place: Place, target: Target, maps: Maps | None, decoded: Decoded
+    ) -> None:
         if not column.plain:
-            rows.from_parts(column, place, target, maps, self._decoded)
+            rows.from_parts(column, place, target, maps, decoded)
             return
         if not column.size:
             return

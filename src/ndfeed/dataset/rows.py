@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Place
 from ndfeed.dataset.members import Bytes, Decoded, decode, inline_all, is_inline, view
+from ndfeed.dataset.spent import inflating, reading, spent
 from ndfeed.dataset.target import Target
 from ndfeed.files.file import File
 from ndfeed.files.maps import Maps
@@ -100,7 +101,8 @@ def read(column: Column, place: Place, target: Target) -> None:
     new[1:] = (file[1:] != file[:-1]) | (start[1:] != start[:-1])
     for stretch in _by_file(file):
         number = int(file[stretch.start])
-        with File(column.table.path(number), column.table.expected(number)) as opened:
+        path, expected = column.table.path(number), column.table.expected(number)
+        with reading(), File(path, expected) as opened:
             _read_rows(opened, start[stretch], new[stretch], order[stretch], target, size)
 
 
@@ -159,7 +161,7 @@ def from_parts(
             finally:
                 maps.leave()
         else:
-            stream = _stream(column, part, decoded)
+            stream = stream_of(column, part, decoded)
             skip = int(column.table.skip[column.arrays[part]])
             _assign(target, at, view(column, part, stream, skip), rows)
 
@@ -175,15 +177,18 @@ def _assign(
         target.ragged[i][...] = samples[row]
 
 
-def _stream(column: Column, part: int, decoded: Decoded) -> Bytes:
+def stream_of(column: Column, part: int, decoded: Decoded) -> Bytes:
     """A part's decoded stream, from those kept or anew."""
     table, array = column.table, int(column.arrays[part])
     number = int(table.file[array])
-    key = number, int(table.offset[array])
-    found = decoded.get(key)
-    if found is None:
-        decoded.make_room(int(max(table.decoded[array], table.length[array])))
-        with File(table.path(number), table.expected(number)) as file:
+
+    def decode_now() -> Bytes:
+        path, expected = table.path(number), table.expected(number)
+        with inflating(), File(path, expected) as file:
             found = decode(file, column, part)
-        decoded.keep(key, found)
-    return found
+        spent.streams += 1
+        spent.streamed += found.nbytes
+        return found
+
+    size = int(max(table.decoded[array], table.length[array]))
+    return decoded.stream((number, int(table.offset[array])), size, decode_now)

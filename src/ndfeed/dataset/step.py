@@ -1,9 +1,9 @@
 """What is done to a batch after it is read: functions of the user's, and choices of fields."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,33 @@ from ndfeed.dataset.field import Field
 from ndfeed.errors import FieldError
 
 Batch = dict[str, Any]
+
+
+class Draws(Protocol):
+    """Random generators for the steps of one batch."""
+
+    def batch(self, step: int) -> np.random.Generator:
+        """For a step that takes the whole batch."""
+        ...
+
+    def sample(self, step: int, at: int) -> np.random.Generator:
+        """For a step that takes sample ``at`` of it alone."""
+        ...
+
+
+class Given:
+    """One generator, the caller's, for everything."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def batch(self, step: int) -> np.random.Generator:
+        """The caller's."""
+        return self._rng
+
+    def sample(self, step: int, at: int) -> np.random.Generator:
+        """The caller's."""
+        return self._rng
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +54,21 @@ class Map:
         """A step from what the user wrote."""
         return cls(function, batched, takes_rng(function))
 
-    def __call__(self, batch: Batch, rng: np.random.Generator | None) -> Batch:
-        """The batch that the function makes of ``batch``."""
+    def __call__(self, batch: Batch, draws: Draws | None, number: int) -> Batch:
+        """The batch that the function makes of ``batch``, being step ``number``."""
         count = len(next(iter(batch.values()), ()))
         if self.batched:
+            rng = draws.batch(number) if draws and self.random else None
             return self._whole(self._checked(self._call(batch, rng)), count)
-        made = [
-            self._checked(self._call({k: v[i] for k, v in batch.items()}, rng))
-            for i in range(count)
-        ]
+        made = []
+        for at in range(count):
+            rng = draws.sample(number, at) if draws and self.random else None
+            sample = {name: values[at] for name, values in batch.items()}
+            try:
+                made.append(self._checked(self._call(sample, rng)))
+            except Exception as error:
+                error.__dict__.setdefault("ndfeed_sample", at)
+                raise
         return {name: _stacked([one[name] for one in made]) for name in (made[0] if made else ())}
 
     def _call(self, batch: Batch, rng: np.random.Generator | None) -> Mapping[str, Any]:
@@ -70,7 +103,7 @@ class Select:
     names: tuple[str, ...]
     random: bool = False
 
-    def __call__(self, batch: Batch, rng: np.random.Generator | None) -> Batch:
+    def __call__(self, batch: Batch, draws: Draws | None = None, number: int = 0) -> Batch:
         """The chosen fields of ``batch``."""
         for name in self.names:
             if name not in batch:
@@ -79,6 +112,13 @@ class Select:
 
 
 Step = Map | Select
+
+
+def stepped(batch: Batch, steps: Sequence[Step], draws: Draws | None) -> Batch:
+    """What the steps, one after the other, make of ``batch``."""
+    for number, step in enumerate(steps):
+        batch = step(batch, draws, number)
+    return batch
 
 
 def takes_rng(function: Callable[..., Any]) -> bool:

@@ -9,6 +9,8 @@ from ndfeed.dataset.column import Column
 from ndfeed.dataset.field import Field
 from ndfeed.index.table import Ints
 
+Arrays = NDArray[Any] | list[NDArray[Any]]  # of samples of one shape, or one for each
+
 
 def check_fits(field: Field, out: NDArray[Any], count: int) -> None:
     """Refuse an array that ``count`` samples of ``field`` cannot be written to."""
@@ -33,15 +35,15 @@ class Target:
 
     __slots__ = ("_array", "_memory", "_part", "_ragged", "column")
 
-    def __init__(self, column: Column, part: Ints, array: NDArray[Any] | None = None) -> None:
+    def __init__(self, column: Column, part: Ints, arrays: Arrays | None = None) -> None:
         self.column = column
         self._part = part
-        self._array = array
-        self._ragged: list[NDArray[Any]] | None = None
+        self._array = arrays if isinstance(arrays, np.ndarray) else None
+        self._ragged = arrays if isinstance(arrays, list) else None
         self._memory: memoryview | None = None
 
     @property
-    def arrays(self) -> NDArray[Any] | list[NDArray[Any]]:
+    def arrays(self) -> Arrays:
         """The samples: an array of them, or a list where they are ragged."""
         return self.ragged if self.column.field.ragged else self.array
 

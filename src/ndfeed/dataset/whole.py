@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column
 from ndfeed.dataset.members import Bytes, decode, decode_into, inline_all, is_inline, view
+from ndfeed.dataset.spent import inflating, reading
 from ndfeed.dataset.target import Target
 from ndfeed.files.file import File, Stretch, fetch
 from ndfeed.formats import inflate
@@ -87,12 +88,14 @@ class WholeFiles:
                 self._buffers(run, at, targets),
                 (run.gaps.sum(axis=0) + run.sizes.sum(axis=0)).tolist(),
             )
-            if not unchecked:
-                fetch(stretches)
-                continue
-            for p, stretch, gaps in zip(part.tolist(), stretches, run.gaps.T.tolist(), strict=True):
-                fetch((stretch,))
-                self._check(stretch, p, run.columns, gaps)
+            with reading():
+                if not unchecked:
+                    fetch(stretches)
+                    continue
+                every = zip(part.tolist(), stretches, run.gaps.T.tolist(), strict=True)
+                for p, stretch, gaps in every:
+                    fetch((stretch,))
+                    self._check(stretch, p, run.columns, gaps)
 
     def _runs(self, part: Ints) -> Iterator[_Run]:
         """The raw columns by place, cut wherever some file has much between two of them."""
@@ -195,7 +198,20 @@ class WholeFiles:
             [held[a:b]] for a, b in zip((stops - lengths).tolist(), stops.tolist(), strict=True)
         ]
         known = table.identity[files, :4].tolist()
-        fetch(map(Stretch, paths, known, begins.tolist(), rooms, lengths.tolist()))
+        with reading():
+            fetch(map(Stretch, paths, known, begins.tolist(), rooms, lengths.tolist()))
+        with inflating():
+            self._decode_small(part, begins, paths, rooms, at, targets)
+
+    def _decode_small(
+        self,
+        part: Ints,
+        begins: Ints,
+        paths: list[bytes],
+        rooms: list[list[memoryview]],
+        at: list[int],
+        targets: Sequence[Target],
+    ) -> None:
         for c, (column, target) in enumerate(zip(self._columns, targets, strict=True)):
             sound = self._sound[c]
             streams = _streams(column, part, begins)
@@ -292,6 +308,8 @@ def _read_array(held: _Held, column: Column, part: int, target: Target, at: int)
         skip = int(column.table.skip[column.arrays[part]])
         target.sample(at)[...] = view(column, part, data, skip)[0]
     elif column.coding[part] == RAW:
-        file.read_into(int(column.first[part]), [target.memory(at, size)])
+        with reading():
+            file.read_into(int(column.first[part]), [target.memory(at, size)])
     else:
-        decode_into(file, column, part, target.memory(at, size))
+        with inflating():
+            decode_into(file, column, part, target.memory(at, size))
