@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "index": {"formats", "files", "errors", "progress"},
     "dataset": {"index", "formats", "files", "errors", "progress"},
     "order": {"errors"},
-    "loader": {"dataset", "order", "errors"},
+    "loader": {"order", "dataset", "formats", "files", "errors"},
     "pack": {"dataset", "index", "formats", "files", "errors", "progress"},
     "torch": {"loader", "dataset", "order", "errors"},
     "tf": {"loader", "dataset", "order", "errors"},

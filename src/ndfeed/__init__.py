@@ -24,30 +24,44 @@ from ndfeed.errors import (
     FormatError,
     LimitError,
     MissingError,
+    ResumeError,
     SchemaError,
     SourceError,
     TruncatedError,
     UnsupportedError,
+    WorkerError,
 )
+from ndfeed.loader.loader import Loader, loader
+from ndfeed.loader.report import Report
+from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AmbiguousError",
     "BadFilesError",
+    "Blocks",
     "ChangedError",
     "ChecksumError",
     "Dataset",
     "DeniedError",
     "Error",
+    "Exact",
     "Field",
     "FieldError",
     "FormatError",
     "LimitError",
+    "Loader",
     "MissingError",
+    "Report",
+    "ResumeError",
     "SchemaError",
+    "Sequential",
     "SourceError",
     "TruncatedError",
     "UnsupportedError",
+    "Windows",
+    "WorkerError",
+    "loader",
     "open",
 ]

@@ -13,7 +13,9 @@
     ├── BadFilesError     (ValueError)    several files are wrong; lists them
     ├── SchemaError       (ValueError)    fields, dtypes or shapes do not fit together
     │   └── AmbiguousError                the samples could be read two ways
-    └── FieldError        (KeyError)      no field of that name
+    ├── FieldError        (KeyError)      no field of that name
+    ├── ResumeError       (ValueError)    a loader's state that does not fit
+    └── WorkerError       (RuntimeError)  a process that ran a map died
 
 Each also derives from the builtin a caller would guess, so code that has never heard of
 this library still catches the right thing. Messages are one line: the file first, expected
@@ -35,10 +37,12 @@ __all__ = [
     "FormatError",
     "LimitError",
     "MissingError",
+    "ResumeError",
     "SchemaError",
     "SourceError",
     "TruncatedError",
     "UnsupportedError",
+    "WorkerError",
 ]
 
 _LISTED = 10
@@ -155,3 +159,11 @@ class FieldError(Error, KeyError):
         more = f" and {len(self.known) - _LISTED} more" if len(self.known) > _LISTED else ""
         where = "" if self.path is None else f"{shown(self.path)}: "
         return f"{where}no field {self.name!r}; the fields are {listed}{more}"
+
+
+class ResumeError(Error, ValueError):
+    """A loader's state that is damaged, or belongs to other data or another order."""
+
+
+class WorkerError(Error, RuntimeError):
+    """A process that ran a ``map`` died, and so did the one that took its place."""

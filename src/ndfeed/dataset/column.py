@@ -86,6 +86,11 @@ class Column:
         return int(self.nbytes[0]) if len(self.nbytes) else 0
 
     @lazy
+    def even(self) -> bool:
+        """Have all samples the same size?"""
+        return bool(len(self.nbytes) and (self.nbytes == self.nbytes[0]).all())
+
+    @lazy
     def any_swapped(self) -> bool:
         """Is any part in the other byte order?"""
         return bool(self.swapped.any())

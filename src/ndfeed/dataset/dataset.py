@@ -68,8 +68,8 @@ class Dataset:
     of arrays that are the caller's own, writable, in C order and native byte order. A field
     whose samples differ in shape comes as a list of arrays in a batch.
 
-    ``groups``, ``rows`` and ``steps`` are what a loader works with; ``why`` says why samples
-    were understood as they were.
+    ``groups``, ``rows``, ``steps`` and ``names``, those of the stored fields, are what a loader
+    works with; ``why`` says why samples were understood as they were.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class Dataset:
         self.why = why
         self._made = made
         self._origin = origin  # fingerprint of all the groups' samples, where they cannot tell
-        self._names = names or tuple(c.field.name for group in groups for c in group.columns)
+        self.names = names or tuple(c.field.name for group in groups for c in group.columns)
         self._count = len(groups[0]) if rows is None else len(rows)
-        self._empty: Batch = dict.fromkeys(self._names)
+        self._empty: Batch = dict.fromkeys(self.names)
         self._fields: dict[str, Field] | None = None
         self._fingerprint: str | None = None
         self._parts: dict[tuple[str, ...], Dataset] = {}
@@ -104,7 +104,7 @@ class Dataset:
         """The fields by name. Behind a ``map`` they are learned by running it on one sample."""
         if self._fields is None:
             stored = {column.field.name: column.field for column in self._columns()}
-            self._fields = {name: stored[name] for name in self._names}
+            self._fields = {name: stored[name] for name in self.names}
             if self.steps and len(self):
                 self._fields = fields_of(self.read([0]))
         return dict(self._fields)
@@ -112,13 +112,15 @@ class Dataset:
     @property
     def nbytes(self) -> int:
         """Bytes of all samples as read, before any ``map``."""
+        return sum(self._bytes_of(c, group) for group in self.groups for c in group.columns)
+
+    def _bytes_of(self, column: Column, group: Group) -> int:
+        if column.even:
+            return int(column.nbytes[0]) * len(self)
         if self.rows is None:
-            return sum(c.total(group.starts) for group in self.groups for c in group.columns)
-        return sum(
-            int(column.nbytes[group.locate(chosen(self.rows, np.arange(len(self)))).part].sum())
-            for group in self.groups
-            for column in group.columns
-        )
+            return column.total(group.starts)
+        parts = group.locate(chosen(self.rows, np.arange(len(self)))).part
+        return int(column.nbytes[parts].sum())
 
     @property
     def files(self) -> Sequence[str]:
@@ -188,7 +190,7 @@ class Dataset:
                 check_fits(field, out[name], len(wanted))
                 out[name][...] = made[name]
             return
-        if set(out) != set(self._names):
+        if set(out) != set(self.names):
             names = tuple(out)
             if names not in self._parts:
                 self._parts[names] = self.select(*names)
@@ -207,8 +209,8 @@ class Dataset:
         if self.steps:
             return self._like(Dataset.select, *names, steps=(*self.steps, Select(names)))
         for name in names:
-            if name not in self._names:
-                raise FieldError(name, self._names, self.files[0])
+            if name not in self.names:
+                raise FieldError(name, self.names, self.files[0])
         kept = [
             replace(group, columns=tuple(c for c in group.columns if c.field.name in names))
             for group in self.groups
@@ -272,7 +274,7 @@ class Dataset:
 
         Forked and spawned processes map the same pages. A ``map`` still runs at every read.
         """
-        stored = Dataset(self.groups, self._made, rows=self.rows, names=self._names)
+        stored = Dataset(self.groups, self._made, rows=self.rows, names=self.names)
         return _in_memory(_loaded(stored), self.steps, self.why, self.fingerprint)
 
     def __reduce__(self) -> Made:
@@ -291,7 +293,7 @@ class Dataset:
             "rows": self.rows,
             "steps": self.steps,
             "why": self.why,
-            "names": self._names,
+            "names": self.names,
             "origin": self._origin,
         }
         own |= changes

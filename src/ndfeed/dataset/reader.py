@@ -25,6 +25,9 @@ from ndfeed.index.cache import doubt
 from ndfeed.index.table import Ints, Table
 
 
+_BYTE = np.dtype(np.uint8)
+
+
 class Reader:
     """Reads the samples of one group."""
 
@@ -62,7 +65,7 @@ class Reader:
         for target in self.fill(group, samples, {}):
             batch[target.column.field.name] = target.arrays
 
-    # The two ways below do what ``fill`` does, for plain rows in mapped files, in as few calls
+    # The ways below do what ``fill`` does, for plain rows in mapped files, in as few calls
     # as can be: such a batch costs so little that every call of Python's shows.
 
     def _read_one(self, maps: Maps, file: int, samples: Ints, batch: dict[str, Any]) -> None:
@@ -72,6 +75,37 @@ class Reader:
                 self._records = [rows.records_of(column, maps) for column in self._columns]
             for (name, dtype, shape), records in zip(self._names, self._records, strict=True):
                 batch[name] = records.take(samples).view(dtype).reshape(shape)
+            if maps.unleased:
+                maps.recheck(file)
+        finally:
+            maps.leave()
+
+    def fill_even(
+        self, group: Group, samples: Ints, arrays: Mapping[str, NDArray[Any]], decoded: Decoded
+    ) -> None:
+        """Copy ``samples``, which are in range, into ``arrays``, one for every field."""
+        if self.maps is not None and self._short and self._alone is not None and len(samples):
+            try:
+                self._fill_one(self.maps, self._alone, samples, arrays)
+            except Unmappable:
+                pass
+            except (ChangedError, MissingError):
+                doubt(group.table)
+                raise
+            else:
+                return
+        self.fill(group, samples, arrays, decoded)
+
+    def _fill_one(
+        self, maps: Maps, file: int, samples: Ints, arrays: Mapping[str, NDArray[Any]]
+    ) -> None:
+        maps.enter(file)
+        try:
+            if not self._records:
+                self._records = [rows.records_of(column, maps) for column in self._columns]
+            for (name, _, _), records in zip(self._names, self._records, strict=True):
+                room = arrays[name].reshape(-1).view(_BYTE).view(records.dtype)
+                rows.take(records, samples, room)
             if maps.unleased:
                 maps.recheck(file)
         finally:

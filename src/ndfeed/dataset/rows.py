@@ -74,6 +74,16 @@ def gather_one(column: Column, rows: Ints, target: Target, maps: Maps) -> None:
         maps.leave()
 
 
+def take(records: NDArray[np.void], rows: Ints, out: NDArray[np.void]) -> None:
+    """Copy ``records[rows]``, which are in range, to ``out``."""
+    if _consecutive(rows):
+        first = int(rows[0])
+        out[...] = records[first : first + len(rows)]
+    else:
+        # In range, so "clip" clips nothing; "raise" would copy through a second buffer.
+        records.take(rows, out=out, mode="clip")
+
+
 def records_of(column: Column, maps: Maps) -> NDArray[np.void]:
     """The samples of a plain column's only part, each one opaque element. It is entered."""
     first, count = (

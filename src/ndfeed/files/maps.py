@@ -166,6 +166,13 @@ class Maps:
             raise RuntimeError(f"file {file} was not entered")
         return found.bytes
 
+    def fd(self, file: int) -> int:
+        """The descriptor of a file that was entered."""
+        found = self._maps[file]
+        if found is None:
+            raise RuntimeError(f"file {file} was not entered")
+        return found.file.fd
+
     def records(self, size: int) -> tuple[int, NDArray[np.void]]:
         """Records of ``size`` bytes from any byte of any file mapped so far.
 

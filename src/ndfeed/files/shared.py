@@ -41,36 +41,15 @@ class Shared:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        free = free_memory()
-        if can.memfd and free is not None and size > free:
-            # The system would not refuse it, but end some process to make room.
-            raise SourceError("shared memory", f"{size} bytes cannot be had, {free} are free")
-        if can.memfd:
-            self._fd = os.memfd_create("ndfeed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            self.path = f"/proc/self/fd/{self._fd}".encode()
-        else:
-            self._fd, name = tempfile.mkstemp(prefix="ndfeed-")
-            self.path = os.fsencode(name)
+        self._fd, self.path = _made(size)
+        if not can.memfd:
             weakref.finalize(self, _remove, self.path, os.getpid())
         self._close = weakref.finalize(self, os.close, self._fd)
-        try:
-            # Reserve first: filling a hole that the machine cannot back would be SIGBUS.
-            if hasattr(os, "posix_fallocate") and size:
-                os.posix_fallocate(self._fd, 0, size)
-            else:
-                os.ftruncate(self._fd, size)
-        except OSError as error:
-            self._close()
-            problem = f"{size} bytes cannot be had: {error.strerror}"
-            refuse(b"shared memory", OSError(error.errno, problem))
 
     def fill(self, write: Callable[[NDArray[np.uint8]], None]) -> None:
         """Let ``write`` fill the memory, then seal it."""
         if self.size:
-            if sys.platform == "win32":
-                view = mmap(self._fd, self.size)
-            else:
-                view = mmap(self._fd, self.size, MAP_SHARED)
+            view = _mapped(self._fd, self.size)
             write(np.frombuffer(view, np.uint8))
             # A view that something still refers to forbids the seal, so none may be left.
             view.close()
@@ -91,11 +70,7 @@ class Shared:
 
     def handle(self) -> Handle:
         """What another process needs to ``attach``."""
-        path = self.path
-        if can.memfd:
-            path = f"/proc/{os.getpid()}/fd/{self._fd}".encode()
-        status = os.fstat(self._fd)
-        return Handle(path, self.size, status.st_dev, status.st_ino)
+        return _handle(self._fd, self.path, self.size)
 
     def __reduce__(self) -> "tuple[Callable[[Handle], Shared], tuple[Handle]]":
         return Shared.attach, (self.handle(),)
@@ -103,14 +78,7 @@ class Shared:
     @staticmethod
     def attach(handle: Handle) -> "Shared":
         """The memory behind a handle; ``MissingError`` where it cannot be reached."""
-        try:
-            fd = os.open(handle.path, FLAGS)
-        except OSError:
-            raise MissingError(b"shared memory", _GONE) from None
-        status = os.fstat(fd)
-        if (status.st_size, status.st_dev, status.st_ino) != handle[1:]:
-            os.close(fd)
-            raise MissingError(b"shared memory", _GONE)
+        fd = _opened(handle, FLAGS)
         made = object.__new__(Shared)
         made.size, made._fd = handle.size, fd
         made.path = f"/proc/self/fd/{fd}".encode() if can.memfd else handle.path
@@ -130,6 +98,83 @@ class Shared:
 
         made.fill(write)
         return made
+
+
+class Block(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """Memory that several processes write to, as bytes; ``handle`` is for the others."""
+
+    handle: Handle
+
+    @classmethod
+    def of(cls, size: int) -> "Block":
+        """``size`` new bytes."""
+        fd, path = _made(size)
+        made = np.frombuffer(_mapped(fd, size), np.uint8).view(cls)
+        made.handle = _handle(fd, path, size)
+        weakref.finalize(made, os.close, fd)
+        if not can.memfd:
+            weakref.finalize(made, _remove, path, os.getpid())
+        return made
+
+
+def attached(handle: Handle) -> NDArray[np.uint8]:
+    """A block of another process, to read and to write."""
+    fd = _opened(handle, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+    try:
+        return np.frombuffer(_mapped(fd, handle.size), np.uint8)
+    finally:
+        os.close(fd)
+
+
+def _made(size: int) -> tuple[int, bytes]:
+    """A descriptor of new memory, and the path by which this process finds it."""
+    free = free_memory()
+    if can.memfd and free is not None and size > free:
+        # The system would not refuse it, but end some process to make room.
+        raise SourceError("shared memory", f"{size} bytes cannot be had, {free} are free")
+    if can.memfd:
+        fd = os.memfd_create("ndfeed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        path = f"/proc/self/fd/{fd}".encode()
+    else:
+        fd, name = tempfile.mkstemp(prefix="ndfeed-")
+        path = os.fsencode(name)
+    try:
+        # Reserve first: filling a hole that the machine cannot back would be SIGBUS.
+        if hasattr(os, "posix_fallocate") and size:
+            os.posix_fallocate(fd, 0, size)
+        else:
+            os.ftruncate(fd, size)
+    except OSError as error:
+        os.close(fd)
+        if not can.memfd:
+            _remove(path, os.getpid())
+        problem = f"{size} bytes cannot be had: {error.strerror}"
+        refuse(b"shared memory", OSError(error.errno, problem))
+    return fd, path
+
+
+def _mapped(fd: int, size: int) -> mmap:
+    return mmap(fd, size) if sys.platform == "win32" else mmap(fd, size, MAP_SHARED)
+
+
+def _handle(fd: int, path: bytes, size: int) -> Handle:
+    if can.memfd:
+        path = f"/proc/{os.getpid()}/fd/{fd}".encode()
+    status = os.fstat(fd)
+    return Handle(path, size, status.st_dev, status.st_ino)
+
+
+def _opened(handle: Handle, flags: int) -> int:
+    """A descriptor of memory that some process holds."""
+    try:
+        fd = os.open(handle.path, flags)
+    except OSError:
+        raise MissingError(b"shared memory", _GONE) from None
+    status = os.fstat(fd)
+    if (status.st_size, status.st_dev, status.st_ino) != handle[1:]:
+        os.close(fd)
+        raise MissingError(b"shared memory", _GONE)
+    return fd
 
 
 def _remove(path: bytes, pid: int) -> None:

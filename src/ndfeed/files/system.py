@@ -33,6 +33,8 @@ class Capabilities:
     lease: bool = hasattr(fcntl, "F_SETLEASE")
     memfd: bool = hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
     untracked_maps: bool = sys.version_info >= (3, 13)
+    probe: bool = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
+    advise: bool = hasattr(os, "posix_fadvise")
 
 
 can = Capabilities()
@@ -140,6 +142,18 @@ def _facts(path: str) -> dict[str, int]:
     except OSError:
         return {}
     return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}
+
+
+def disk_bytes() -> int | None:
+    """Bytes that this process has had read from disks so far, where that can be asked."""
+    return _facts("/proc/self/io").get("read_bytes:")
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def memory_bytes() -> int:

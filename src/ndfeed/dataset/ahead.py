@@ -1,0 +1,135 @@
+"""Samples asked for before they are read, when they are not in memory.
+
+A disk answers many questions at once far sooner than one after the other, and a page fault is
+one question. A few of the samples are looked at, which costs microseconds; only if one is not
+in memory are all of them asked for: sorted by place, neighbours together.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ndfeed.dataset.column import Column, Group
+from ndfeed.dataset.reader import reader_of
+from ndfeed.errors import Error
+from ndfeed.files.advise import resident, will_need
+from ndfeed.files.file import File
+from ndfeed.files.maps import Maps
+from ndfeed.formats.array import INLINE
+from ndfeed.index.table import Ints, Table
+
+_LOOKS = 4
+_PAGE = 4096
+_NEAR = 4 * _PAGE  # reading what lies between costs less than asking twice
+
+Span = tuple[Ints, Ints, Ints]  # per stretch: its file, its start, its end
+
+
+def ask(group: Group, samples: Ints) -> int:
+    """Ask for ``samples`` if they seem not to be in memory; how many bytes were asked for."""
+    if not len(samples) or group.table.sealed:
+        return 0
+    few = samples[np.unique(np.linspace(0, len(samples) - 1, _LOOKS).astype(np.int64))]
+    if not _asked(group, few, hint=False):
+        return 0
+    return _asked(group, samples, hint=True)
+
+
+def ask_parts(group: Group, parts: Ints) -> int:
+    """The same for the streams of parts that are decoded whole."""
+    few = parts[np.unique(np.linspace(0, len(parts) - 1, _LOOKS).astype(np.int64))]
+    if group.table.sealed or not _ask_files(group, few, hint=False):
+        return 0
+    return _ask_files(group, parts, hint=True)
+
+
+def _asked(group: Group, samples: Ints, *, hint: bool) -> int:
+    """Ask for samples, or only see whether any is not in memory."""
+    place = group.locate(samples)
+    if group.by_file:
+        return _ask_files(group, place.part, hint=hint)
+    return sum(
+        _ask(group, column, _rows(column, place.part, place.row), hint=hint)
+        for column in group.columns
+        if column.plain and column.size
+    )
+
+
+def _rows(column: Column, part: Ints, row: Ints) -> Span:
+    start = column.first[part] + row * column.size
+    return column.file[part], start, start + column.size
+
+
+def _ask_files(group: Group, parts: Ints, *, hint: bool) -> int:
+    """Whatever of some files is read whole: from its first stream to the end of its last."""
+    table = group.table
+    starts = np.full(len(parts), np.iinfo(np.int64).max)
+    ends = np.zeros(len(parts), np.int64)
+    for column in group.columns:
+        arrays = column.arrays[parts]
+        stored = column.coding[parts] != INLINE
+        first, last = table.offset[arrays], table.offset[arrays] + table.length[arrays]
+        starts = np.where(stored, np.minimum(starts, first), starts)
+        ends = np.where(stored, np.maximum(ends, last), ends)
+    known = starts < ends
+    file = group.columns[0].file[parts]
+    return _ask(group, group.columns[0], (file[known], starts[known], ends[known]), hint=hint)
+
+
+def _ask(group: Group, column: Column, spans: Span, *, hint: bool) -> int:
+    file, start, end = spans
+    if not len(file):
+        return 0
+    files = _Open(column.table, reader_of(group).maps)
+    with contextlib.suppress(Error, OSError):  # whoever reads will meet it again, and say so
+        if not hint:
+            return int(any(_cold(files, *map(int, span)) for span in zip(*spans, strict=True)))
+        order = np.lexsort((start, file))
+        asked = 0
+        for number, stretches in _merged(file[order], start[order], end[order]):
+            with files.open(number) as fd:
+                will_need(fd, stretches)
+            asked += sum(b - a for a, b in stretches)
+        return asked
+    return 0
+
+
+def _cold(files: "_Open", number: int, start: int, end: int) -> bool:
+    """Is the first or the last of these bytes not in memory?"""
+    with files.open(number) as fd:
+        return not (resident(fd, start) and resident(fd, end - 1))
+
+
+def _merged(file: Ints, start: Ints, end: Ints) -> Iterator[tuple[int, Sequence[tuple[int, int]]]]:
+    """Per file, sorted stretches of whole pages, near ones together."""
+    start, end = start // _PAGE * _PAGE, -(-end // _PAGE) * _PAGE
+    new = np.ones(len(file), bool)
+    new[1:] = (file[1:] != file[:-1]) | (start[1:] > end[:-1] + _NEAR)
+    first = np.flatnonzero(new)
+    begins, ends = start[first], np.maximum.reduceat(end, first)
+    owners = file[first]
+    cuts = [*(np.flatnonzero(owners[1:] != owners[:-1]) + 1).tolist(), len(owners)]
+    for a, b in zip([0, *cuts], cuts, strict=False):
+        yield int(owners[a]), list(zip(begins[a:b].tolist(), ends[a:b].tolist(), strict=True))
+
+
+class _Open:
+    """Descriptors of a table's files: those that are mapped anyway, or opened for the moment."""
+
+    def __init__(self, table: Table, maps: Maps | None) -> None:
+        self._table = table
+        self._maps = maps
+
+    @contextlib.contextmanager
+    def open(self, number: int) -> Iterator[int]:
+        """A descriptor, good within the context."""
+        if self._maps is None:
+            with File(self._table.path(number)) as file:
+                yield file.fd
+            return
+        self._maps.enter(number)
+        try:
+            yield self._maps.fd(number)
+        finally:
+            self._maps.leave()

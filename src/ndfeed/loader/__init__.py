@@ -1,0 +1,1 @@
+"""Batches made ahead of use: their memory, threads, processes, and what limits them."""

@@ -1,0 +1,48 @@
+"""Random generators for the functions given to ``map``, fixed by where a sample stands.
+
+A function of single samples gets one by (seed, epoch, position of the sample, which of the maps
+it is): the same whatever the batch size, the rank or the thread. A function of whole batches gets
+one by the position of the batch's first sample.
+"""
+
+import hashlib
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Key = NDArray[np.uint64]
+
+
+class Seeded:
+    """The generators of one batch, whose samples stand at positions from ``first`` on.
+
+    Where some samples were left out, ``kept`` has the places of the others.
+    """
+
+    __slots__ = ("_first", "_kept", "_key")
+
+    def __init__(self, key: Key, first: int, kept: Ints | None) -> None:
+        self._key = key
+        self._first = first
+        self._kept = kept
+
+    def batch(self, step: int) -> np.random.Generator:
+        """For a step that takes the whole batch."""
+        return self._at(self._first, step, 1)
+
+    def sample(self, step: int, at: int) -> np.random.Generator:
+        """For a step that takes sample ``at`` of it alone."""
+        return self._at(self._first + (at if self._kept is None else int(self._kept[at])), step, 0)
+
+    def _at(self, position: int, step: int, kind: int) -> np.random.Generator:
+        # Philox counts in the first word: streams of different positions never meet.
+        counter = np.array([0, position, step, kind], np.uint64)
+        return np.random.Generator(np.random.Philox(key=self._key, counter=counter))
+
+
+def key_of(seed: int, epoch: int) -> Key:
+    """What all generators of an epoch have in common."""
+    digest = hashlib.blake2b(f"map:{seed}:{epoch}".encode(), digest_size=16).digest()
+    return np.frombuffer(digest, "<u8").astype(np.uint64)

@@ -1,0 +1,296 @@
+"""Threads that make batches ahead of the consumer, who gets them in order.
+
+Guarantees:
+
+- Batch k is delivered before batch k + 1, whichever was ready first.
+- At most ``depth`` batches are being made or waiting to be delivered; a thread that finds no
+  room rests until the consumer has taken some.
+- What goes wrong in a batch is raised where that batch would have been delivered.
+- ``stop`` wakes everybody; whoever waits for a batch that will not come gets
+  ``RuntimeError``. Threads end with the piece of work they are at.
+
+The one lock is held for choosing work, never while working. Handing over a batch that is ready
+takes no lock: the slots are a dict, which changes in one step. It works since each side first
+says that it waits and then looks once more, and the other side first acts and then looks
+whether anybody waits.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ndfeed.loader.clock import Clock
+
+_JOIN = 2.0  # seconds for threads to end; what runs longer is left behind
+
+
+class Course(Protocol):
+    """The batches of one pass, numbered from 0.
+
+    ``count`` of them are made by ``make``, from several threads at once, ``together`` at a time
+    by one thread. ``errand`` is work that should be done first, such as decoding what coming
+    batches need; a batch for which ``ready`` is false is not begun. Both are called with the
+    engine's lock held, so they only look.
+    """
+
+    count: int
+    together: int
+
+    def make(self, number: int, clock: Clock) -> Any:  # noqa: ANN401
+        """The batch of that number."""
+        ...
+
+    def look_ahead(self, number: int, clock: Clock) -> None:
+        """What is worth doing before the batches from ``number`` on are made."""
+        ...
+
+    def ready(self, number: int) -> bool:
+        """May the batch be begun?"""
+        ...
+
+    def errand(self) -> Callable[[Clock], None] | None:
+        """Something to do now, or nothing."""
+        ...
+
+
+class Failure:
+    """What went wrong in a batch, in its place."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class _Run:
+    """One course under way."""
+
+    def __init__(self, course: Course) -> None:
+        self.course = course
+        self.slots: dict[int, Any] = {}
+        self.next = 0  # the first batch nobody has begun
+        self.given = 0  # batches the consumer has
+        self.over = False  # stopped, or failed: nothing new is begun
+        self.stopped = False
+
+
+class Engine:
+    """Makes the batches of one course after the other, in ``threads`` threads."""
+
+    def __init__(self, threads: int, depth: Callable[[], int]) -> None:
+        self.pid = os.getpid()
+        self.clocks: list[Clock] = []
+        self.starved = 0.0  # seconds the consumer waited for us
+        self.begun = 0.0  # when the current course began
+        self._depth = depth
+        self._wanted = threads
+        self._changed = threading.Condition()
+        self._done = threading.Condition(self._changed._lock)  # type: ignore[attr-defined]
+        self._spare = threading.Condition(self._changed._lock)  # type: ignore[attr-defined]
+        self._threads: list[threading.Thread] = []
+        self._run: _Run | None = None
+        self._resting = 0
+        self._waiting = False
+        self._closed = False
+
+    # The consumer's side: one thread.
+
+    def begin(self, course: Course) -> None:
+        """Start to make the batches of a course, in place of any other."""
+        with self._changed:
+            if self._run is not None:
+                self._run.over = self._run.stopped = True
+            self._run = _Run(course)
+            self._closed = False
+            self.begun = time.perf_counter()
+            self._start()
+            self._changed.notify_all()
+
+    def take(self) -> Any:  # noqa: ANN401
+        """The next batch of the course, waiting for it if need be."""
+        run = self._run
+        if run is None:
+            raise RuntimeError("the loader was closed; iterate it again")
+        number = run.given
+        found = run.slots.pop(number, None)
+        if found is None:
+            found = self._wait(run, number)
+        run.given = number + 1
+        if self._resting and self._room(run):
+            with self._changed:
+                self._changed.notify()
+        return found
+
+    def _wait(self, run: _Run, number: int) -> Any:  # noqa: ANN401
+        began = time.perf_counter()
+        with self._changed:
+            self._waiting = True
+            try:
+                while (found := run.slots.pop(number, None)) is None:
+                    if run.stopped:
+                        raise RuntimeError("another pass over this loader began, or it was closed")
+                    self._done.wait()
+            finally:
+                self._waiting = False
+        self.starved += time.perf_counter() - began
+        return found
+
+    @property
+    def ready(self) -> int:
+        """Batches that wait to be taken."""
+        return 0 if self._run is None else len(self._run.slots)
+
+    @property
+    def threads(self) -> int:
+        """Threads that make batches."""
+        return self._wanted
+
+    def use(self, threads: int) -> None:
+        """Go on with more or fewer threads."""
+        with self._changed:
+            self._wanted = threads
+            if self._run is not None and not self._closed:
+                self._start()
+            self._changed.notify_all()
+            self._spare.notify_all()
+
+    def stop(self) -> list[threading.Thread]:
+        """Leave the course and tell the threads to end; ``join`` waits for them."""
+        with self._changed:
+            self._closed = True
+            run, self._run = self._run, None
+            if run is not None:
+                run.over = run.stopped = True
+                run.slots.clear()
+            threads, self._threads = self._threads, []
+            self._changed.notify_all()
+            self._spare.notify_all()
+            self._done.notify_all()
+        return threads
+
+    def join(self, threads: list[threading.Thread]) -> None:
+        """Wait for threads to end, for a while."""
+        until = time.monotonic() + _JOIN
+        for thread in threads:
+            # The last reference to a loader may be dropped in one of its own threads.
+            if thread is not threading.current_thread() and thread.ident is not None:
+                thread.join(max(until - time.monotonic(), 0))
+
+    def end(self) -> None:
+        """The course was delivered whole: its threads rest until the next."""
+        self._run = None
+
+    # The threads' side.
+
+    def _start(self) -> None:
+        """As many threads as are wanted; the lock is held."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        while len(self._threads) < self._wanted:
+            number = len(self._threads)
+            clock = Clock()
+            self.clocks.append(clock)
+            thread = threading.Thread(
+                target=self._work, args=(number, clock), name=f"ndfeed-{number}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def _room(self, run: _Run) -> bool:
+        """May the next batches be begun?"""
+        left = run.course.count - run.next
+        room = run.given + self._depth() - run.next
+        return left > 0 and (room >= min(run.course.together, left) or run.next <= run.given)
+
+    def _claim(self) -> Callable[[Clock], None] | None:
+        """Something to do for a thread; the lock is held."""
+        run = self._run
+        if run is None or run.over:
+            return None
+        if self._room(run) and run.course.ready(run.next):
+            first = run.next
+            # One by one at first: the consumer waits for the first batch of all.
+            size = run.course.together if first >= self._wanted else 1
+            run.next = min(first + size, run.course.count)
+            return _Ticket(self, run, first, run.next)
+        errand = run.course.errand()
+        return None if errand is None else _Errand(self, run, errand)
+
+    def _work(self, number: int, clock: Clock) -> None:
+        me = threading.current_thread()
+        while True:
+            with self._changed:
+                began = time.perf_counter()
+                while True:
+                    if self._closed or me not in self._threads:
+                        return
+                    if number >= self._wanted:
+                        self._spare.wait()
+                        continue
+                    # Said before it is looked: whoever makes room afterwards will see it.
+                    self._resting += 1
+                    try:
+                        job = self._claim()
+                        if job is None:
+                            self._changed.wait()
+                    finally:
+                        self._resting -= 1
+                    if job is not None:
+                        break
+                if self._resting:
+                    self._changed.notify()  # there may be something for the next one too
+                clock.idle += time.perf_counter() - began
+            job(clock)
+            del job  # or a batch would be kept alive while this thread rests
+
+    def put(self, run: _Run, number: int, made: object) -> None:
+        """A batch is ready, or has failed."""
+        run.slots[number] = made
+        if isinstance(made, Failure):
+            run.over = True
+        if self._waiting:
+            with self._changed:
+                self._done.notify()
+
+    def done(self, run: _Run) -> None:
+        """Something was finished that others may have waited for."""
+        if self._resting and not run.over:
+            with self._changed:
+                self._changed.notify_all()
+
+
+class _Errand:
+    """Something to be done before batches that need it."""
+
+    __slots__ = ("_do", "_engine", "_run")
+
+    def __init__(self, engine: Engine, run: _Run, do: Callable[[Clock], None]) -> None:
+        self._engine, self._run, self._do = engine, run, do
+
+    def __call__(self, clock: Clock) -> None:
+        """Do it."""
+        try:
+            self._do(clock)
+        finally:
+            self._engine.done(self._run)
+
+
+class _Ticket:
+    """A few batches in a row, for one thread to make."""
+
+    __slots__ = ("_engine", "_first", "_run", "_stop")
+
+    def __init__(self, engine: Engine, run: _Run, first: int, stop: int) -> None:
+        self._engine, self._run, self._first, self._stop = engine, run, first, stop
+
+    def __call__(self, clock: Clock) -> None:
+        """Make them."""
+        course = self._run.course
+        number = self._first
+        try:
+            course.look_ahead(self._stop, clock)
+            for number in range(self._first, self._stop):
+                if self._run.stopped:
+                    return
+                self._engine.put(self._run, number, course.make(number, clock))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer is to see it
+            self._engine.put(self._run, number, Failure(error))

@@ -1,0 +1,254 @@
+"""One batch: rows read into memory of the pool, the maps run, ragged fields brought into form."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset.column import Column, Group
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.members import Decoded
+from ndfeed.dataset.reader import reader_of
+from ndfeed.dataset.rowset import chosen
+from ndfeed.dataset.step import Batch, Step, stepped
+from ndfeed.errors import Error, WorkerError
+from ndfeed.loader.clock import Clock
+from ndfeed.loader.draws import Key, Seeded
+from ndfeed.loader.pool import Pool
+from ndfeed.loader.processes import Died
+from ndfeed.loader.ragged import Ragged, Room, field_of, formed
+
+Ints = NDArray[np.int64]
+
+_NAMED = 8
+_LISTED = 1000
+
+
+class Transform(Protocol):
+    """Runs the steps of a dataset on a batch, here or in another process."""
+
+    def __call__(self, batch: Batch, steps: Sequence[Step], draws: Seeded, clock: Clock) -> Batch:
+        """What the steps make of the batch."""
+        ...
+
+
+def run_here(batch: Batch, steps: Sequence[Step], draws: Seeded, clock: Clock) -> Batch:
+    """In the thread that read the batch."""
+    return stepped(batch, steps, draws)
+
+
+class Skipped:
+    """Samples that were left out: how many, and the first of them, each with its error."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.listed: list[tuple[int, str]] = []
+
+    def add(self, row: int, error: BaseException) -> None:
+        """One more."""
+        self.count += 1
+        if len(self.listed) < _LISTED:
+            self.listed.append((row, f"{error}"))
+
+
+class Filler:
+    """Makes batches of a dataset. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        ds: Dataset,
+        names: tuple[str, ...] | None,
+        ragged: Ragged,
+        pool: Pool,
+        decoded: Decoded,
+        skipped: Skipped | None,
+    ) -> None:
+        self.ds = ds
+        self.pool = pool
+        self.decoded = decoded
+        self.skipped = skipped
+        self.transform: Transform = run_here
+        self.batch_bytes = 0  # of the largest batch so far, what a map was given counted in
+        self._ragged = ragged
+        self._names = names
+        self._empty: Batch = dict.fromkeys(ds.names)
+        self._even = [
+            [
+                (c.field.name, c.field.dtype, tuple(n or 0 for n in c.field.shape or ()))
+                for c in group.columns
+                if not c.field.ragged
+            ]
+            for group in ds.groups
+        ]
+        self._uneven = [[c for c in group.columns if c.field.ragged] for group in ds.groups]
+        self._stored = {c.field.name: c.field for group in ds.groups for c in group.columns}
+
+    def make(self, rows: Ints, first: int, key: Key, clock: Clock) -> Any:  # noqa: ANN401
+        """The batch of ``rows``, which stand at positions from ``first`` on."""
+        if self.skipped is not None:
+            return self._skipping(rows, first, key, clock, self.skipped)
+        return self._counted(self._made(rows, first, key, None, clock), len(rows), clock)
+
+    def _made(self, rows: Ints, first: int, key: Key, kept: Ints | None, clock: Clock) -> Batch:
+        """A batch read, with the maps run and ragged fields in form."""
+        with clock.filling():
+            batch = self.read(rows)
+        if not self.ds.steps and self._ragged == "list":
+            return batch
+        draws = Seeded(key, first, kept)
+        try:
+            return self._worked(batch, rows, draws, clock)
+        except Died:
+            pass
+        with clock.filling():
+            batch = self.read(rows)  # anew: a map may have begun to change it
+        try:
+            return self._worked(batch, rows, draws, clock)
+        except Died as died:
+            raise WorkerError(
+                f"{died} while it ran a map on {_named(rows)}, and so did the one before it; "
+                "see whether the function crashes or runs out of memory"
+            ) from None
+
+    def _worked(self, batch: Batch, rows: Ints, draws: Seeded, clock: Clock) -> Batch:
+        began = time.perf_counter()
+        try:
+            if self.ds.steps:
+                batch = self.transform(batch, self.ds.steps, draws, clock)
+        except Died:
+            raise
+        except Exception as error:
+            _say_where(error, rows)
+            raise
+        if self._ragged != "list":
+            batch = self._formed(batch)
+        clock.transform += time.perf_counter() - began
+        return batch
+
+    def _counted(self, batch: Batch, count: int, clock: Clock) -> Any:  # noqa: ANN401
+        size = nbytes(batch)
+        clock.batches += 1
+        clock.rows += count
+        clock.nbytes += size
+        if size > self.batch_bytes:
+            self.batch_bytes = size
+        return batch if self._names is None else tuple([batch[name] for name in self._names])
+
+    def read(self, rows: Ints) -> Batch:
+        """The stored fields of ``rows``."""
+        ds, pool, count = self.ds, self.pool, len(rows)
+        samples = rows if ds.rows is None else chosen(ds.rows, rows)
+        batch = self._empty.copy()
+        for group, even, uneven in zip(ds.groups, self._even, self._uneven, strict=True):
+            arrays: dict[str, Any] = {
+                name: pool.array(count, dtype, shape) for name, dtype, shape in even
+            }
+            if uneven:
+                self._read_uneven(group, samples, uneven, arrays, batch)
+            else:
+                reader_of(group).fill_even(group, samples, arrays, self.decoded)
+            batch.update(arrays)
+        return batch
+
+    def _read_uneven(
+        self, group: Group, samples: Ints, uneven: list[Column], arrays: Batch, batch: Batch
+    ) -> None:
+        """A group with ragged columns; straight into their form where that is possible."""
+        rooms: list[Room] = []
+        if self._ragged != "list" and not self.ds.steps:
+            part = group.locate(samples).part
+            every = (Room(c.field, c.shapes(part), self._ragged, self.pool) for c in uneven)
+            rooms = [room for room in every if room.direct]
+        given = arrays | {room.field.name: room.samples for room in rooms}
+        for target in reader_of(group).fill(group, samples, given, self.decoded):
+            if target.column.field.ragged:
+                arrays[target.column.field.name] = target.ragged
+        for room in rooms:
+            arrays |= room.batch
+
+    def _formed(self, batch: Batch) -> Batch:
+        """The batch with lists of samples brought into the form that was asked for."""
+        made: Batch = {}
+        for name, values in batch.items():
+            stored = self._stored.get(name)
+            ragged = stored is not None and stored.ragged
+            if isinstance(values, list) or (ragged and self.ds.steps):
+                known = stored if ragged and not self.ds.steps else None
+                if not len(values):
+                    made[name] = values
+                    continue
+                samples = [np.asarray(value) for value in values]
+                field = known or field_of(name, samples)
+                made |= formed(field, samples, self._ragged, self.pool)
+            else:
+                made[name] = values
+        return made
+
+    def _skipping(self, rows: Ints, first: int, key: Key, clock: Clock, skipped: Skipped) -> Any:  # noqa: ANN401
+        """The batch without the samples that cannot be read, or that a map refuses."""
+        kept = np.arange(len(rows))
+        while True:
+            try:
+                batch = self._made(rows[kept], first, key, kept, clock)
+            except WorkerError:
+                raise
+            except Error as error:
+                good = self._readable(rows[kept], skipped)
+                if good.all():
+                    raise error from None  # they can be read now, or it was no sample's fault
+                kept = kept[good]
+            except Exception as error:
+                at = error.__dict__.get("ndfeed_sample")
+                if at is None:
+                    raise
+                skipped.add(int(rows[kept[at]]), error)
+                kept = np.delete(kept, at)
+            else:
+                return self._counted(batch, len(kept), clock)
+
+    def _readable(self, rows: Ints, skipped: Skipped) -> NDArray[np.bool_]:
+        """Which of ``rows`` can be read; the others are found by halving."""
+        good = np.ones(len(rows), bool)
+        todo = [(0, len(rows))]
+        while todo:
+            first, end = todo.pop()
+            try:
+                if first < end:
+                    self.read(rows[first:end])
+            except Error as error:
+                if end - first == 1:
+                    good[first] = False
+                    skipped.add(int(rows[first]), error)
+                else:
+                    middle = (first + end) // 2
+                    todo += [(middle, end), (first, middle)]
+        return good
+
+
+def nbytes(batch: Batch) -> int:
+    """Bytes of all arrays of a batch."""
+    found = 0
+    for values in batch.values():
+        size = getattr(values, "nbytes", None)
+        if size is None:
+            size = sum(getattr(one, "nbytes", 0) for one in values)
+        found += size
+    return found
+
+
+def _say_where(error: BaseException, rows: Ints) -> None:
+    """Add to an error of a map which samples it met."""
+    at = error.__dict__.get("ndfeed_sample")
+    if at is not None:
+        error.add_note(f"in map, at row {int(rows[at])}")
+        return
+    error.add_note(f"in map, in the batch of {_named(rows)}")
+
+
+def _named(rows: Ints) -> str:
+    """Rows as text, the first few of them."""
+    some = ", ".join(map(str, rows[:_NAMED].tolist()))
+    more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
+    return f"rows {some}{more}"

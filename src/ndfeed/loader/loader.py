@@ -1,0 +1,296 @@
+"""``ndfeed.loader``: epochs of batches out of a dataset.
+
+A loader is used by one thread at a time. Each ``iter()`` begins the next epoch; threads live
+from one epoch to the next and end when a pass is left early, when something went wrong, at
+``close()``, and with the loader itself.
+"""
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.loader.engine import Failure
+from ndfeed.loader.machine import Machine
+from ndfeed.loader.options import (
+    OnError,
+    Options,
+    Shuffle,
+    as_bytes,
+    as_count,
+    as_fields,
+    as_shard,
+    as_threads,
+)
+from ndfeed.loader.plan import batch_bytes, planned
+from ndfeed.loader.pool import Bytes
+from ndfeed.loader.ragged import Ragged
+from ndfeed.loader.report import Report, reported
+from ndfeed.loader.state import State
+from ndfeed.order.orders import Order
+from ndfeed.order.share import Share
+
+Allocate = Callable[[int], Bytes]
+
+
+class Batches(Iterator[Any]):
+    """One pass over a loader. A batch is the consumer's own, for as long as it is kept."""
+
+    def __init__(self, loader: "Loader", machine: Machine, start: int) -> None:
+        self._loader: Loader | None = loader
+        self._begin(machine, start)
+
+    def _begin(self, machine: Machine, start: int) -> None:
+        assert self._loader is not None
+        self._machine = machine
+        self._start = start
+        self._done = 0
+        share, seed, epoch = self._loader._share, self._loader._seed, self._loader._epoch
+        course = machine.course(share, seed, epoch, start)
+        self._count = course.count
+        self._together = share.together
+        machine.begin(course)
+
+    def __iter__(self) -> "Batches":
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401
+        loader = self._loader
+        if loader is None:
+            raise StopIteration
+        if loader._pass() is not self:
+            self._loader = None
+            raise RuntimeError("another pass over this loader was begun; make a loader for each")
+        machine = self._machine
+        if machine.pid != os.getpid():
+            # Forked in the middle: threads stayed behind, so go on with threads of our own.
+            self._begin(loader._machine(), loader._position)
+            machine = self._machine
+        if self._done == self._count:
+            self._loader = None
+            loader._finished()
+            raise StopIteration
+        try:
+            found = machine.engine.take()
+        except BaseException:  # interrupted, or closed meanwhile
+            self._leave(loader)
+            raise
+        if isinstance(found, Failure):
+            self._leave(loader)
+            try:
+                raise found.error
+            finally:
+                del found
+        self._done += 1
+        loader._position = min(self._start + self._done * self._together, loader._share.n)
+        machine.look()
+        return found
+
+    def _leave(self, loader: "Loader") -> None:
+        self._loader = None
+        loader._left()
+
+    def __del__(self) -> None:
+        loader = getattr(self, "_loader", None)
+        if loader is not None and loader._pass() is self:
+            self._leave(loader)
+
+
+class Loader:
+    """Epochs of batches; made by ``ndfeed.loader``.
+
+    ``for batch in loader`` is one epoch, and each such loop the next one. ``epoch`` is the one in
+    progress, or the next if none is; it can be set. ``order`` says how samples are ordered.
+    """
+
+    def __init__(
+        self,
+        ds: Dataset,
+        share: Share,
+        shuffle: Shuffle,
+        options: Options,
+        allocate: Allocate | None = None,
+    ) -> None:
+        self.dataset = ds
+        self._share = share
+        self._options = options
+        self._seed = options.seed
+        self._plan = planned(ds, shuffle, share)
+        self._batch_bytes = batch_bytes(ds, share.batch_size, options.memory)
+        self._allocate = allocate
+        self._epoch = 0
+        self._position = 0  # samples of the epoch delivered, to all ranks together
+        self._begun = False
+        self._pass: Callable[[], Batches | None] = lambda: None
+        self._machines: list[Machine] = []
+        self._end = weakref.finalize(self, _end, self._machines)
+
+    def __len__(self) -> int:
+        return self._share.batches()
+
+    @property
+    def order(self) -> Order:
+        """How samples are ordered within an epoch."""
+        return self._plan.order
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in progress, or the one that ``iter()`` will begin.
+
+        One that was left early counts as begun: ``iter()`` goes on with the next. Setting it
+        says which one comes next.
+        """
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        number = as_count("epoch", epoch, 0, 1 << 62)
+        if number != self._epoch or self._begun:
+            self._position = 0
+        self._epoch, self._begun = number, False
+
+    def __iter__(self) -> Batches:
+        self._left()
+        if self._begun:
+            self._epoch += 1
+            self._position = 0
+        self._begun = True
+        made = Batches(self, self._machine(), self._position)
+        self._pass = weakref.ref(made)
+        return made
+
+    def _machine(self) -> Machine:
+        """What makes batches in this process."""
+        if not self._machines or self._machines[0].pid != os.getpid():
+            self._machines[:] = [
+                Machine(self.dataset, self._options, self._plan, self._batch_bytes, self._allocate)
+            ]
+        return self._machines[0]
+
+    def _finished(self) -> None:
+        """A pass came to its end."""
+        self._machine().end()
+        self._pass = lambda: None
+        self._epoch += 1
+        self._position = 0
+        self._begun = False
+
+    def _left(self) -> None:
+        """A pass was left before its end, if one was under way."""
+        if self._pass() is not None:
+            self._pass = lambda: None
+            self._stop()
+
+    def _stop(self) -> None:
+        _end(self._machines)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the consumer stands, as JSON of a few hundred bytes.
+
+        It counts what was delivered, not what was made ahead.
+        """
+        return self._state().as_dict()
+
+    def _state(self) -> State:
+        ds = self.dataset
+        return State(
+            self._seed, self._epoch, self._position, self.order.spec(), len(ds), ds.fingerprint
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state: the next ``iter()`` delivers what is left of its epoch.
+
+        Batch size, ranks, threads, processes and memory may be others than they were. Refuses a
+        state of other data or of another order.
+        """
+        found = State.of(state)
+        mine = self._state()
+        found.check(mine.data, mine.rows, mine.order)
+        self._left()
+        self._seed, self._epoch, self._position = found.seed, found.epoch, found.samples
+        self._begun = False
+
+    def report(self) -> Report:
+        """How fast the current or the last pass is, where its time goes, and what limits it."""
+        return reported(self.dataset, self._options, f"{self.order}", self._machines, self._share)
+
+    @property
+    def skipped(self) -> Sequence[tuple[int, str]]:
+        """Samples left out by ``on_error="skip"``: the row and what was wrong, the first 1,000."""
+        return tuple(self._machines[0].skipped.listed) if self._machines else ()
+
+    def close(self) -> None:
+        """End threads and processes and let go of memory. Iterating begins anew."""
+        self._left()
+        self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{self.report()}"
+
+
+def _end(machines: list[Machine]) -> None:
+    for machine in machines:
+        if machine.pid == os.getpid():  # a fork's copy has no threads, and perhaps a held lock
+            machine.stop()
+
+
+def loader(  # noqa: PLR0913 - the words that every loader shares
+    ds: Dataset,
+    batch_size: int,
+    *,
+    shuffle: Shuffle = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    fields: Sequence[str] | None = None,
+    shard: Sequence[int] | None = None,
+    memory: int | str | None = None,
+    threads: int | None = None,
+    processes: int = 0,
+    ragged: Ragged = "list",
+    on_error: OnError = "raise",
+) -> Loader:
+    """Batches of a dataset, made ahead of use, epoch after epoch.
+
+    - ``shuffle``: ``True``, or an order such as ``ndfeed.Blocks(rows=4096)``. True is an exact
+      permutation wherever rows can be read alone, and a window over files where they are
+      compressed together; ``loader.order`` says which. It is fixed by ``seed`` and the epoch.
+    - ``drop_last``: leave out a last batch that is not full.
+    - ``fields``: a tuple of names, which makes batches tuples; else they are dicts.
+    - ``shard=(rank, world)``: this rank's part of every global batch of ``batch_size * world``.
+    - ``memory``: bytes or text such as ``"2GB"`` for batches under way and decoded streams
+      together; by default an eighth of RAM, at most 2 GiB.
+    - ``threads``: by default chosen by what is read, and adapted.
+    - ``processes``: run the functions given to ``map`` in so many processes. Worth it for those
+      that hold the interpreter's lock.
+    - ``ragged``: what becomes of samples of different shapes: ``"list"``, ``"pad"`` or ``"packed"``.
+    - ``on_error="skip"``: leave samples out that cannot be read; ``loader.skipped`` lists them.
+    """
+    if not isinstance(ds, Dataset):
+        raise TypeError(f"a Dataset is needed, got {type(ds).__name__}; ndfeed.open makes one")
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
+    rank, world = as_shard(shard)
+    share = Share(len(ds), batch_size, rank, world, bool(drop_last))
+    options = Options(
+        as_count("seed", seed, -(1 << 255), 1 << 255),
+        as_fields(ds, fields, ragged),
+        as_bytes(memory),
+        as_threads(threads),
+        as_count("processes", processes, 0, 256),
+        ragged,
+        on_error,
+    )
+    return Loader(ds, share, shuffle, options)

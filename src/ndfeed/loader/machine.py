@@ -1,0 +1,142 @@
+"""What a loader needs in one process: memory for batches, threads, and what makes batches.
+
+The memory a loader was given is shared out once. Streams that are decoded whole get what the
+batches under way leave; without such streams, batches get all of it. One batch is counted for
+the consumer, who holds it while we make the next.
+"""
+
+import os
+import time
+from collections.abc import Callable
+
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.members import Decoded
+from ndfeed.files.shared import Block
+from ndfeed.loader.clock import Clock, Disk
+from ndfeed.loader.course import Pass
+from ndfeed.loader.draws import key_of
+from ndfeed.loader.engine import Engine
+from ndfeed.loader.fill import Filler, Skipped
+from ndfeed.loader.options import Options
+from ndfeed.loader.plan import Plan
+from ndfeed.loader.pool import Bytes, Pool
+from ndfeed.loader.processes import Processes
+from ndfeed.loader.threads import Tuner, guess
+from ndfeed.order.orders import Blocks, Windows
+from ndfeed.order.share import Share
+
+_TOGETHER = 1 << 20  # bytes of batches that a thread makes at a time
+_MOST_TOGETHER = 16
+_UNDER_WAY = 8  # batches that decoded streams leave room for
+_LOOK_EVERY = 0.25  # seconds
+_KEPT = 64  # pieces of memory of one size kept for their next use
+
+
+class Machine:
+    """Everything of a loader that belongs to this process."""
+
+    def __init__(
+        self,
+        ds: Dataset,
+        options: Options,
+        plan: Plan,
+        batch_bytes: int,
+        allocate: Callable[[int], Bytes] | None,
+    ) -> None:
+        self.pid = os.getpid()
+        self.plan = plan
+        self.skipped = Skipped()
+        self._batch_bytes = batch_bytes
+        self._buffers = options.memory
+        if plan.coded:
+            self._buffers = min(_UNDER_WAY * batch_bytes, max(options.memory // 2, batch_bytes))
+        self.decoded = Decoded(max(options.memory - self._buffers, 0))
+        self.processes: Processes | None = None
+        if options.processes and ds.steps:
+            self.processes = Processes(options.processes, ds.steps)
+            allocate = Block.of
+        self.pool = Pool(_KEPT) if allocate is None else Pool(_KEPT, allocate)
+        self.filler = Filler(
+            ds,
+            options.fields,
+            options.ragged,
+            self.pool,
+            self.decoded,
+            self.skipped if options.on_error == "skip" else None,
+        )
+        self.filler.batch_bytes = batch_bytes
+        if self.processes is not None:
+            self.filler.transform = self.processes
+        self.together = min(max(_TOGETHER // max(batch_bytes, 1), 1), _MOST_TOGETHER)
+        # A thread waits while its batch is with a process: one more reads meanwhile.
+        threads = options.threads or (options.processes + 1 if self.processes else guess(ds))
+        self.engine = Engine(threads, self.depth)
+        fixed = options.threads or self.processes
+        self.tuner = None if fixed else Tuner(threads, self.engine.use)
+        self.before = Clock()  # what was done before the current pass
+        self.starved_before = 0.0
+        self.began = self.ended = 0.0
+        self.disk = Disk()
+        self._look_at = 0.0
+
+    def depth(self) -> int:
+        """How many batches may be under way."""
+        fits = self._buffers // max(self.filler.batch_bytes, 1) - 1
+        enough = self.together * (2 * self.engine.threads + 2)
+        return max(min(fits, enough), 1)
+
+    def course(self, share: Share, seed: int, epoch: int, start: int) -> Pass:
+        """The batches of an epoch from position ``start`` on."""
+        plan = self.plan
+        return Pass(
+            self.filler,
+            plan.order.begin(share.n, seed, epoch, plan.counts),
+            share,
+            start,
+            key=key_of(seed, epoch),
+            places=plan.places,
+            coded=plan.coded,
+            room=max(self.decoded.limit - plan.window, 0),
+            together=self.together,
+            blocks=isinstance(plan.order, Blocks | Windows),
+        )
+
+    def begin(self, course: Pass) -> None:
+        """Start on a pass."""
+        self.before = self.clock()
+        self.starved_before = self.engine.starved
+        self.began, self.ended = time.perf_counter(), 0.0
+        self.disk = Disk()
+        if self.tuner is not None:
+            self.tuner.restart(self.before.rows, self.engine.starved)
+        if self.processes is not None:
+            self.processes.start()  # before there are threads of ours to fork beside
+        self.engine.begin(course)
+
+    def look(self) -> None:
+        """Now and then: would another number of threads be better, and what does the disk give?"""
+        now = time.perf_counter()
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_EVERY
+        self.disk.look()
+        if self.tuner is not None:
+            self.tuner.look(self.clock().rows, self.engine.starved)
+
+    def clock(self) -> Clock:
+        """What all threads have done so far."""
+        return sum(self.engine.clocks, Clock())
+
+    def end(self) -> None:
+        """The pass is over; threads rest until the next."""
+        self.ended = time.perf_counter()
+        self.engine.end()
+
+    def stop(self) -> None:
+        """Leave the pass, end the threads, let go of memory."""
+        self.ended = self.ended or time.perf_counter()
+        threads = self.engine.stop()
+        if self.processes is not None:
+            self.processes.close()
+        self.engine.join(threads)
+        self.decoded.clear()

@@ -1,0 +1,100 @@
+"""What a loader is told, checked before anything is begun."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.errors import FieldError
+from ndfeed.files import system
+from ndfeed.loader.ragged import RAGGED, Ragged, added_names, check
+from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
+
+OnError = Literal["raise", "skip"]
+Shuffle = bool | Sequential | Exact | Blocks | Windows
+
+_MOST_MEMORY = 2 << 30
+_MOST_THREADS = 256
+_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
+_BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How batches are made; what they hold and in which order is said elsewhere."""
+
+    seed: int = 0
+    fields: tuple[str, ...] | None = None
+    memory: int = 0
+    threads: int | None = None
+    processes: int = 0
+    ragged: Ragged = "list"
+    on_error: OnError = "raise"
+
+
+def as_bytes(memory: int | str | None) -> int:
+    """``2_000_000_000``, ``"2GB"``, ``"512MiB"``; by default an eighth of RAM, at most 2 GiB."""
+    if memory is None:
+        return min(system.memory_bytes() // 8, _MOST_MEMORY)
+    if isinstance(memory, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", memory, re.IGNORECASE)
+        if found is None or (found[3] and not found[2]):
+            raise ValueError(
+                f'memory must be bytes or text such as "2GB" or "512MiB", got {memory!r}'
+            )
+        units = _BINARY if found[3] else _UNITS
+        return int(float(found[1]) * units[found[2].upper()])
+    if isinstance(memory, bool) or not isinstance(memory, int):
+        raise TypeError(f'memory must be bytes or text such as "2GB", got {memory!r}')
+    if memory < 1:
+        raise ValueError(f"memory must be at least 1 byte, got {memory}")
+    return memory
+
+
+def as_count(name: str, value: int, least: int, most: int) -> int:
+    """A whole number in [least, most]."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be in [{least}, {most}], got {value}")
+    return value
+
+
+def as_threads(threads: int | None) -> int | None:
+    """How many threads, or nothing where that is to be found out."""
+    return None if threads is None else as_count("threads", threads, 1, _MOST_THREADS)
+
+
+def as_shard(shard: Sequence[int] | None) -> tuple[int, int]:
+    """Rank and world."""
+    if shard is None:
+        return 0, 1
+    if isinstance(shard, str) or not hasattr(shard, "__len__") or len(shard) != 2:
+        raise TypeError(f"shard must be (rank, world), got {shard!r}")
+    rank, world = shard
+    return rank, world
+
+
+def as_fields(ds: Dataset, fields: Sequence[str] | None, ragged: str) -> tuple[str, ...] | None:
+    """The names that make a batch a tuple, all of them known."""
+    if ragged not in RAGGED:
+        raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
+    stored = [column.field for group in ds.groups for column in group.columns]
+    uneven = [field for field in stored if field.ragged and field.name in ds.names]
+    for field in uneven if not ds.steps else ():
+        check(field, ragged, ds.names)  # type: ignore[arg-type]
+    if fields is None:
+        return None
+    if isinstance(fields, str) or not all(isinstance(name, str) for name in fields):
+        raise TypeError(f'fields must be a tuple of names such as ("image",), got {fields!r}')
+    names = tuple(fields)
+    if not names:
+        raise ValueError("fields must name at least one field")
+    # Behind a map the fields are what it makes of the first sample.
+    known = list(ds.fields) if len(ds) or not ds.steps else list(names)
+    added = [name for field in uneven for name in added_names(field, ragged)]  # type: ignore[arg-type]
+    for name in names:
+        if name not in known and name not in added:
+            raise FieldError(name, known, ds.files[0] if len(ds) else None)
+    return names

@@ -1,0 +1,100 @@
+"""Which order a dataset is read in, and what that means for its files."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.rowset import chosen
+from ndfeed.dataset.show import size as shown_size
+from ndfeed.loader.course import Places
+from ndfeed.loader.members import Coded
+from ndfeed.loader.options import Shuffle
+from ndfeed.order.orders import Blocks, Exact, Order, Sequential, Windows
+from ndfeed.order.share import Share
+
+Ints = NDArray[np.int64]
+
+# Decoded bytes that the files of a window have together. A constant: an order is fixed by the
+# data and the seed, never by the machine.
+_WINDOW = 128 << 20
+_LEAST_FILES = 2
+
+
+class Plan:
+    """The order, and what is the same in every process that follows it.
+
+    ``counts`` are the rows of each file for an order that goes by files, ``places`` turns the
+    order's rows into the dataset's, ``coded`` are the streams that have to be decoded whole, and
+    ``window`` is how many bytes of them the order needs at a time.
+    """
+
+    def __init__(
+        self, order: Order, counts: Ints | None, places: Places, coded: list[Coded]
+    ) -> None:
+        self.order = order
+        self.counts = counts
+        self.places = places
+        self.coded = coded
+        self.window = sum(_window(one, order) for one in coded)
+
+
+def _window(coded: Coded, order: Order) -> int:
+    """Bytes of streams that an order needs at a time."""
+    used = np.sort(coded.sizes)[::-1]
+    if isinstance(order, Windows):
+        return int(used[: order.files].sum())
+    if isinstance(order, Blocks):
+        rows = int(np.diff(coded.group.starts).mean()) or 1
+        return int(used[: order.window * -(-order.rows // rows)].sum())
+    return int(used[:2].sum()) if isinstance(order, Sequential) else int(used.sum())
+
+
+def planned(ds: Dataset, shuffle: Shuffle, share: Share) -> Plan:
+    """The order that ``shuffle`` means for a dataset."""
+    coded = [one for one in map(Coded, ds.groups) if one.columns]
+    order = _order(shuffle, coded)
+    if not isinstance(order, Windows):
+        return Plan(order, None, Places(None), coded)
+    counts, places = _by_file(ds, coded)
+    return Plan(order, counts, places, coded)
+
+
+def _order(shuffle: Shuffle, coded: list[Coded]) -> Order:
+    if isinstance(shuffle, Sequential | Exact | Blocks | Windows):
+        return shuffle
+    if not isinstance(shuffle, bool | np.bool_):
+        raise TypeError(
+            f"shuffle must be True, False, Exact(), Blocks() or Windows(), got {shuffle!r}"
+        )
+    if not shuffle:
+        return Sequential()
+    if not coded:
+        return Exact()
+    largest = max(coded, key=lambda one: int(one.sizes.sum()))
+    used = largest.sizes[largest.sizes > 0]
+    fitting = int(_WINDOW // max(int(used.mean()), 1))
+    return Windows(files=max(min(fitting, len(largest.sizes)), _LEAST_FILES))
+
+
+def _by_file(ds: Dataset, coded: list[Coded]) -> tuple[Ints, Places]:
+    """The rows of each file, and where a view has them."""
+    groups = [max(coded, key=lambda one: int(one.sizes.sum())).group] if coded else ds.groups
+    group = groups[0]
+    if ds.rows is None:
+        return np.diff(group.starts), Places(None)
+    part = group.locate(chosen(ds.rows, np.arange(len(ds)))).part
+    counts = np.bincount(part, minlength=len(group.starts) - 1).astype(np.int64)
+    if (part[1:] >= part[:-1]).all():
+        return counts, Places(None)
+    return counts, Places(np.argsort(part, kind="stable"))
+
+
+def batch_bytes(ds: Dataset, batch_size: int, memory: int) -> int:
+    """Bytes of a batch as it is read; refuses one that is larger than the memory given."""
+    size = -(-ds.nbytes * batch_size // max(len(ds), 1))
+    if size > memory:
+        raise ValueError(
+            f"memory must hold a batch: {shown_size(size)} for {batch_size:,} samples, "
+            f"got {shown_size(memory)}; raise memory or lower batch_size"
+        )
+    return size

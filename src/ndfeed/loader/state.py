@@ -1,0 +1,88 @@
+"""Where a loader stands: a few hundred bytes of JSON that another run goes on from.
+
+    version  1
+    seed     of the order and of the maps' generators
+    epoch    the one in progress
+    samples  how many of its samples were delivered, to all ranks together
+    order    which order, with its parameters
+    rows     samples of an epoch
+    data     the dataset's fingerprint
+
+Neither batch size, ranks, threads nor memory are in it: they may change.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ndfeed.errors import ResumeError
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A place in the order of an epoch."""
+
+    seed: int
+    epoch: int
+    samples: int
+    order: Mapping[str, int | str]
+    rows: int
+    data: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """What ``json.dumps`` takes."""
+        return {
+            "version": VERSION,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "samples": self.samples,
+            "order": dict(self.order),
+            "rows": self.rows,
+            "data": self.data,
+        }
+
+    @classmethod
+    def of(cls, state: object) -> "State":
+        """The state in a dict, every value of it checked."""
+        if not isinstance(state, Mapping):
+            raise ResumeError(f"a state is a dict, got {type(state).__name__}")
+        if state.get("version") != VERSION:
+            raise ResumeError(
+                f"a state of version {VERSION} is needed, found {state.get('version')!r}"
+            )
+        order = state.get("order")
+        if not isinstance(order, Mapping) or not isinstance(state.get("data"), str):
+            raise ResumeError("the state is damaged: it has no order or no fingerprint of its data")
+        numbers = {name: state.get(name) for name in ("seed", "epoch", "samples", "rows")}
+        for name, value in numbers.items():
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ResumeError(f"the state is damaged: {name} is {value!r}")
+            if name != "seed" and value < 0:
+                raise ResumeError(f"the state is damaged: {name} is {value}")
+        made = cls(order=dict(order), data=state["data"], **numbers)  # type: ignore[arg-type]
+        if made.samples > made.rows:
+            raise ResumeError(
+                f"the state is damaged: {made.samples} of {made.rows} samples delivered"
+            )
+        return made
+
+    def check(self, data: str, rows: int, order: Mapping[str, int | str]) -> None:
+        """Refuse to go on with other data, or in another order."""
+        if self.data != data or self.rows != rows:
+            raise ResumeError(
+                f"the state is of other data: {self.data} with {self.rows:,} samples, this is "
+                f"{data} with {rows:,}; open the same files, or begin anew"
+            )
+        if dict(self.order) != dict(order):
+            raise ResumeError(
+                f"the state is of another order: {shown(self.order)}, this is {shown(order)}; "
+                "pass the same shuffle="
+            )
+
+
+def shown(order: Mapping[str, int | str]) -> str:
+    """An order's parameters as text."""
+    words = ", ".join(f"{name}={value}" for name, value in order.items() if name != "kind")
+    return f"{order.get('kind')}({words})"

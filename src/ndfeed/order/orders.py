@@ -1,0 +1,232 @@
+"""The orders a loader can follow: what users pass as ``shuffle=``.
+
+An order is a value. ``begin`` makes an epoch of it, which is a function of the order, the
+number of rows, the seed and the epoch alone.
+"""
+
+import operator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ndfeed.order.epoch import Epoch, Ranges, Walked, check_span
+from ndfeed.order.mixing import alike, mixing_of, ratio
+from ndfeed.order.permutation import Ints, key_of, permuted
+from ndfeed.order.window import Windowed
+
+__all__ = ["Blocks", "Epoch", "Exact", "Order", "Sequential", "Windows"]
+
+Spec = dict[str, int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Sequential:
+    """Rows as they lie."""
+
+    def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
+        """One epoch: the same for every seed."""
+        return _InOrder(n)
+
+    def spec(self) -> Spec:
+        """What this order is, for JSON; compared on resume."""
+        return {"kind": "sequential"}
+
+    def mixing(self, n: int, batch_size: int, counts: Ints | None = None) -> float:
+        """As if every batch came from one part: 1 over the batch size, unless parts are few.
+
+        ``counts`` has the rows of each part; without it there are taken to be very many.
+        """
+        b = min(batch_size, n)
+        if b < 2 or b == n:
+            return 1.0
+        return ratio(b, 1.0, 0.0 if counts is None else alike(np.asarray(counts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """A permutation of all rows, as good as a true shuffle; nothing is stored for it."""
+
+    def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
+        """One epoch."""
+        return Walked(_Anywhere(n, key_of("exact", seed, epoch)))
+
+    def spec(self) -> Spec:
+        """What this order is, for JSON; compared on resume."""
+        return {"kind": "exact"}
+
+    def mixing(self, n: int, batch_size: int, counts: Ints | None = None) -> float:
+        """1: this is what others are measured against."""
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Blocks of ``rows`` rows in a permuted order, ``window`` of them mixed at a time.
+
+    Every block is read once, whole, and is in use for one stretch of ``window * rows`` rows.
+    """
+
+    rows: int = 4096
+    window: int = 32
+
+    def __post_init__(self) -> None:
+        check_at_least_one("rows", self.rows)
+        check_at_least_one("window", self.window)
+
+    def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
+        """One epoch."""
+        return Walked(self._walk(n, key_of("blocks", seed, epoch)))
+
+    def spec(self) -> Spec:
+        """What this order is, for JSON; compared on resume."""
+        return {"kind": "blocks", "rows": self.rows, "window": self.window}
+
+    def mixing(self, n: int, batch_size: int, counts: Ints | None = None) -> float:
+        """How close to an exact shuffle if the rows of a block are alike, in ``(0, 1]``."""
+        if n < 2:
+            return 1.0
+        full, rest = divmod(n, self.rows)
+        pairs = full * self.rows * (self.rows - 1) + rest * (rest - 1)
+        return mixing_of(self._walk(n, 0), batch_size, pairs / (n * (n - 1)))
+
+    def _walk(self, n: int, key: int) -> Windowed:
+        return Windowed(_EqualParts(n, self.rows, key), self.window, key)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Files in a permuted order, ``files`` of them open and mixed at a time.
+
+    For rows that cannot be read alone: every file is decoded once, whole, and let go when the
+    window has passed it.
+    """
+
+    files: int = 16
+
+    def __post_init__(self) -> None:
+        check_at_least_one("files", self.files)
+
+    def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
+        """One epoch over files of ``counts`` rows, ``n`` in all."""
+        return Walked(self._walk(n, key_of("windows", seed, epoch), counts))
+
+    def spec(self) -> Spec:
+        """What this order is, for JSON; compared on resume."""
+        return {"kind": "windows", "files": self.files}
+
+    def mixing(self, n: int, batch_size: int, counts: Ints | None = None) -> float:
+        """How close to an exact shuffle if the rows of a file are alike, in ``(0, 1]``."""
+        walk = self._walk(n, 0, counts)
+        return mixing_of(walk, batch_size, alike(np.asarray(counts)))
+
+    def _walk(self, n: int, key: int, counts: Ints | None) -> Windowed:
+        if counts is None:
+            raise ValueError("a window over files needs counts, the rows of each file")
+        sizes = np.asarray(counts, np.int64)
+        if (sizes < 0).any() or int(sizes.sum()) != n:
+            raise ValueError(f"counts must be the rows of each file, {n} in all, got {sizes.sum()}")
+        return Windowed(_ListedParts(sizes, key), self.files, key)
+
+
+Order = Sequential | Exact | Blocks | Windows
+
+
+def check_at_least_one(name: str, value: int) -> None:
+    """Refuse what is no whole number from 1 on."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+class _InOrder:
+    """Rows as they lie."""
+
+    def __init__(self, n: int) -> None:
+        self.n = operator.index(n)
+
+    def rows(self, start: int, stop: int) -> Ints:
+        check_span(start, stop, self.n)
+        return np.arange(start, stop)
+
+    def arriving(self, start: int, stop: int) -> Ranges:
+        check_span(start, stop, self.n)
+        return [(start, stop)]
+
+    def held(self, position: int) -> Ranges:
+        check_span(position, position, self.n)
+        return []
+
+
+class _Anywhere:
+    """The walk of an exact shuffle."""
+
+    def __init__(self, n: int, key: int) -> None:
+        self.n = operator.index(n)
+        self._key = key
+
+    def at(self, positions: Ints) -> Ints:
+        return permuted(positions, self.n, self._key)
+
+    def arriving(self, start: int, stop: int) -> None:
+        return None
+
+    def held(self, position: int) -> None:
+        return None
+
+
+class _EqualParts:
+    """Blocks of one size, permuted, with the short one, if any, put in at a place of its own."""
+
+    def __init__(self, n: int, rows: int, key: int) -> None:
+        self.n = operator.index(n)
+        self._rows, self._key = int(rows), key
+        self._full, rest = divmod(self.n, self._rows)
+        self.count = self._full + (rest > 0)
+        # The key's upper part, as a fraction, of all places.
+        self._short = (key * self.count) >> 64 if rest else self.count
+        self._lacking = self._rows - rest if rest else 0
+
+    def sizes(self, i: Ints) -> Ints:
+        return self._rows - self._lacking * (i == self._short)
+
+    def firsts(self, i: Ints) -> Ints:
+        if not self._full:
+            return np.zeros_like(i)
+        place = np.minimum(i - (i > self._short), self._full - 1)
+        block = permuted(place, self._full, self._key)
+        return np.where(i == self._short, self._full, block) * self._rows
+
+    def before(self, i: int) -> int:
+        return i * self._rows - self._lacking * (i > self._short)
+
+    def holding(self, position: int) -> int:
+        if position < self.before(self._short + 1):
+            return min(position // self._rows, self._short)
+        return (position + self._lacking) // self._rows
+
+
+class _ListedParts:
+    """Files of any sizes, permuted; the empty ones left out."""
+
+    def __init__(self, counts: Ints, key: int) -> None:
+        starts = np.cumsum(counts) - counts
+        files = np.flatnonzero(counts)
+        if len(files):
+            files = files[permuted(np.arange(len(files)), len(files), key)]
+        self._sizes, self._firsts = counts[files], starts[files]
+        self._ends = np.cumsum(self._sizes)
+        self.count = len(files)
+        self.n = int(self._ends[-1]) if self.count else 0
+
+    def sizes(self, i: Ints) -> Ints:
+        return self._sizes[i]
+
+    def firsts(self, i: Ints) -> Ints:
+        return self._firsts[i]
+
+    def before(self, i: int) -> int:
+        return int(self._ends[i - 1]) if i else 0
+
+    def holding(self, position: int) -> int:
+        return int(np.searchsorted(self._ends, position, side="right"))

@@ -1,0 +1,207 @@
+"""A keyed bijection on ``[0, n)``: any order of any length, with nothing stored.
+
+A position is written as two digits, ``left * b + right``, with ``left < a`` and ``right < b``,
+where ``a`` is even and near the square root of n and ``a * b`` hardly more than n. A round adds
+a hash of one digit and of the key to the other digit, modulo its radix; rounds alternate, so
+each can be undone and the whole is a permutation of ``[0, a * b)``. A result outside
+``[0, n)`` goes through again until it is inside, which about one in the square root of n needs.
+
+``a`` is even because turns of odd length only ever make even permutations: with both radices
+odd, half of all orders could not occur.
+
+Below 2**32 all arithmetic is in 32 bits, above in 64: two different permutations. It is integer
+arithmetic alone, so that neither the machine nor NumPy's version can change an order.
+"""
+
+import hashlib
+import operator
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Ints = NDArray[np.int64]
+Keys = NDArray[np.uint64]
+
+LARGEST = 1 << 62
+
+_CHUNK = 1 << 14  # positions worked on at once: their few vectors stay in the fastest caches
+
+
+class _Kind(NamedTuple):
+    """The arithmetic for some lengths: the word, its bits, and an odd multiplier a round."""
+
+    word: type[np.uint32] | type[np.uint64]
+    bits: int
+    multipliers: tuple[int, ...]
+
+
+def _kind(word: type[np.uint32] | type[np.uint64], bits: int, rounds: int) -> _Kind:
+    names = (b"%d:%d" % (bits, r) for r in range(rounds))
+    digests = (hashlib.blake2b(name, digest_size=8).digest() for name in names)
+    return _Kind(word, bits, tuple(int.from_bytes(d, "little") % (1 << bits) | 1 for d in digests))
+
+
+# By length: ranked up to 8, then by rounds. Digits of few values need more of them.
+_LAST = np.array([8, 512, (1 << 32) - 1])
+_KINDS = (_kind(np.uint32, 32, 14), _kind(np.uint32, 32, 8), _kind(np.uint64, 64, 8))
+_POWERS = 1 << np.arange(63)
+
+
+class _Domain(NamedTuple):
+    """What is permuted and how: words, or vectors with one for each position."""
+
+    n: Any
+    low: Any  # bits of the low digit
+    high: Any  # values of the high digit
+    key: Any
+    step: Any  # from one round's key to the next one's
+
+    def of(self, index: Any) -> "_Domain":
+        """The same for some positions; words are for all of them."""
+        if not isinstance(self.n, np.ndarray):
+            return self
+        return _Domain(*(vector[index] for vector in self))
+
+
+def key_of(purpose: str, seed: int, epoch: int) -> int:
+    """64 bits that share nothing with those of any other purpose, seed or epoch."""
+    text = f"{purpose}:{operator.index(seed)}:{operator.index(epoch)}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def keys_from(key: int | Keys, numbers: Ints) -> Keys:
+    """A key of its own for each of ``numbers``, no two of one key the same (SplitMix64)."""
+    x = numbers.astype(np.uint64)
+    x += np.uint64(1)
+    x *= np.uint64(0x9E3779B97F4A7C15)
+    x += np.asarray(key, np.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x ^= x >> np.uint64(shift)
+        x *= np.uint64(factor)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def permuted(positions: ArrayLike, n: int | Ints, key: int | Keys, of: Ints | None = None) -> Ints:
+    """Where each of ``positions`` in ``[0, n)`` goes, in ``[0, n)``; no two to the same place.
+
+    ``n`` and ``key`` are numbers, or vectors with one for each position; with ``of``, tables
+    into which ``of`` points for each position. Positions outside ``[0, n)`` have no place: the
+    caller keeps them out.
+    """
+    at = np.asarray(positions, np.int64)
+    if not isinstance(n, np.ndarray) and not isinstance(key, np.ndarray):
+        if not 1 <= n <= LARGEST:
+            raise ValueError(f"n must be in [1, 2**62], got {n}")
+        return _applied(int(np.searchsorted(_LAST, n)), at, int(n), int(key), None)
+    lengths, keys = np.broadcast_arrays(np.asarray(n, np.int64), np.asarray(key, np.uint64))
+    which = np.searchsorted(_LAST, lengths)
+    if len(which) and (which == which[0]).all():
+        return _applied(int(which[0]), at, lengths, keys, of)
+    of = np.arange(len(at)) if of is None else of
+    out, which = np.empty_like(at), which[of]
+    for kind in range(len(_KINDS) + 1):
+        these = np.flatnonzero(which == kind)
+        if len(these):
+            out[these] = _applied(kind, at[these], lengths, keys, of[these])
+    return out
+
+
+def _applied(kind: int, at: Ints, n: int | Ints, key: int | Keys, of: Ints | None) -> Ints:
+    """``permuted``, where all lengths are of one kind."""
+    if kind == 0:
+        return _ranked(at, n if of is None else n[of], key if of is None else key[of])
+    domain = _domain(n, key, _KINDS[kind - 1])
+    return _walk(at, domain, of, _KINDS[kind - 1])
+
+
+def _ranked(at: Ints, n: int | Ints, key: int | Keys) -> Ints:
+    """Every position by the rank of its own key among all n of them."""
+    own = keys_from(key, at)
+    out = np.zeros_like(at)
+    for other in range(int(np.max(n, initial=0))):
+        lower = keys_from(key, np.full_like(at, other)) < own
+        out += lower & (other < np.asarray(n))
+    return out
+
+
+def _domain(n: int | Ints, key: int | Keys, kind: _Kind) -> _Domain:
+    """The digits of lengths, and where the schedules of keys begin."""
+    lengths, keys = (
+        np.atleast_1d(np.asarray(n, np.int64)),
+        np.atleast_1d(np.asarray(key, np.uint64)),
+    )
+    low = np.searchsorted(_POWERS, lengths) >> 1  # half of the bits of n - 1
+    high = ((lengths - 1) >> low) + 1
+    turned = keys >> np.uint64(32) | keys << np.uint64(32)
+    made = _Domain(*(x.astype(kind.word) for x in (lengths, low, high, keys, turned)))
+    return made if isinstance(n, np.ndarray) else _Domain(*(vector[0] for vector in made))
+
+
+def _walk(at: Ints, domain: _Domain, of: Ints | None, kind: _Kind) -> Ints:
+    """Every position to its place, a chunk at a time; those astray again, all together."""
+    out = np.empty_like(at)
+    strays = []
+    for first in range(0, len(at), _CHUNK):
+        span = slice(first, first + _CHUNK)
+        own = domain.of(span if of is None else of[span])
+        now = _rounds(at[span].astype(kind.word), own, kind)
+        strays.append(np.flatnonzero(now >= own.n) + first)
+        out[span] = now
+    astray = np.concatenate(strays) if strays else at
+    if len(astray):
+        own = domain.of(astray if of is None else of[astray])
+    while len(astray):
+        now = _rounds(out[astray].astype(kind.word), own, kind)
+        out[astray] = now
+        still = np.flatnonzero(now >= own.n)
+        astray, own = astray[still], own.of(still)
+    return out
+
+
+def _rounds(at: NDArray[Any], domain: _Domain, kind: _Kind) -> NDArray[Any]:
+    """``at``, permuted once within the two digits; ``at`` itself is used up."""
+    _, low, high, key, step = domain
+    word = kind.word
+    half, top = word(kind.bits // 2), word(kind.bits) - low
+    mask = (word(1) << low) - word(1)
+    big = np.right_shift(at, low)
+    small = np.bitwise_and(at, mask)
+    hashed, spare = at, np.empty_like(at)
+    keys = _schedule(key, step, kind)
+    for r, factor in enumerate(kind.multipliers):
+        # The middle bits of a square: every bit of the digit and of the key moves them.
+        np.multiply(small if r % 2 else big, word(factor), out=hashed)
+        np.add(hashed, next(keys), out=hashed)
+        np.multiply(hashed, hashed, out=hashed)
+        if r % 2 == 0:
+            np.right_shift(hashed, top, out=hashed)
+            np.add(small, hashed, out=small)
+            np.bitwise_and(small, mask, out=small)
+        else:
+            np.right_shift(hashed, half, out=hashed)
+            np.multiply(hashed, high, out=hashed)
+            np.right_shift(hashed, half, out=hashed)
+            # The sum is below 2 * high. Less high it is smaller, unless that wraps around.
+            np.add(big, hashed, out=big)
+            np.subtract(big, high, out=spare)
+            np.minimum(big, spare, out=big)
+    np.left_shift(big, low, out=big)
+    return np.bitwise_or(big, small, out=big)
+
+
+def _schedule(key: Any, step: Any, kind: _Kind) -> Iterator[Any]:
+    """A key for each round, every one from the last: in place where there are many."""
+    if isinstance(key, np.ndarray):
+        key = key.copy()
+        for factor in kind.multipliers:
+            yield key
+            key *= kind.word(factor)
+            key += step
+    else:
+        now = int(key)
+        for factor in kind.multipliers:
+            yield kind.word(now)
+            now = (now * factor + int(step)) % (1 << kind.bits)

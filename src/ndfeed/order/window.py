@@ -1,0 +1,232 @@
+"""A window that slides over parts: rows mixed among a few parts at a time, each open once.
+
+Parts (blocks of rows, or files) stand in a permuted order and are numbered in it from 0 to
+F - 1; w is the window, at most F. There are F - w + 1 slots, and slot t draws from the parts
+t to t + w - 1. So part i lives from slot max(0, i - w + 1) to slot min(i, F - w), one
+contiguous stretch of k slots, and then is done.
+
+A part's c rows are permuted by a key of its own and cut into k slices as even as can be, slice
+j being ``[j * c // k, (j + 1) * c // k)``; one goes to each slot of its life. The rows of a slot
+are permuted by a key of the slot. Every slot but the first brings one new part.
+
+Nothing here is ever as long as the data. Slots are laid out a few at a time, and a row's place
+is computed from the layout when it is asked for. Every part has rows, and therefore every slot.
+"""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ndfeed.order.epoch import Ranges
+from ndfeed.order.permutation import Ints, Keys, keys_from, permuted
+
+_ROWS = 1 << 15  # rows laid out at once, unless a single slot has more
+_LISTED = 1 << 18  # rows up to which each has its slot and slice listed
+
+
+class Parts(Protocol):
+    """Parts in their permuted order, none of them empty."""
+
+    count: int
+    n: int
+
+    def sizes(self, i: Ints) -> Ints:
+        """Rows of the parts at these places of the order."""
+        ...
+
+    def firsts(self, i: Ints) -> Ints:
+        """The first row of each."""
+        ...
+
+    def before(self, i: int) -> int:
+        """Rows of all parts before place ``i``."""
+        ...
+
+    def holding(self, position: int) -> int:
+        """The place whose part would hold a position if parts came whole, one after another."""
+        ...
+
+
+class Layout(NamedTuple):
+    """Consecutive slots from ``slot`` on: which slices of which parts they are made of.
+
+    Slices stand in order of slot and then part. ``ends`` counts rows from the first slot's
+    beginning, ``starts`` is where each slot begins among all positions, and the end.
+    """
+
+    slot: int
+    starts: Ints
+    slots: Ints | None  # per row: its slot, counted from ``slot``; None where rows are very many
+    slices: Ints | None  # per row: its slice
+    part: Ints  # per slice: its part, counted from ``slot``
+    offset: Ints  # per slice: its first row in the permuted part, less the rows laid out before
+    ends: Ints  # per slice
+    sizes: Ints  # per part
+    firsts: Ints  # per part
+    part_keys: Keys
+    slot_keys: Keys
+
+
+class Windowed:
+    """The walk of a sliding window over parts."""
+
+    def __init__(self, parts: Parts, window: int, key: int) -> None:
+        self.n = parts.n
+        self.slots = max(parts.count - window, 0) + 1
+        self._parts = parts
+        self._window = min(window, parts.count)
+        self._part_key, self._slot_key = (int(k) for k in keys_from(key, np.arange(2)))
+        self._layouts: tuple[Layout, ...] = ()
+
+    def at(self, positions: Ints) -> Ints:
+        """Rows at ascending positions."""
+        out = np.empty_like(positions)
+        done = 0
+        while done < len(positions):
+            layout = self._layout(int(positions[done]))
+            stop = int(np.searchsorted(positions, layout.starts[-1]))
+            out[done:stop] = placed(layout, positions[done:stop])
+            done = stop
+        return out
+
+    def arriving(self, start: int, stop: int) -> Ranges:
+        """The parts whose first slot begins in ``[start, stop)``."""
+        first, end = self._first_slot(start), self._first_slot(stop)
+        if first == end:
+            return []
+        return self._ranges(first + self._window - 1 if first else 0, end + self._window - 1)
+
+    def held(self, position: int) -> Ranges:
+        """The parts of the slot that ``position`` lies in, if it has begun before it."""
+        slot = self._first_slot(position)
+        if slot == 0 or position == self.n:
+            return []
+        done = slot if self.rows_before(slot) == position else slot - 1
+        return self._ranges(done, slot + self._window - 1)
+
+    def amounts(self, slot: int, slots: int) -> Ints:
+        """Rows that each part gives to ``slots`` slots from ``slot`` on."""
+        i = np.arange(slot, min(slot + slots + self._window - 1, self._parts.count))
+        return self._taken(i, slot + slots) - self._taken(i, slot)
+
+    def rows_before(self, slot: int) -> int:
+        """Positions before ``slot``: the parts that are done, and what the open ones gave."""
+        if slot >= self.slots:
+            return self.n
+        open_ones = np.arange(slot, min(slot + self._window - 1, self._parts.count))
+        return self._parts.before(slot) + int(self._taken(open_ones, slot).sum())
+
+    def _taken(self, i: Ints, slot: int | Ints) -> Ints:
+        """Rows that the parts at places ``i`` have given before ``slot``."""
+        born = np.maximum(i - self._window + 1, 0)
+        life = np.minimum(i, self.slots - 1) - born + 1
+        age = np.clip(slot - born, 0, life)
+        each, rest = np.divmod(self._parts.sizes(i), life)
+        return age * each + age * rest // life
+
+    def _ranges(self, i: int, end: int) -> Ranges:
+        places = np.arange(i, min(end, self._parts.count))
+        firsts = self._parts.firsts(places)
+        ends = firsts + self._parts.sizes(places)
+        return list(zip(firsts.tolist(), ends.tolist(), strict=True))
+
+    def _slot_of(self, position: int) -> int:
+        """The slot that a position in ``[0, n)`` lies in."""
+        whole = self._parts.holding(position)
+        # By slot t, the parts before t are done, and none from t + w - 1 on has begun.
+        low, high = max(whole - self._window + 1, 0), min(whole, self.slots - 1)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.rows_before(middle) <= position:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _first_slot(self, position: int) -> int:
+        """The first slot that begins at ``position`` or behind it."""
+        if position >= self.n:
+            return self.slots
+        slot = self._slot_of(position)
+        return slot if self.rows_before(slot) == position else slot + 1
+
+    def _layout(self, position: int) -> Layout:
+        """The layout of the slot that ``position`` lies in, and some behind it."""
+        layouts = self._layouts
+        for layout in layouts:
+            if layout.starts[0] <= position < layout.starts[-1]:
+                return layout
+        slot = self._slot_of(position)
+        layout = self._laid(slot)
+        self._layouts = (layout, *layouts[:3])
+        return layout
+
+    def _laid(self, slot: int) -> Layout:
+        usual = max(self.n // self._parts.count, 1)  # rows of a slot
+        many = max(_ROWS // usual, 1)
+        if usual < self._window:
+            end = min(slot + max(many, 4 * self._window), self.slots)
+            part, offset, ends, rows = self._by_row(slot, end)
+        else:
+            end = min(slot + many, self.slots)
+            part, offset, ends, rows = self._by_slice(slot, end)
+        listed = ends[-1] <= _LISTED
+        i = np.arange(slot, end + self._window - 1)
+        return Layout(
+            slot,
+            np.concatenate(([0], np.cumsum(rows))) + self.rows_before(slot),
+            np.repeat(np.arange(len(rows)), rows) if listed else None,
+            np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0)) if listed else None,
+            part,
+            offset,
+            ends,
+            self._parts.sizes(i),
+            self._parts.firsts(i),
+            keys_from(self._part_key, i),
+            keys_from(self._slot_key, np.arange(slot, end)),
+        )
+
+    def _by_slice(self, slot: int, end: int) -> tuple[Ints, Ints, Ints, Ints]:
+        """Every slice of every slot: cheap where slices have many rows."""
+        slots = np.arange(slot, end)[:, None]
+        i = slots + np.arange(self._window)
+        from_ = self._taken(i, slots)
+        lengths = self._taken(i, slots + 1) - from_
+        ends = np.cumsum(lengths)
+        offset = from_.reshape(-1) - (ends - lengths.reshape(-1))
+        return (i - slot).reshape(-1), offset, ends, lengths.sum(axis=1)
+
+    def _by_row(self, slot: int, end: int) -> tuple[Ints, Ints, Ints, Ints]:
+        """Every row a slice of its own: cheap where most slices would have none."""
+        i = np.arange(slot, end + self._window - 1)
+        sizes = self._parts.sizes(i)
+        born = np.maximum(i - self._window + 1, 0)
+        life = np.minimum(i, self.slots - 1) - born + 1
+        part = np.repeat(np.arange(len(i)), sizes)
+        inner = np.arange(len(part)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        # Row u is in the first slice j that ends behind it: (j + 1) * c >= (u + 1) * k.
+        at = born[part] - slot + ((inner + 1) * life[part] - 1) // sizes[part]
+        mine = np.flatnonzero((at >= 0) & (at < end - slot))
+        mine = mine[np.argsort(at[mine], kind="stable")]
+        count = np.arange(len(mine))
+        lengths = np.bincount(at[mine], minlength=end - slot)
+        return part[mine], inner[mine] - count, count + 1, lengths
+
+
+def placed(layout: Layout, positions: Ints) -> Ints:
+    """Rows at positions inside a layout."""
+    starts = layout.starts
+    if layout.slots is None:
+        slot = np.searchsorted(starts, positions, side="right") - 1
+    else:
+        slot = layout.slots[positions - starts[0]]
+    begin = starts[slot]
+    row = permuted(positions - begin, np.diff(starts), layout.slot_keys, slot)
+    row += begin - starts[0]
+    if layout.slices is None:
+        piece = np.searchsorted(layout.ends, row, side="right")
+    else:
+        piece = layout.slices[row]
+    part = layout.part[piece]
+    row += layout.offset[piece]
+    return permuted(row, layout.sizes, layout.part_keys, part) + layout.firsts[part]
