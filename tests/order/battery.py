@@ -5,6 +5,7 @@ true shuffle. ``perm(positions, n, key)`` is what is judged.
 """
 
 import math
+from itertools import pairwise
 
 import numpy as np
 
@@ -122,9 +123,21 @@ def pairs(perm, n, keys):
     yield f"pair corners zero n={n}", rare(corner % digit == 0, 1 / digit)
 
 
+def triples(perm, n, keys):
+    """Where three positions go together."""
+    m, i = len(keys), np.arange(n)
+    apart = (i[:, None, None] != i[:, None]) & (i[:, None, None] != i) & (i[:, None] != i)
+    for chosen in ((0, 1, 2), (0, 1, 4), (0, n // 2, n - 1)):
+        a, b, c = (perm(np.full(m, at), np.full(m, n), keys) for at in chosen)
+        counts = np.bincount((a * n + b) * n + c, minlength=n**3).reshape(n, n, n)[apart]
+        yield f"triple {chosen} n={n}", chi(counts, m / len(counts), len(counts) - 1)
+
+
 def rare(hits, chance):
-    """Deviate of a count of events that should have a chance each."""
+    """Deviate of a count of events that should have a chance each; 0 if too few to tell."""
     expected = len(hits) * chance
+    if expected < 20:
+        return 0.0
     return (hits.sum() - expected) / math.sqrt(expected * (1 - chance))
 
 
@@ -132,6 +145,6 @@ def strangers(perm, n, keys):
     """Two orders of different keys share nothing."""
     x = np.arange(n)
     made = [perm(x, n, key) for key in keys]
-    for k, (p, q) in enumerate(zip(made, made[1:], strict=False)):
+    for k, (p, q) in enumerate(pairwise(made)):
         yield f"correlation {k} n={n}", np.corrcoef(p, q)[0, 1] * math.sqrt(n - 1)
         yield f"steps {k} n={n}", bins((p - q) % n, n)

@@ -19,7 +19,7 @@ from ndfeed.files.maps import Maps
 from ndfeed.formats.array import INLINE
 from ndfeed.index.table import Ints, Table
 
-_LOOKS = 4
+_LOOKS = 3
 _PAGE = 4096
 _NEAR = 4 * _PAGE  # reading what lies between costs less than asking twice
 
@@ -98,7 +98,7 @@ def _ask(group: Group, column: Column, spans: Span, *, hint: bool) -> int:
 def _cold(files: "_Open", number: int, start: int, end: int) -> bool:
     """Is the first or the last of these bytes not in memory?"""
     with files.open(number) as fd:
-        return not (resident(fd, start) and resident(fd, end - 1))
+        return not resident(fd, start) or (end - start > _PAGE and not resident(fd, end - 1))
 
 
 def _merged(file: Ints, start: Ints, end: Ints) -> Iterator[tuple[int, Sequence[tuple[int, int]]]]:

@@ -24,7 +24,6 @@ from ndfeed.files.maps import Maps, Unmappable
 from ndfeed.index.cache import doubt
 from ndfeed.index.table import Ints, Table
 
-
 _BYTE = np.dtype(np.uint8)
 
 

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset import ahead
 from ndfeed.dataset.rowset import chosen
+from ndfeed.dataset.step import Batch
 from ndfeed.loader.clock import Clock
-from ndfeed.loader.draws import Key
+from ndfeed.loader.draws import key_of
 from ndfeed.loader.fill import Filler
-from ndfeed.loader.members import Coded, Schedule
-from ndfeed.order.orders import Epoch
+from ndfeed.loader.plan import Plan
+from ndfeed.loader.schedule import Schedule
+from ndfeed.order.orders import Blocks, Windows
 from ndfeed.order.share import Share
 
 Ints = NDArray[np.int64]
@@ -22,22 +24,21 @@ Ints = NDArray[np.int64]
 _AT_ONCE = 1 << 14  # rows worked out at a time: fewer cost as much
 _FAR_AHEAD = 64 << 20  # bytes asked for before they are read
 _NONE = np.empty(0, np.int64)
-_WARM = 8  # how many times in a row nothing is looked at once all was in memory
+_WARM = 16  # how many times in a row nothing is looked at once all was in memory
 
 
-class Places:
-    """From the rows of an order to those of the dataset, where they are not the same.
+class _Chunk:
+    """Rows of some batches, once somebody has worked them out."""
 
-    A window over files needs the rows of each file side by side; a view of a dataset may have
-    them in any order.
-    """
+    __slots__ = ("lock", "rows")
 
-    def __init__(self, sorted_rows: Ints | None) -> None:
-        self._rows = sorted_rows
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.rows: Ints | None = None
 
-    def __call__(self, rows: Ints) -> Ints:
-        """Rows of the dataset."""
-        return rows if self._rows is None else self._rows[rows]
+
+def _cut(joint: Batch, start: int, end: int) -> Batch:
+    return {name: values[start:end] for name, values in joint.items()}
 
 
 class Pass:
@@ -46,70 +47,79 @@ class Pass:
     def __init__(
         self,
         filler: Filler,
-        epoch: Epoch,
+        plan: Plan,
         share: Share,
-        start: int,
         *,
-        key: Key,
-        places: Places,
-        coded: list[Coded],
-        room: int,
+        seed: int,
+        epoch: int,
+        start: int,
         together: int,
-        blocks: bool,
     ) -> None:
         self.count = share.batches(start)
         self.together = together
         self._filler = filler
-        self._epoch = epoch
+        self._plan = plan
         self._share = share
         self._start = start
-        self._places = places
-        self._blocks = blocks  # are rows needed block by block?
-        self._key = key
+        self._epoch = plan.order.begin(share.n, seed, epoch, plan.counts)
+        self._key = key_of(seed, epoch)
         self._lock = threading.Lock()
-        self._each = max(_AT_ONCE // share.batch_size, 1)  # batches worked out at a time
-        self._chunks: dict[int, Ints] = {}
+        # Batches worked out at a time: as many as a thread makes, or more where they are small.
+        self._each = together * max(_AT_ONCE // (share.batch_size * together), 1)
+        self._chunks: dict[int, _Chunk] = {}
         self._asking = threading.Lock()
         self._asked = 0  # batches looked at, and asked for if need be
         self._unasked = 0  # times that nothing was looked at
         self._patience = 0
         self._schedule: Schedule | None = None
-        if coded and epoch.arriving(start, start) is not None:
-            self._schedule = Schedule(
-                coded, filler.ds.rows, places, self._arriving, self.count, filler.decoded, room
-            )
+        if plan.coded and self._epoch.arriving(start, start) is not None:
+            self._schedule = Schedule(plan, filler, self._arriving, self.count)
 
-    def rows(self, number: int) -> tuple[int, Ints]:
-        """The first position of a batch, and its rows."""
-        lo, hi = self._share.span(number, self._start)
-        chunk = number // self._each
+    def rows(self, first: int, stop: int) -> Ints:
+        """The rows of batches [first, stop), end to end."""
+        each, size = self._each, self._share.batch_size
+        parts = []
+        while first < stop:
+            begin = first // each * each
+            upto = min(stop, begin + each)
+            # All batches are full but the last, of which there is as much as there is.
+            parts.append(self._chunk(begin)[(first - begin) * size : (upto - begin) * size])
+            first = upto
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _chunk(self, begin: int) -> Ints:
+        """The rows of batches [begin, begin + each), worked out by one thread for all."""
         with self._lock:
-            found = self._chunks.get(chunk)
-            if found is None:
-                found = self._chunks[chunk] = self._worked_out(chunk)
-                for old in [c for c in self._chunks if c < chunk - 8]:
+            chunk = self._chunks.get(begin)
+            if chunk is None:
+                chunk = self._chunks[begin] = _Chunk()
+                for old in [one for one in self._chunks if one < begin - 8 * self._each]:
                     del self._chunks[old]
-        if self._share.world == 1:
-            begin = lo - self._share.span(chunk * self._each, self._start)[0]
-            return lo, found[begin : begin + hi - lo]
-        begin = (number % self._each) * self._share.batch_size
-        return lo, found[begin : begin + hi - lo]
+        with chunk.lock:
+            if chunk.rows is None:
+                chunk.rows = self._worked_out(begin, min(begin + self._each, self.count))
+            return chunk.rows
 
-    def _worked_out(self, chunk: int) -> Ints:
-        first, last = chunk * self._each, min((chunk + 1) * self._each, self.count) - 1
+    def _worked_out(self, first: int, stop: int) -> Ints:
         span = self._share.span
         if self._share.world == 1:
-            begin, end = span(first, self._start)[0], span(last, self._start)[1]
-            return self._places(self._epoch.rows(begin, end))
-        parts = [self._epoch.rows(*span(k, self._start)) for k in range(first, last + 1)]
-        return self._places(np.concatenate(parts))
+            begin, end = span(first, self._start)[0], span(stop - 1, self._start)[1]
+            return self._plan.places(self._epoch.rows(begin, end))
+        parts = [self._epoch.rows(*span(number, self._start)) for number in range(first, stop)]
+        return self._plan.places(np.concatenate(parts))
 
-    def make(self, number: int, clock: Clock) -> Any:  # noqa: ANN401
-        """The batch of that number."""
+    def make(self, first: int, stop: int, clock: Clock) -> Iterator[Any]:
+        """The batches of the numbers [first, stop)."""
         began = time.perf_counter()
-        first, rows = self.rows(number)
+        rows = self.rows(first, stop)
         clock.order += time.perf_counter() - began
-        return self._filler.make(rows, first, self._key, clock)
+        size = self._share.batch_size
+        cuts = range(0, (stop - first) * size, size)
+        joint = self._filler.read_together(rows, clock) if stop - first > 1 else None
+        for number, at in enumerate(cuts, first):
+            batch = None if joint is None else _cut(joint, at, at + size)
+            place = self._share.span(number, self._start)[0]
+            yield self._filler.make(rows[at : at + size], place, self._key, clock, batch)
 
     def _arriving(self, number: int) -> Iterable[tuple[int, int]]:
         """Ranges of rows that batch ``number`` is the first to need, on any rank."""
@@ -163,8 +173,7 @@ class Pass:
 
     def _coming(self, first: int, end: int) -> Ints:
         """Rows that are first needed by some batches: their own, or those of whole blocks."""
-        numbers = range(first, end)
-        if not self._blocks:
-            return np.concatenate([self.rows(number)[1] for number in numbers])
-        ranges = [one for number in numbers for one in self._arriving(number)]
-        return self._places(np.concatenate([np.arange(*one) for one in ranges] or [_NONE]))
+        if not isinstance(self._plan.order, Blocks | Windows):
+            return self.rows(first, end)
+        ranges = [one for number in range(first, end) for one in self._arriving(number)]
+        return self._plan.places(np.concatenate([np.arange(*one) for one in ranges] or [_NONE]))

@@ -8,7 +8,6 @@ one by the position of the batch's first sample.
 import hashlib
 
 import numpy as np
-
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]

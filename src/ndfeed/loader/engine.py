@@ -18,7 +18,7 @@ whether anybody waits.
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from ndfeed.loader.clock import Clock
@@ -29,8 +29,8 @@ _JOIN = 2.0  # seconds for threads to end; what runs longer is left behind
 class Course(Protocol):
     """The batches of one pass, numbered from 0.
 
-    ``count`` of them are made by ``make``, from several threads at once, ``together`` at a time
-    by one thread. ``errand`` is work that should be done first, such as decoding what coming
+    ``count`` of them are made by ``make``, from several threads at once, up to ``together`` at a
+    time by one thread. ``errand`` is work that should be done first, such as decoding what coming
     batches need; a batch for which ``ready`` is false is not begun. Both are called with the
     engine's lock held, so they only look.
     """
@@ -38,8 +38,8 @@ class Course(Protocol):
     count: int
     together: int
 
-    def make(self, number: int, clock: Clock) -> Any:  # noqa: ANN401
-        """The batch of that number."""
+    def make(self, first: int, stop: int, clock: Clock) -> Iterator[Any]:
+        """The batches of the numbers [first, stop)."""
         ...
 
     def look_ahead(self, number: int, clock: Clock) -> None:
@@ -242,11 +242,8 @@ class Engine:
             job(clock)
             del job  # or a batch would be kept alive while this thread rests
 
-    def put(self, run: _Run, number: int, made: object) -> None:
-        """A batch is ready, or has failed."""
-        run.slots[number] = made
-        if isinstance(made, Failure):
-            run.over = True
+    def tell(self) -> None:
+        """Batches are ready: wake the consumer if it waits."""
         if self._waiting:
             with self._changed:
                 self._done.notify()
@@ -284,13 +281,18 @@ class _Ticket:
 
     def __call__(self, clock: Clock) -> None:
         """Make them."""
-        course = self._run.course
+        run, course = self._run, self._run.course
         number = self._first
         try:
             course.look_ahead(self._stop, clock)
-            for number in range(self._first, self._stop):
-                if self._run.stopped:
+            for made in course.make(self._first, self._stop, clock):
+                if run.stopped:
                     return
-                self._engine.put(self._run, number, course.make(number, clock))
+                run.slots[number] = made
+                number += 1
         except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer is to see it
-            self._engine.put(self._run, number, Failure(error))
+            run.over = True
+            run.slots[number] = Failure(error)
+        finally:
+            # Once for all of them: waking a thread costs as much as making a small batch.
+            self._engine.tell()

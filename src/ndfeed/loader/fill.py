@@ -83,18 +83,45 @@ class Filler:
             for group in ds.groups
         ]
         self._uneven = [[c for c in group.columns if c.field.ragged] for group in ds.groups]
+        self.even = not any(self._uneven)  # can small batches be read together and cut?
         self._stored = {c.field.name: c.field for group in ds.groups for c in group.columns}
 
-    def make(self, rows: Ints, first: int, key: Key, clock: Clock) -> Any:  # noqa: ANN401
-        """The batch of ``rows``, which stand at positions from ``first`` on."""
-        if self.skipped is not None:
-            return self._skipping(rows, first, key, clock, self.skipped)
-        return self._counted(self._made(rows, first, key, None, clock), len(rows), clock)
+    def read_together(self, rows: Ints, clock: Clock) -> Batch | None:
+        """The stored fields of the rows of several small batches, to be cut.
 
-    def _made(self, rows: Ints, first: int, key: Key, kept: Ints | None, clock: Clock) -> Batch:
+        Nothing where something is wrong with them: each batch is then read on its own, so that
+        the one it is wrong with can be told.
+        """
+        try:
+            with clock.filling():
+                return self.read(rows)
+        except Error:
+            return None
+
+    def make(
+        self, rows: Ints, first: int, key: Key, clock: Clock, batch: Batch | None = None
+    ) -> Any:  # noqa: ANN401
+        """The batch of ``rows``, which stand at positions from ``first`` on.
+
+        ``batch`` has their stored fields where they were read already.
+        """
+        if self.skipped is not None and (batch is None or self.ds.steps):
+            return self._skipping(rows, first, key, clock, self.skipped)
+        return self._counted(self._made(rows, first, key, None, clock, batch), len(rows), clock)
+
+    def _made(
+        self,
+        rows: Ints,
+        first: int,
+        key: Key,
+        kept: Ints | None,
+        clock: Clock,
+        batch: Batch | None = None,
+    ) -> Batch:
         """A batch read, with the maps run and ragged fields in form."""
-        with clock.filling():
-            batch = self.read(rows)
+        if batch is None:
+            with clock.filling():
+                batch = self.read(rows)
         if not self.ds.steps and self._ragged == "list":
             return batch
         draws = Seeded(key, first, kept)

@@ -275,7 +275,7 @@ def loader(  # noqa: PLR0913 - the words that every loader shares
     - ``threads``: by default chosen by what is read, and adapted.
     - ``processes``: run the functions given to ``map`` in so many processes. Worth it for those
       that hold the interpreter's lock.
-    - ``ragged``: what becomes of samples of different shapes: ``"list"``, ``"pad"`` or ``"packed"``.
+    - ``ragged``: samples of different shapes as a ``"list"``, ``"pad"``-ded, or ``"packed"``.
     - ``on_error="skip"``: leave samples out that cannot be read; ``loader.skipped`` lists them.
     """
     if not isinstance(ds, Dataset):

@@ -14,7 +14,6 @@ from ndfeed.dataset.members import Decoded
 from ndfeed.files.shared import Block
 from ndfeed.loader.clock import Clock, Disk
 from ndfeed.loader.course import Pass
-from ndfeed.loader.draws import key_of
 from ndfeed.loader.engine import Engine
 from ndfeed.loader.fill import Filler, Skipped
 from ndfeed.loader.options import Options
@@ -22,11 +21,10 @@ from ndfeed.loader.plan import Plan
 from ndfeed.loader.pool import Bytes, Pool
 from ndfeed.loader.processes import Processes
 from ndfeed.loader.threads import Tuner, guess
-from ndfeed.order.orders import Blocks, Windows
 from ndfeed.order.share import Share
 
-_TOGETHER = 1 << 20  # bytes of batches that a thread makes at a time
-_MOST_TOGETHER = 16
+_TOGETHER = 4 << 20  # bytes of batches that a thread makes at a time
+_MOST_TOGETHER = 32
 _UNDER_WAY = 8  # batches that decoded streams leave room for
 _LOOK_EVERY = 0.25  # seconds
 _KEPT = 64  # pieces of memory of one size kept for their next use
@@ -67,7 +65,8 @@ class Machine:
         self.filler.batch_bytes = batch_bytes
         if self.processes is not None:
             self.filler.transform = self.processes
-        self.together = min(max(_TOGETHER // max(batch_bytes, 1), 1), _MOST_TOGETHER)
+        fits = min(_TOGETHER, self._buffers // 4) // max(batch_bytes, 1)
+        self.together = min(max(fits, 1), _MOST_TOGETHER) if self.filler.even else 1
         # A thread waits while its batch is with a process: one more reads meanwhile.
         threads = options.threads or (options.processes + 1 if self.processes else guess(ds))
         self.engine = Engine(threads, self.depth)
@@ -87,18 +86,14 @@ class Machine:
 
     def course(self, share: Share, seed: int, epoch: int, start: int) -> Pass:
         """The batches of an epoch from position ``start`` on."""
-        plan = self.plan
         return Pass(
             self.filler,
-            plan.order.begin(share.n, seed, epoch, plan.counts),
+            self.plan,
             share,
-            start,
-            key=key_of(seed, epoch),
-            places=plan.places,
-            coded=plan.coded,
-            room=max(self.decoded.limit - plan.window, 0),
+            seed=seed,
+            epoch=epoch,
+            start=start,
             together=self.together,
-            blocks=isinstance(plan.order, Blocks | Windows),
         )
 
     def begin(self, course: Pass) -> None:

@@ -70,9 +70,10 @@ def as_shard(shard: Sequence[int] | None) -> tuple[int, int]:
     """Rank and world."""
     if shard is None:
         return 0, 1
-    if isinstance(shard, str) or not hasattr(shard, "__len__") or len(shard) != 2:
-        raise TypeError(f"shard must be (rank, world), got {shard!r}")
-    rank, world = shard
+    try:
+        rank, world = shard
+    except (TypeError, ValueError):
+        raise TypeError(f"shard must be (rank, world), got {shard!r}") from None
     return rank, world
 
 

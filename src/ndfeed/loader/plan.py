@@ -6,7 +6,6 @@ from numpy.typing import NDArray
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.rowset import chosen
 from ndfeed.dataset.show import size as shown_size
-from ndfeed.loader.course import Places
 from ndfeed.loader.members import Coded
 from ndfeed.loader.options import Shuffle
 from ndfeed.order.orders import Blocks, Exact, Order, Sequential, Windows
@@ -18,6 +17,21 @@ Ints = NDArray[np.int64]
 # data and the seed, never by the machine.
 _WINDOW = 128 << 20
 _LEAST_FILES = 2
+
+
+class Places:
+    """From the rows of an order to those of the dataset, where they are not the same.
+
+    A window over files needs the rows of each file side by side; a view of a dataset may have
+    them in any order.
+    """
+
+    def __init__(self, sorted_rows: Ints | None) -> None:
+        self._rows = sorted_rows
+
+    def __call__(self, rows: Ints) -> Ints:
+        """Rows of the dataset."""
+        return rows if self._rows is None else self._rows[rows]
 
 
 class Plan:

@@ -199,11 +199,17 @@ def _sendable(batch: Batch) -> tuple[Batch, list[Handle]]:
     for name, value in batch.items():
         piece = piece_of(value) if isinstance(value, np.ndarray) else None
         if isinstance(piece, Block):
-            sent[name] = len(blocks), _Placed(0, value.dtype, value.shape)
+            start = _address(value) - _address(piece)
+            sent[name] = len(blocks), _Placed(start, value.dtype, value.shape)
             blocks.append(piece.handle)
         else:
             sent[name] = -1, value
     return sent, blocks
+
+
+def _address(array: NDArray[Any]) -> int:
+    found: int = array.__array_interface__["data"][0]
+    return found
 
 
 def _received(value: Any, room: NDArray[np.uint8] | None) -> Any:  # noqa: ANN401

@@ -182,7 +182,8 @@ def _stored(done: Clock, ds: Dataset) -> float:
 
 def _disk(report: Report, ds: Dataset) -> str:
     rate = (report.from_disk or 0) / max(report.seconds, 1e-9)
-    text = f"waiting for the disk: {size(rate)}/s of {size(max(report.disk_peak, rate))}/s seen at best"
+    best = max(report.disk_peak, rate)
+    text = f"waiting for the disk: {size(rate)}/s of the {size(best)}/s it gave at best"
     if ds.nbytes < system.memory_bytes() // 2:
         return f"{text}; a second epoch will be warm"
     return f"{text}; the data is larger than memory: Blocks() reads it in long stretches"

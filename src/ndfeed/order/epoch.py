@@ -46,11 +46,17 @@ class Walk(Protocol):
 
     n: int
 
-    def at(self, positions: Ints) -> Ints: ...
+    def at(self, positions: Ints) -> Ints:
+        """The rows at ascending positions."""
+        ...
 
-    def arriving(self, start: int, stop: int) -> Ranges | None: ...
+    def arriving(self, start: int, stop: int) -> Ranges | None:
+        """As in ``Epoch``."""
+        ...
 
-    def held(self, position: int) -> Ranges | None: ...
+    def held(self, position: int) -> Ranges | None:
+        """As in ``Epoch``."""
+        ...
 
 
 class _Memory(NamedTuple):

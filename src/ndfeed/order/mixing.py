@@ -8,6 +8,7 @@ at 0.5 a batch of 256 is worth one of about 128 from an exact shuffle, if rows a
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ndfeed.order.permutation import Ints
 from ndfeed.order.window import Windowed
@@ -33,9 +34,17 @@ def mixing_of(walk: Windowed, batch_size: int, exact: float) -> float:
     if b < 2:
         return 1.0
     slots = min(max(round(b * walk.slots / walk.n), 1), walk.slots)
-    last = walk.slots - slots
-    looked_at = np.unique(np.linspace(0, last, _LOOKED_AT).round().astype(np.int64))
-    amounts = [walk.amounts(int(slot), slots) for slot in looked_at]
-    weights = np.array([float(a.sum()) for a in amounts])
+    at, stands_for = _sample(walk.slots - slots + 1)
+    amounts = [walk.amounts(int(slot), slots) for slot in at]
+    weights = stands_for * [float(a.sum()) for a in amounts]
     same = np.array([alike(a) for a in amounts])
     return ratio(b, float((weights * same).sum() / weights.sum()), exact)
+
+
+def _sample(slots: int) -> tuple[Ints, NDArray[np.float64]]:
+    """Slots from all of an epoch, more of them near its ends, and how many each stands for."""
+    near = 1 << np.arange(slots.bit_length())
+    even = np.linspace(0, slots - 1, _LOOKED_AT).astype(np.int64)
+    at = np.unique(np.clip(np.concatenate((even, near, slots - 1 - near)), 0, slots - 1))
+    edges = np.concatenate(([-0.5], (at[1:] + at[:-1]) / 2, [slots - 0.5]))
+    return at, np.diff(edges)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ndfeed.order.epoch import Epoch, Ranges, Walked, check_span
 from ndfeed.order.mixing import alike, mixing_of, ratio
+from ndfeed.order.parts import EqualParts, ListedParts
 from ndfeed.order.permutation import Ints, key_of, permuted
 from ndfeed.order.window import Windowed
 
@@ -90,7 +91,7 @@ class Blocks:
         return mixing_of(self._walk(n, 0), batch_size, pairs / (n * (n - 1)))
 
     def _walk(self, n: int, key: int) -> Windowed:
-        return Windowed(_EqualParts(n, self.rows, key), self.window, key)
+        return Windowed(EqualParts(n, self.rows, key), self.window, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Windows:
         sizes = np.asarray(counts, np.int64)
         if (sizes < 0).any() or int(sizes.sum()) != n:
             raise ValueError(f"counts must be the rows of each file, {n} in all, got {sizes.sum()}")
-        return Windowed(_ListedParts(sizes, key), self.files, key)
+        return Windowed(ListedParts(sizes, key), self.files, key)
 
 
 Order = Sequential | Exact | Blocks | Windows
@@ -173,60 +174,3 @@ class _Anywhere:
 
     def held(self, position: int) -> None:
         return None
-
-
-class _EqualParts:
-    """Blocks of one size, permuted, with the short one, if any, put in at a place of its own."""
-
-    def __init__(self, n: int, rows: int, key: int) -> None:
-        self.n = operator.index(n)
-        self._rows, self._key = int(rows), key
-        self._full, rest = divmod(self.n, self._rows)
-        self.count = self._full + (rest > 0)
-        # The key's upper part, as a fraction, of all places.
-        self._short = (key * self.count) >> 64 if rest else self.count
-        self._lacking = self._rows - rest if rest else 0
-
-    def sizes(self, i: Ints) -> Ints:
-        return self._rows - self._lacking * (i == self._short)
-
-    def firsts(self, i: Ints) -> Ints:
-        if not self._full:
-            return np.zeros_like(i)
-        place = np.minimum(i - (i > self._short), self._full - 1)
-        block = permuted(place, self._full, self._key)
-        return np.where(i == self._short, self._full, block) * self._rows
-
-    def before(self, i: int) -> int:
-        return i * self._rows - self._lacking * (i > self._short)
-
-    def holding(self, position: int) -> int:
-        if position < self.before(self._short + 1):
-            return min(position // self._rows, self._short)
-        return (position + self._lacking) // self._rows
-
-
-class _ListedParts:
-    """Files of any sizes, permuted; the empty ones left out."""
-
-    def __init__(self, counts: Ints, key: int) -> None:
-        starts = np.cumsum(counts) - counts
-        files = np.flatnonzero(counts)
-        if len(files):
-            files = files[permuted(np.arange(len(files)), len(files), key)]
-        self._sizes, self._firsts = counts[files], starts[files]
-        self._ends = np.cumsum(self._sizes)
-        self.count = len(files)
-        self.n = int(self._ends[-1]) if self.count else 0
-
-    def sizes(self, i: Ints) -> Ints:
-        return self._sizes[i]
-
-    def firsts(self, i: Ints) -> Ints:
-        return self._firsts[i]
-
-    def before(self, i: int) -> int:
-        return int(self._ends[i - 1]) if i else 0
-
-    def holding(self, position: int) -> int:
-        return int(np.searchsorted(self._ends, position, side="right"))

@@ -28,6 +28,8 @@ class Share:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer):
                 raise TypeError(f"{name} must be an integer, got {value!r}")
+        if not isinstance(self.drop_last, bool):
+            raise TypeError(f"drop_last must be True or False, got {self.drop_last!r}")
         if self.n < 0:
             raise ValueError(f"n must be at least 0, got {self.n}")
         if self.batch_size < 1:

@@ -13,38 +13,17 @@ Nothing here is ever as long as the data. Slots are laid out a few at a time, an
 is computed from the layout when it is asked for. Every part has rows, and therefore every slot.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from ndfeed.order.epoch import Ranges
+from ndfeed.order.parts import Parts
 from ndfeed.order.permutation import Ints, Keys, keys_from, permuted
 
 _ROWS = 1 << 15  # rows laid out at once, unless a single slot has more
+_SLICES = 1 << 16  # slices laid out at once, unless a single slot has more
 _LISTED = 1 << 18  # rows up to which each has its slot and slice listed
-
-
-class Parts(Protocol):
-    """Parts in their permuted order, none of them empty."""
-
-    count: int
-    n: int
-
-    def sizes(self, i: Ints) -> Ints:
-        """Rows of the parts at these places of the order."""
-        ...
-
-    def firsts(self, i: Ints) -> Ints:
-        """The first row of each."""
-        ...
-
-    def before(self, i: int) -> int:
-        """Rows of all parts before place ``i``."""
-        ...
-
-    def holding(self, position: int) -> int:
-        """The place whose part would hold a position if parts came whole, one after another."""
-        ...
 
 
 class Layout(NamedTuple):
@@ -97,12 +76,12 @@ class Windowed:
         return self._ranges(first + self._window - 1 if first else 0, end + self._window - 1)
 
     def held(self, position: int) -> Ranges:
-        """The parts of the slot that ``position`` lies in, if it has begun before it."""
-        slot = self._first_slot(position)
-        if slot == 0 or position == self.n:
+        """The parts that a slot before ``position`` and one from there on both draw from."""
+        if not 0 < position < self.n:
             return []
-        done = slot if self.rows_before(slot) == position else slot - 1
-        return self._ranges(done, slot + self._window - 1)
+        coming = self._first_slot(position)
+        now = coming if self.rows_before(coming) == position else coming - 1
+        return self._ranges(now, coming + self._window - 1)
 
     def amounts(self, slot: int, slots: int) -> Ints:
         """Rows that each part gives to ``slots`` slots from ``slot`` on."""
@@ -122,7 +101,8 @@ class Windowed:
         life = np.minimum(i, self.slots - 1) - born + 1
         age = np.clip(slot - born, 0, life)
         each, rest = np.divmod(self._parts.sizes(i), life)
-        return age * each + age * rest // life
+        taken: Ints = age * each + age * rest // life
+        return taken
 
     def _ranges(self, i: int, end: int) -> Ranges:
         places = np.arange(i, min(end, self._parts.count))
@@ -147,8 +127,8 @@ class Windowed:
         """The first slot that begins at ``position`` or behind it."""
         if position >= self.n:
             return self.slots
-        slot = self._slot_of(position)
-        return slot if self.rows_before(slot) == position else slot + 1
+        layout = self._layout(position)
+        return layout.slot + int(np.searchsorted(layout.starts, position))
 
     def _layout(self, position: int) -> Layout:
         """The layout of the slot that ``position`` lies in, and some behind it."""
@@ -162,13 +142,16 @@ class Windowed:
         return layout
 
     def _laid(self, slot: int) -> Layout:
-        usual = max(self.n // self._parts.count, 1)  # rows of a slot
+        parts, window = self._parts, self._window
+        usual = max(self.n // parts.count, 1)  # rows of a slot
         many = max(_ROWS // usual, 1)
-        if usual < self._window:
-            end = min(slot + max(many, 4 * self._window), self.slots)
+        end = min(slot + max(many, 4 * window), self.slots)
+        reach = parts.before(end + window - 1) - parts.before(slot)
+        # Where one part is far larger than the usual ones, its rows are better not listed.
+        if usual < window and reach <= 8 * usual * (end - slot + window):
             part, offset, ends, rows = self._by_row(slot, end)
         else:
-            end = min(slot + many, self.slots)
+            end = min(slot + many, slot + max(_SLICES // window, 1), self.slots)
             part, offset, ends, rows = self._by_slice(slot, end)
         listed = ends[-1] <= _LISTED
         i = np.arange(slot, end + self._window - 1)
@@ -207,9 +190,12 @@ class Windowed:
         # Row u is in the first slice j that ends behind it: (j + 1) * c >= (u + 1) * k.
         at = born[part] - slot + ((inner + 1) * life[part] - 1) // sizes[part]
         mine = np.flatnonzero((at >= 0) & (at < end - slot))
-        mine = mine[np.argsort(at[mine], kind="stable")]
+        at = at[mine]
+        # Two bytes are sorted in linear time.
+        small = at.astype(np.uint16) if end - slot <= 1 << 16 else at
+        mine = mine[np.argsort(small, kind="stable")]
         count = np.arange(len(mine))
-        lengths = np.bincount(at[mine], minlength=end - slot)
+        lengths = np.bincount(at, minlength=end - slot)
         return part[mine], inner[mine] - count, count + 1, lengths
 
 
