@@ -6,7 +6,7 @@ stream; ``Decoded`` keeps those that will be asked for again.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,6 +157,13 @@ class Decoded:
                     self._held += found.nbytes
                 self._changed.notify_all()
         return found
+
+    def retire(self, keys: Iterable[Key]) -> None:
+        """Give up these streams before any other: nobody will ask for them soon."""
+        with self._changed:
+            for key in keys:
+                if key in self._streams:
+                    self._streams.move_to_end(key, last=False)
 
     def clear(self) -> None:
         """Give up every stream."""

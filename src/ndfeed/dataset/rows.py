@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Place
-from ndfeed.dataset.members import Bytes, Decoded, decode, inline_all, is_inline, view
+from ndfeed.dataset.members import Bytes, Decoded, Key, decode, inline_all, is_inline, view
 from ndfeed.dataset.spent import inflating, reading, spent
 from ndfeed.dataset.target import Target
 from ndfeed.files.file import File
@@ -201,4 +201,10 @@ def stream_of(column: Column, part: int, decoded: Decoded) -> Bytes:
         return found
 
     size = int(max(table.decoded[array], table.length[array]))
-    return decoded.stream((number, int(table.offset[array])), size, decode_now)
+    return decoded.stream(key_of(column, part), size, decode_now)
+
+
+def key_of(column: Column, part: int) -> Key:
+    """What a part's stream is kept under."""
+    table, array = column.table, int(column.arrays[part])
+    return int(table.file[array]), int(table.offset[array])

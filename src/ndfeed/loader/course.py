@@ -119,7 +119,10 @@ class Pass:
         for number, at in enumerate(cuts, first):
             batch = None if joint is None else _cut(joint, at, at + size)
             place = self._share.span(number, self._start)[0]
-            yield self._filler.make(rows[at : at + size], place, self._key, clock, batch)
+            made = self._filler.make(rows[at : at + size], place, self._key, clock, batch)
+            if self._schedule is not None:
+                self._schedule.made(number)
+            yield made
 
     def _arriving(self, number: int) -> Iterable[tuple[int, int]]:
         """Ranges of rows that batch ``number`` is the first to need, on any rank."""
@@ -128,9 +131,9 @@ class Pass:
         held = self._epoch.held(start) if number == 0 else None
         return [*(held or ()), *(self._epoch.arriving(start, stop) or ())]
 
-    def ready(self, number: int) -> bool:
-        """Is everything decoded that the batch needs?"""
-        return self._schedule is None or self._schedule.ready(number)
+    def ready(self, stop: int) -> bool:
+        """Is everything decoded that the batches before ``stop`` need?"""
+        return self._schedule is None or self._schedule.ready(stop)
 
     def errand(self) -> Callable[[Clock], None] | None:
         """Something to decode."""

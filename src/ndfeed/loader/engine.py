@@ -31,8 +31,8 @@ class Course(Protocol):
 
     ``count`` of them are made by ``make``, from several threads at once, up to ``together`` at a
     time by one thread. ``errand`` is work that should be done first, such as decoding what coming
-    batches need; a batch for which ``ready`` is false is not begun. Both are called with the
-    engine's lock held, so they only look.
+    batches need; batches for which ``ready`` is false are not begun, and those for which it is
+    true are. Both are called with the engine's lock held, so they only look.
     """
 
     count: int
@@ -46,8 +46,8 @@ class Course(Protocol):
         """What is worth doing before the batches from ``number`` on are made."""
         ...
 
-    def ready(self, number: int) -> bool:
-        """May the batch be begun?"""
+    def ready(self, stop: int) -> bool:
+        """May the batches before ``stop`` be begun?"""
         ...
 
     def errand(self) -> Callable[[Clock], None] | None:
@@ -206,12 +206,14 @@ class Engine:
         run = self._run
         if run is None or run.over:
             return None
-        if self._room(run) and run.course.ready(run.next):
+        if self._room(run):
             first = run.next
             # One by one at first: the consumer waits for the first batch of all.
             size = run.course.together if first >= self._wanted else 1
-            run.next = min(first + size, run.course.count)
-            return _Ticket(self, run, first, run.next)
+            stop = min(first + size, run.course.count)
+            if run.course.ready(stop):
+                run.next = stop
+                return _Ticket(self, run, first, stop)
         errand = run.course.errand()
         return None if errand is None else _Errand(self, run, errand)
 

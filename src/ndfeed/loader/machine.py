@@ -47,7 +47,7 @@ class Machine:
         self._batch_bytes = batch_bytes
         self._buffers = options.memory
         if plan.coded:
-            self._buffers = min(_UNDER_WAY * batch_bytes, max(options.memory // 2, batch_bytes))
+            self._buffers = min(_UNDER_WAY * batch_bytes, max(options.memory // 4, batch_bytes))
         self.decoded = Decoded(max(options.memory - self._buffers, 0))
         self.processes: Processes | None = None
         if options.processes and ds.steps:

@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Group
-from ndfeed.dataset.members import Decoded
-from ndfeed.dataset.rows import stream_of
+from ndfeed.dataset.members import Decoded, Key
+from ndfeed.dataset.rows import key_of, stream_of
 from ndfeed.formats.array import INLINE, RAW
 
 Ints = NDArray[np.int64]
@@ -36,6 +36,10 @@ class Coded:
         for column in self.columns:
             if column.coding[part] not in (RAW, INLINE):
                 stream_of(column, part, decoded)
+
+    def keys(self, part: int) -> list[Key]:
+        """What the streams of a part are kept under."""
+        return [key_of(column, part) for column in self.columns]
 
 
 def _coded(column: Column, group: Group) -> NDArray[np.bool_]:

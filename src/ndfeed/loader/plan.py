@@ -13,9 +13,11 @@ from ndfeed.order.share import Share
 
 Ints = NDArray[np.int64]
 
-# Decoded bytes that the files of a window have together. A constant: an order is fixed by the
-# data and the seed, never by the machine.
-_WINDOW = 128 << 20
+# Decoded bytes that the files of a window have together: an eighth of all, within these bounds.
+# It goes by the data alone, since an order is fixed by the data and the seed, never by the
+# machine; and it fits in the memory of whoever gives a loader a quarter of the data's size.
+_OF_ALL = 8
+_LEAST, _MOST = 4 << 20, 128 << 20
 _LEAST_FILES = 2
 
 
@@ -53,10 +55,10 @@ class Plan:
 
 
 def _window(coded: Coded, order: Order) -> int:
-    """Bytes of streams that an order needs at a time."""
+    """Bytes of streams that an order needs at a time: of a window, and of a file just left."""
     used = np.sort(coded.sizes)[::-1]
     if isinstance(order, Windows):
-        return int(used[: order.files].sum())
+        return int(used[: order.files + 1].sum())
     if isinstance(order, Blocks):
         rows = int(np.diff(coded.group.starts).mean()) or 1
         return int(used[: order.window * -(-order.rows // rows)].sum())
@@ -86,7 +88,8 @@ def _order(shuffle: Shuffle, coded: list[Coded]) -> Order:
         return Exact()
     largest = max(coded, key=lambda one: int(one.sizes.sum()))
     used = largest.sizes[largest.sizes > 0]
-    fitting = int(_WINDOW // max(int(used.mean()), 1))
+    window = min(max(int(used.sum()) // _OF_ALL, _LEAST), _MOST)
+    fitting = window // max(int(used.mean()), 1)
     return Windows(files=max(min(fitting, len(largest.sizes)), _LEAST_FILES))
 
 

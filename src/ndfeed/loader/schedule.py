@@ -1,16 +1,18 @@
 """Decoding before batches need it.
 
 The order says which rows come when; from that follows which parts are needed for the first
-time by which batch. They are decoded in that order by whatever thread is free, as far ahead as
-memory allows, so that a batch never waits for a stream that another thread could have decoded
-meanwhile. What was decoded is kept in ``Decoded``, which is limited; should a stream be given
-up too early it is decoded again by the batch that needs it.
+time by which batch, and when it is done with them: a window lets go of parts in the order in
+which it took them up. They are decoded in that order by whatever thread is free, as far ahead
+as memory allows, so that a batch never waits for a stream that another thread could have
+decoded meanwhile, and no stream is given up that a batch under way still needs.
+
+Where memory does not even hold what one batch needs, streams are given up all the same and
+decoded again by the batches that need them: slow, and right.
 """
 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,20 +23,22 @@ from ndfeed.loader.clock import Clock
 from ndfeed.loader.fill import Filler
 from ndfeed.loader.members import Coded
 from ndfeed.loader.plan import Plan
+from ndfeed.order.orders import Blocks, Windows
 
 _LISTED_AHEAD = 64
 
 
-class _Needed(NamedTuple):
-    """A part, and the first batch that needs it."""
+class _Part:
+    """A part, and the first and the last batch that need it; the last as far as known."""
 
-    batch: int
-    coded: Coded
-    part: int
+    __slots__ = ("coded", "first", "last", "part", "size")
 
-    @property
-    def size(self) -> int:
-        return int(self.coded.sizes[self.part])
+    def __init__(self, coded: Coded, part: int, first: int) -> None:
+        self.coded = coded
+        self.part = part
+        self.first = first
+        self.last: int | None = None
+        self.size = int(coded.sizes[part])
 
 
 class Schedule:
@@ -50,54 +54,74 @@ class Schedule:
         arriving: Callable[[int], Iterable[tuple[int, int]]],
         count: int,
     ) -> None:
-        self._coded = plan.coded
+        self._plan = plan
         self._rows = filler.ds.rows
-        self._places = plan.places
         self._arriving = arriving
         self._count = count
         self._decoded = filler.decoded
-        # Bytes that may be decoded ahead of need: what the order's own window leaves.
-        self._room = max(filler.decoded.limit - plan.window, 0)
         self._lock = threading.Lock()
         self._listing = False
         self._listed = 0  # batches whose parts are known
         self._known = [np.zeros(len(one.sizes), bool) for one in plan.coded]
-        self._todo: deque[_Needed] = deque()
-        self._doing: list[_Needed] = []
-        self._ahead: deque[_Needed] = deque()  # decoded or being decoded, not yet needed
-        self._needed = 0
+        window = plan.order.files if isinstance(plan.order, Windows) else 1
+        window = plan.order.window if isinstance(plan.order, Blocks) else window
+        self._open = [deque[_Part](maxlen=window) for _ in plan.coded]  # those arrived last
+        self._todo: deque[_Part] = deque()
+        self._doing: list[_Part] = []
+        self._live: deque[_Part] = deque()  # decoded or being decoded, and still needed
+        self._held = 0  # bytes of those
+        self._begun = 0  # batches begun
+        self._made: set[int] = set()
+        self._low = 0  # all batches before it are made
+        self._needed = 0  # the last batch that somebody wants to begin
 
-    def ready(self, batch: int) -> bool:
-        """Is everything decoded that the batch needs?"""
-        self._needed = batch
+    def ready(self, stop: int) -> bool:
+        """Is everything decoded that the batches before ``stop`` need? Then they are begun."""
         with self._lock:
-            waiting = bool(self._todo) and self._todo[0].batch <= batch
-            return (
-                self._listed > batch
-                and not waiting
-                and all(one.batch > batch for one in self._doing)
-            )
+            self._needed = stop - 1
+            if (
+                self._listed < stop
+                or (self._todo and self._todo[0].first < stop)
+                or any(one.first < stop for one in self._doing)
+            ):
+                return False
+            self._begun = max(self._begun, stop)
+            return True
+
+    def made(self, number: int) -> None:
+        """A batch is made, or never will be."""
+        with self._lock:
+            self._made.add(number)
+            while self._low in self._made:
+                self._made.remove(self._low)
+                self._low += 1
 
     def errand(self) -> Callable[[Clock], None] | None:
         """A part to decode now, or parts to be listed."""
         with self._lock:
-            while self._ahead and self._ahead[0].batch <= self._needed:
-                self._ahead.popleft()
-            if self._todo:
-                held = sum(one.size for one in self._ahead)
-                first = self._todo[0]
-                if first.batch <= self._needed or held + first.size <= self._room:
-                    self._todo.popleft()
-                    self._doing.append(first)
-                    self._ahead.append(first)
-                    return lambda clock: self._decode(first, clock)
+            while self._live and _done(self._live[0], self._low):
+                over = self._live.popleft()
+                self._held -= over.size
+                self._decoded.retire(over.coded.keys(over.part))
+            if self._todo and self._may_decode(self._todo[0]):
+                first = self._todo.popleft()
+                self._doing.append(first)
+                self._live.append(first)
+                self._held += first.size
+                return lambda clock: self._decode(first, clock)
             short = len(self._todo) < _LISTED_AHEAD and self._listed < self._count
             if short and not self._listing:
                 self._listing = True
                 return self._list
             return None
 
-    def _decode(self, one: _Needed, clock: Clock) -> None:
+    def _may_decode(self, part: _Part) -> bool:
+        if self._held + part.size <= self._decoded.limit:
+            return True
+        # Too much for the memory there is; but nothing that is under way needs room now.
+        return part.first <= self._needed and self._low >= self._begun and not self._doing
+
+    def _decode(self, one: _Part, clock: Clock) -> None:
         try:
             with clock.filling():
                 one.coded.decode(one.part, self._decoded)
@@ -109,13 +133,13 @@ class Schedule:
 
     def _list(self, clock: Clock) -> None:
         """Work out the parts of the next batches."""
-        found: list[_Needed] = []
+        found: list[_Part] = []
         batch = self._listed
         while batch < self._count and len(found) < _LISTED_AHEAD:
             for first, end in self._arriving(batch):
                 found += self._parts(batch, first, end)
             batch += 1
-        for coded in self._coded:
+        for coded in self._plan.coded:
             parts = [one.part for one in found if one.coded is coded]
             if parts:
                 clock.asked += ahead.ask_parts(coded.group, np.array(parts))
@@ -124,11 +148,20 @@ class Schedule:
             self._listed = batch
             self._listing = False
 
-    def _parts(self, batch: int, first: int, end: int) -> Iterable[_Needed]:
-        samples = chosen(self._rows, self._places(np.arange(first, end)))
-        for coded, known in zip(self._coded, self._known, strict=True):
+    def _parts(self, batch: int, first: int, end: int) -> Iterable[_Part]:
+        samples = chosen(self._rows, self._plan.places(np.arange(first, end)))
+        for coded, known, still in zip(self._plan.coded, self._known, self._open, strict=True):
             parts = np.unique(coded.group.locate(samples).part)
             parts = parts[~known[parts] & (coded.sizes[parts] > 0)]
             known[parts] = True
             for part in parts.tolist():
-                yield _Needed(batch, coded, part)
+                if len(still) == still.maxlen:
+                    still[0].last = batch  # a full window: the oldest leaves it with this batch
+                made = _Part(coded, part, batch)
+                still.append(made)
+                yield made
+
+
+def _done(part: _Part, low: int) -> bool:
+    """Are all batches made that need the part?"""
+    return part.last is not None and part.last < low

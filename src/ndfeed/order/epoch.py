@@ -12,7 +12,7 @@ from ndfeed.order.permutation import Ints
 
 Ranges = list[tuple[int, int]]
 
-_AHEAD = 1 << 14  # rows computed at once when the next requests can be foreseen
+_AHEAD = 1 << 15  # rows computed at once when the next requests can be foreseen
 _MOST = 1 << 16  # positions worked on at once, whatever is asked for
 
 
@@ -37,7 +37,7 @@ class Epoch(Protocol):
         ...
 
     def held(self, position: int) -> Ranges | None:
-        """Row ranges that arrived before ``position`` and are still needed from there on."""
+        """Row ranges that arrived before ``position`` and may be needed from there on."""
         ...
 
 
@@ -94,13 +94,13 @@ class Walked:
             return ahead[start].copy()
         self._memory = _Memory(start, length, {})
         cuts = range(start, stop, _MOST)
-        parts = [self._walk.at(np.arange(at, min(at + _MOST, stop))) for at in cuts]
+        parts = [self._walk.at(np.arange(at, min(at + _MOST, stop), dtype=np.int64)) for at in cuts]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def _spans(self, start: int, length: int, distance: int) -> dict[int, Ints]:
         last = min(start + distance * (_AHEAD // length), self._walk.n - length + 1)
-        starts = np.arange(start, last, distance)
-        positions = (starts[:, None] + np.arange(length)).reshape(-1)
+        starts = np.arange(start, last, distance, dtype=np.int64)
+        positions = (starts[:, None] + np.arange(length, dtype=np.int64)).reshape(-1)
         rows = self._walk.at(positions).reshape(len(starts), length)
         return dict(zip(starts.tolist(), rows, strict=True))
 
@@ -110,7 +110,7 @@ class Walked:
         return self._walk.arriving(start, stop)
 
     def held(self, position: int) -> Ranges | None:
-        """Row ranges that arrived before ``position`` and are still needed from there on."""
+        """Row ranges that arrived before ``position`` and may be needed from there on."""
         check_span(position, position, self._walk.n)
         return self._walk.held(position)
 

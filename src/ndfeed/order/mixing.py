@@ -5,6 +5,10 @@ one batch that come from one part say the same thing twice. With q the probabili
 rows of a batch are of the same part, the mean of a batch of b rows varies like
 ``1/b + (1 - 1/b) * q``. ``mixing`` is that of an exact shuffle divided by that of the order:
 at 0.5 a batch of 256 is worth one of about 128 from an exact shuffle, if rows are that alike.
+Data whose parts are mixed in themselves lose nothing, whatever the number.
+
+For a window, q is counted from what each part gives to a slot, or to as many slots as a batch
+fills, averaged over the epoch: its first slot and its last are less even than those between.
 """
 
 import numpy as np
@@ -43,7 +47,7 @@ def mixing_of(walk: Windowed, batch_size: int, exact: float) -> float:
 
 def _sample(slots: int) -> tuple[Ints, NDArray[np.float64]]:
     """Slots from all of an epoch, more of them near its ends, and how many each stands for."""
-    near = 1 << np.arange(slots.bit_length())
+    near = 1 << np.arange(slots.bit_length(), dtype=np.int64)
     even = np.linspace(0, slots - 1, _LOOKED_AT).astype(np.int64)
     at = np.unique(np.clip(np.concatenate((even, near, slots - 1 - near)), 0, slots - 1))
     edges = np.concatenate(([-0.5], (at[1:] + at[:-1]) / 2, [slots - 0.5]))

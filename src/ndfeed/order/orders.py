@@ -12,7 +12,7 @@ import numpy as np
 from ndfeed.order.epoch import Epoch, Ranges, Walked, check_span
 from ndfeed.order.mixing import alike, mixing_of, ratio
 from ndfeed.order.parts import EqualParts, ListedParts
-from ndfeed.order.permutation import Ints, key_of, permuted
+from ndfeed.order.permutation import LARGEST, Ints, key_of, permuted
 from ndfeed.order.window import Windowed
 
 __all__ = ["Blocks", "Epoch", "Exact", "Order", "Sequential", "Windows"]
@@ -26,7 +26,7 @@ class Sequential:
 
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
         """One epoch: the same for every seed."""
-        return _InOrder(n)
+        return _InOrder(_length(n))
 
     def spec(self) -> Spec:
         """What this order is, for JSON; compared on resume."""
@@ -49,7 +49,7 @@ class Exact:
 
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
         """One epoch."""
-        return Walked(_Anywhere(n, key_of("exact", seed, epoch)))
+        return Walked(_Anywhere(_length(n), key_of("exact", seed, epoch)))
 
     def spec(self) -> Spec:
         """What this order is, for JSON; compared on resume."""
@@ -71,8 +71,8 @@ class Blocks:
     window: int = 32
 
     def __post_init__(self) -> None:
-        check_at_least_one("rows", self.rows)
-        check_at_least_one("window", self.window)
+        object.__setattr__(self, "rows", _at_least_one("rows", self.rows))
+        object.__setattr__(self, "window", _at_least_one("window", self.window))
 
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
         """One epoch."""
@@ -91,7 +91,7 @@ class Blocks:
         return mixing_of(self._walk(n, 0), batch_size, pairs / (n * (n - 1)))
 
     def _walk(self, n: int, key: int) -> Windowed:
-        return Windowed(EqualParts(n, self.rows, key), self.window, key)
+        return Windowed(EqualParts(_length(n), self.rows, key), self.window, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Windows:
     files: int = 16
 
     def __post_init__(self) -> None:
-        check_at_least_one("files", self.files)
+        object.__setattr__(self, "files", _at_least_one("files", self.files))
 
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
         """One epoch over files of ``counts`` rows, ``n`` in all."""
@@ -124,7 +124,9 @@ class Windows:
         if counts is None:
             raise ValueError("a window over files needs counts, the rows of each file")
         sizes = np.asarray(counts, np.int64)
-        if (sizes < 0).any() or int(sizes.sum()) != n:
+        if (sizes < 0).any():
+            raise ValueError(f"counts must be rows of files, none below 0, got {sizes.min()}")
+        if int(sizes.sum()) != n:
             raise ValueError(f"counts must be the rows of each file, {n} in all, got {sizes.sum()}")
         return Windowed(ListedParts(sizes, key), self.files, key)
 
@@ -132,23 +134,30 @@ class Windows:
 Order = Sequential | Exact | Blocks | Windows
 
 
-def check_at_least_one(name: str, value: int) -> None:
-    """Refuse what is no whole number from 1 on."""
+def _at_least_one(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
+    return int(value)  # NumPy's would wrap, and are not JSON
+
+
+def _length(n: int) -> int:
+    length = operator.index(n)
+    if not 0 <= length <= LARGEST:
+        raise ValueError(f"n must be in [0, 2**62], got {length}")
+    return length
 
 
 class _InOrder:
     """Rows as they lie."""
 
     def __init__(self, n: int) -> None:
-        self.n = operator.index(n)
+        self.n = n
 
     def rows(self, start: int, stop: int) -> Ints:
         check_span(start, stop, self.n)
-        return np.arange(start, stop)
+        return np.arange(start, stop, dtype=np.int64)
 
     def arriving(self, start: int, stop: int) -> Ranges:
         check_span(start, stop, self.n)
@@ -163,7 +172,7 @@ class _Anywhere:
     """The walk of an exact shuffle."""
 
     def __init__(self, n: int, key: int) -> None:
-        self.n = operator.index(n)
+        self.n = n
         self._key = key
 
     def at(self, positions: Ints) -> Ints:

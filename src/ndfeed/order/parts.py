@@ -1,6 +1,5 @@
 """Parts in a permuted order: blocks of one size, computed, or files of any sizes, listed."""
 
-import operator
 from typing import Protocol
 
 import numpy as np
@@ -35,9 +34,8 @@ class EqualParts:
     """Blocks of one size, permuted, with the short one, if any, put in at a place of its own."""
 
     def __init__(self, n: int, rows: int, key: int) -> None:
-        self.n = operator.index(n)
-        self._rows = int(rows)
-        self._key, place = (int(k) for k in keys_from(key, np.arange(2, 4)))
+        self.n, self._rows = n, rows
+        self._key, place = (int(k) for k in keys_from(key, np.arange(2, 4, dtype=np.int64)))
         self._full, rest = divmod(self.n, self._rows)
         self.count = self._full + (rest > 0)
         self._short = place * self.count >> 64 if rest else self.count
@@ -74,8 +72,8 @@ class ListedParts:
         starts = np.cumsum(counts) - counts
         files = np.flatnonzero(counts)
         if len(files):
-            own = int(keys_from(key, np.arange(2, 3))[0])
-            files = files[permuted(np.arange(len(files)), len(files), own)]
+            own = int(keys_from(key, np.arange(2, 3, dtype=np.int64))[0])
+            files = files[permuted(np.arange(len(files), dtype=np.int64), len(files), own)]
         self._sizes, self._firsts = counts[files], starts[files]
         self._ends = np.cumsum(self._sizes)
         self.count = len(files)

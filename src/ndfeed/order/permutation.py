@@ -21,13 +21,12 @@ where single rows, neighbours, pairs and triples go, cycles, parity, halves, ser
 Below 2**32 all arithmetic is in 32 bits, above in 64: two different permutations. It is integer
 arithmetic alone, so that neither the machine nor NumPy's version can change an order.
 
-Cost on one core, 16,384 positions: 11 to 15 ns a row below 2**32, 20 to 28 above; 22 to 35 and 45
-with a length and key for each position. A call costs some 60 µs however few they are.
+Cost on one core, 16,384 positions: 11 to 15 ns a row below 2**32, 20 to 27 above; with a table of
+lengths and keys 25 to 37 and 45 to 51. A call costs some 50 µs however few they are.
 """
 
 import hashlib
 import operator
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +34,9 @@ from numpy.typing import ArrayLike, NDArray
 
 Ints = NDArray[np.int64]
 Keys = NDArray[np.uint64]
-Words = Any  # of some width: one, or a vector of them
+# Of some width: a vector, or an array of no dimension. NumPy's own scalars wrap with a warning,
+# and cost a ufunc half as much again.
+Words = NDArray[Any]
 
 LARGEST = 1 << 62
 
@@ -47,19 +48,20 @@ class _Kind(NamedTuple):
 
     word: type[np.uint32] | type[np.uint64]
     bits: int
-    multipliers: tuple[int, ...]
+    multipliers: tuple[Words, ...]
 
 
 def _kind(word: type[np.uint32] | type[np.uint64], bits: int, rounds: int) -> _Kind:
     names = (b"%d:%d" % (bits, r) for r in range(rounds))
     digests = (hashlib.blake2b(name, digest_size=8).digest() for name in names)
-    return _Kind(word, bits, tuple(int.from_bytes(d, "little") % (1 << bits) | 1 for d in digests))
+    odd = (int.from_bytes(digest, "little") % (1 << bits) | 1 for digest in digests)
+    return _Kind(word, bits, tuple(np.array(factor, word) for factor in odd))
 
 
 # By length: ranked up to 8, then by rounds. Digits of few values need more of them.
 _LAST = np.array([8, 512, (1 << 32) - 1])
 _KINDS = (_kind(np.uint32, 32, 14), _kind(np.uint32, 32, 8), _kind(np.uint64, 64, 8))
-_POWERS = 1 << np.arange(63)
+_POWERS = 1 << np.arange(63, dtype=np.int64)
 
 
 class _Domain(NamedTuple):
@@ -72,8 +74,8 @@ class _Domain(NamedTuple):
     step: Words  # added from one round's key to the next one's
 
     def of(self, index: Ints | slice) -> "_Domain":
-        """The same for some positions; words are for all of them."""
-        if not isinstance(self.n, np.ndarray):
+        """The same for some positions; what has no dimension is for all of them."""
+        if not self.n.ndim:
             return self
         return _Domain(*(vector[index] for vector in self))
 
@@ -113,7 +115,7 @@ def permuted(positions: ArrayLike, n: int | Ints, key: int | Keys, of: Ints | No
     which = np.searchsorted(_LAST, lengths)
     if len(which) and (which == which[0]).all():
         return _applied(int(which[0]), at, lengths, keys, of)
-    of = np.arange(len(at)) if of is None else of
+    of = np.arange(len(at), dtype=np.int64) if of is None else of
     out, which = np.empty_like(at), which[of]
     for kind in range(len(_KINDS) + 1):
         these = np.flatnonzero(which == kind)
@@ -148,14 +150,14 @@ def _domain(n: int | Ints, key: int | Keys, kind: _Kind) -> _Domain:
     high = ((lengths - 1) >> low) + 1
     turned = keys >> np.uint64(32) | keys << np.uint64(32)
     made = _Domain(*(x.astype(kind.word) for x in (lengths, low, high, keys, turned)))
-    return made if isinstance(n, np.ndarray) else _Domain(*(vector[0] for vector in made))
+    return made if isinstance(n, np.ndarray) else _Domain(*(x.reshape(()) for x in made))
 
 
 def _walk(at: Ints, domain: _Domain, of: Ints | None, kind: _Kind) -> Ints:
     """Every position to its place, a chunk at a time; those astray again, all together."""
     out = np.empty_like(at)
     strays = []
-    chunk = _CHUNK if isinstance(domain.n, np.ndarray) else 2 * _CHUNK
+    chunk = _CHUNK if domain.n.ndim else 2 * _CHUNK
     for first in range(0, len(at), chunk):
         span = slice(first, first + chunk)
         own = domain.of(span if of is None else of[span])
@@ -173,48 +175,33 @@ def _walk(at: Ints, domain: _Domain, of: Ints | None, kind: _Kind) -> Ints:
     return out
 
 
-def _rounds(at: NDArray[Any], domain: _Domain, kind: _Kind) -> NDArray[Any]:
+def _rounds(at: Words, domain: _Domain, kind: _Kind) -> Words:
     """``at``, permuted once within the two digits; ``at`` itself is used up."""
     _, low, high, key, step = domain
-    word = kind.word
-    half, top = word(kind.bits // 2), word(kind.bits) - low
-    mask = (word(1) << low) - word(1)
-    big: NDArray[Any] = np.right_shift(at, low)
-    small = np.bitwise_and(at, mask)
-    hashed, spare = at, np.empty_like(at)
-    keys = _schedule(key, step, kind)
+    half, one = np.array(kind.bits // 2, kind.word), np.array(1, kind.word)
+    top = np.asarray(np.array(kind.bits, kind.word) - low)
+    mask = np.asarray((one << low) - one)
+    big, small = at >> low, at & mask
+    hashed, spare, key = at, np.empty_like(at), key.copy()
     for r, factor in enumerate(kind.multipliers):
         # The middle bits of a square: every bit of the digit and of the key moves them.
-        np.multiply(small if r % 2 else big, word(factor), out=hashed)
-        np.add(hashed, next(keys), out=hashed)
-        np.multiply(hashed, hashed, out=hashed)
+        np.multiply(small if r % 2 else big, factor, out=hashed)
+        hashed += key
+        hashed *= hashed
         if r % 2 == 0:
-            np.right_shift(hashed, top, out=hashed)
-            np.add(small, hashed, out=small)
-            np.bitwise_and(small, mask, out=small)
+            hashed >>= top
+            small += hashed
+            small &= mask
         else:
-            np.right_shift(hashed, half, out=hashed)
-            np.multiply(hashed, high, out=hashed)
-            np.right_shift(hashed, half, out=hashed)
+            hashed >>= half
+            hashed *= high
+            hashed >>= half
             # The sum is below 2 * high. Less high it is smaller, unless that wraps around.
-            np.add(big, hashed, out=big)
+            big += hashed
             np.subtract(big, high, out=spare)
             np.minimum(big, spare, out=big)
+        key *= factor
+        key += step
     big <<= low
     big |= small
     return big
-
-
-def _schedule(key: Words, step: Words, kind: _Kind) -> Iterator[Words]:
-    """A key for each round, every one from the last: in place where there are many."""
-    if isinstance(key, np.ndarray):
-        key = key.copy()
-        for factor in kind.multipliers:
-            yield key
-            key *= kind.word(factor)
-            key += step
-    else:
-        now = int(key)
-        for factor in kind.multipliers:
-            yield kind.word(now)
-            now = (now * factor + int(step)) % (1 << kind.bits)

@@ -28,6 +28,7 @@ class Share:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer):
                 raise TypeError(f"{name} must be an integer, got {value!r}")
+            object.__setattr__(self, name, int(value))  # NumPy's would wrap, and are not JSON
         if not isinstance(self.drop_last, bool):
             raise TypeError(f"drop_last must be True or False, got {self.drop_last!r}")
         if self.n < 0:

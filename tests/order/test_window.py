@@ -1,0 +1,197 @@
+"""The sliding window: every row once, every part in one stretch, nothing as long as the data."""
+
+import tracemalloc
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ndfeed.order import window as module
+from ndfeed.order.orders import Blocks, Windows
+from ndfeed.order.parts import EqualParts, ListedParts
+from ndfeed.order.window import Windowed
+
+counts_of_files = st.one_of(
+    st.lists(st.integers(0, 2), min_size=1, max_size=60),
+    st.lists(st.integers(0, 40), min_size=1, max_size=25),
+    st.lists(st.sampled_from([0, 1, 1, 1, 300]), min_size=1, max_size=25),
+)
+
+
+@st.composite
+def cases(draw):
+    """(order, rows, rows per file, part of each row)."""
+    if draw(st.booleans()):
+        counts = np.array(draw(counts_of_files))
+        part = np.repeat(np.arange(len(counts)), counts)
+        return Windows(draw(st.integers(1, 30))), len(part), counts, part
+    n, rows = draw(st.integers(0, 400)), draw(st.integers(1, 50))
+    return Blocks(rows, draw(st.integers(1, 30))), n, None, np.arange(n) // rows
+
+
+def begin(case, seed=0, epoch=0):
+    order, n, counts, _ = case
+    return order.begin(n, seed, epoch, counts)
+
+
+@settings(max_examples=600, deadline=None)
+@given(case=cases(), seed=st.integers(), epoch=st.integers(0, 1000))
+def test_every_row_comes_once(case, seed, epoch):
+    """Whatever the sizes, the window and the seed."""
+    n = case[1]
+
+    assert sorted(begin(case, seed, epoch).rows(0, n).tolist()) == list(range(n))
+
+
+@settings(max_examples=600, deadline=None)
+@given(case=cases(), seed=st.integers(0, 2**32))
+def test_a_part_is_open_for_one_stretch_of_slots(case, seed):
+    """w parts at most are open in a slot, and each goes for good when its slots have passed."""
+    _, n, _, part = case
+    walk = begin(case, seed)._walk
+    if n == 0:
+        return
+    starts = [walk.rows_before(t) for t in range(walk.slots + 1)]
+    parts = part[walk.at(np.arange(n))]
+    window = walk._window
+    order = np.array([part[first] for first, _ in walk._ranges(0, n)])
+    place = np.empty(int(part.max()) + 1, np.int64)
+    place[order] = np.arange(len(order))
+
+    assert starts[0] == 0
+    assert starts[-1] == n
+    assert all(a < b for a, b in pairwise(starts))
+    for t, (a, b) in enumerate(pairwise(starts)):
+        assert set(place[parts[a:b]]) <= set(range(t, t + window))
+
+
+@settings(max_examples=600, deadline=None)
+@given(case=cases(), seed=st.integers(0, 2**32), data=st.data())
+def test_any_cut_gives_the_same_rows_and_every_part_arrives_once(case, seed, data):
+    """In time for its first row, and held by whoever begins in the middle."""
+    n, part = case[1], case[3]
+    cuts = sorted(data.draw(st.lists(st.integers(0, n), max_size=6), "cuts"))
+    spans = list(zip([0, *cuts], [*cuts, n], strict=True))
+    whole, epoch = begin(case, seed).rows(0, n), begin(case, seed)
+    came: set[int] = set()
+    for start, stop in spans:
+        rows, arriving = epoch.rows(start, stop), epoch.arriving(start, stop)
+        held = {a for a, _ in epoch.held(start)}
+        needed = {a for a in came if set(whole[start:].tolist()) & members(part, a)}
+        assert needed <= held <= came
+        came_now = {a for a, _ in arriving}
+        assert len(came_now) == len(arriving)
+        assert not came_now & came
+        assert all(set(range(a, b)) == members(part, a) for a, b in arriving)
+        came |= came_now
+        assert (rows == whole[start:stop]).all()
+        assert set(part[rows]) <= {part[a] for a in came}
+
+    assert len(came) == len(np.unique(part))
+
+
+def members(part, first):
+    """All rows of the part that begins at ``first``."""
+    return set(np.flatnonzero(part == part[first]).tolist())
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases(), seed=st.integers(0, 2**32), rows=st.sampled_from([1, 7, 64]))
+def test_how_slots_are_laid_out_changes_nothing(case, seed, rows):
+    """By slice or by row, few slots at a time or many, listed or searched."""
+    n = case[1]
+    expected = begin(case, seed).rows(0, n)
+    changes = {"_ROWS": rows, "_SLICES": 3 * rows, "_LISTED": 10 * rows}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in changes.items():
+            patch.setattr(module, name, value)
+        few = begin(case, seed).rows(0, n)
+        patch.setattr(Windowed, "_by_row", Windowed._by_slice)
+        sliced = begin(case, seed).rows(0, n)
+
+    assert few.tolist() == expected.tolist()
+    assert sliced.tolist() == expected.tolist()
+
+
+def test_a_part_is_spread_evenly_over_its_life():
+    """Every slot of the middle takes the same share of each open part."""
+    walk = Windowed(EqualParts(64 * 40, 64, 1), 8, 1)
+
+    assert walk.amounts(15, 1).tolist() == [8] * 8
+    assert walk.amounts(0, walk.slots).tolist() == [64] * 40
+
+
+def test_ten_billion_rows_cost_no_more_than_ten_thousand():
+    """Nothing is as long as the rows or the blocks, and few slots are looked at."""
+    peaks = []
+    for n in (10**6, 10**10):
+        epoch = Blocks().begin(n, 0, 0)
+        middle = n // 2
+        tracemalloc.start()
+        rows = epoch.rows(middle, middle + 256)
+        epoch.arriving(middle, middle + 256)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert len(np.unique(rows)) == 256
+        assert 0 <= rows.min() <= rows.max() < n
+
+    assert peaks[1] < 1.2 * peaks[0] < 6_000_000
+
+
+def test_a_slot_is_found_by_few_looks(monkeypatch):
+    """A bisection among the slots of one window, not among all."""
+    looks = []
+    counted = Windowed.rows_before
+    monkeypatch.setattr(
+        Windowed, "rows_before", lambda self, slot: looks.append(slot) or counted(self, slot)
+    )
+    Blocks().begin(10**12, 0, 0).rows(10**11, 10**11 + 10)
+
+    assert len(looks) <= 8
+
+
+def test_the_end_of_ten_billion_rows():
+    """Also the short block has its place, and no row is past the end."""
+    n = 10**10 + 17
+    epoch = Blocks().begin(n, 5, 0)
+    parts = epoch._walk._parts
+    short = np.array([parts._short])
+    last = epoch.rows(n - 50_000, n)
+
+    assert parts.sizes(short).tolist() == [n % 4096]
+    assert parts.firsts(short).tolist() == [n - n % 4096]
+    assert last.max() < n
+    assert len(np.unique(last)) == len(last)
+
+
+def test_one_huge_file_among_tiny_ones_is_not_listed():
+    """Memory follows what is asked for, not the largest file."""
+    counts = np.ones(1_000_000, np.int64)
+    counts[500] = 5_000_000
+    epoch = Windows(16).begin(int(counts.sum()), 0, 0, counts)
+    place = int(np.flatnonzero(epoch._walk._parts._sizes > 1)[0])
+    tracemalloc.start()
+    epoch.rows(place, place + 1000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert peak < 20_000_000
+
+
+def test_the_short_block_stands_anywhere():
+    """Over seeds, its place is even over all places."""
+    places = [EqualParts(95, 10, key)._short for key in range(0, 2**64, 2**64 // 2000)]
+    counts = np.bincount(places, minlength=10)
+
+    assert len(counts) == 10
+    assert ((counts - 200) ** 2 / 200).sum() < 30
+
+
+def test_empty_files_are_left_out():
+    """They have nothing to wait for."""
+    parts = ListedParts(np.array([0, 3, 0, 2, 0]), 1)
+
+    assert parts.count == 2
+    assert sorted(parts.sizes(np.arange(2)).tolist()) == [2, 3]
