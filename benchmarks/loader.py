@@ -31,6 +31,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -191,6 +192,8 @@ def dataloader(dataset: Any, workers: int) -> Way:
 
         batches = (one.tolist() for one in rows)
         options = {"num_workers": workers, "prefetch_factor": 4 if workers else None}
+        if isinstance(dataset, Batched):
+            options["collate_fn"] = dataset.only
         return iter(DataLoader(dataset, batch_sampler=Endless(batches), **options))
 
     return way
@@ -234,6 +237,10 @@ class Batched(Mapped):
         import torch
 
         return [torch.from_numpy(self.open()[rows])]
+
+    @staticmethod
+    def only(batches: list[Any]) -> Any:
+        return batches[0]
 
 
 def one_npy(path: Path, shape: tuple[int, ...], count: int) -> np.ndarray:
@@ -714,6 +721,7 @@ QUESTIONS = {
 
 
 def main() -> None:
+    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help=", ".join(QUESTIONS))
     parser.add_argument("--folder", type=Path, help="where to make the files; a temporary folder")

@@ -38,14 +38,13 @@ def main():
         # The file does not say what it holds: give the dtype, and the shape of one sample.
         ds = ndfeed.open(path, dtype="uint16", shape=(CONTEXT + 1,)).map(next_token)
 
-        order = np.random.default_rng(1).permutation(len(ds))
-        for start in range(0, len(ds), 100):
-            rows = order[start : start + 100]
-            batch = ds[rows]
-            assert (batch["x"] == windows[rows, :-1]).all()
+        first = set()
+        for batch in ndfeed.loader(ds, 100, shuffle=True):
             assert (batch["y"][:, :-1] == batch["x"][:, 1:]).all()
+            first.update(map(tuple, batch["x"][:, :8].tolist()))
 
-        print(f"{len(ds):,} windows of {CONTEXT} tokens from one raw file")
+        assert first == set(map(tuple, windows[:, :8].tolist()))
+        print(f"{len(ds):,} windows of {CONTEXT} tokens from one raw file, shuffled")
 
 
 if __name__ == "__main__":
