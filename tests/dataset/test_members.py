@@ -15,7 +15,7 @@ from ndfeed.dataset.members import Decoded
 def decoded_anew(kept, key, size):
     """Did asking for a stream decode it?"""
     calls = []
-    kept.stream((key, 0), size, lambda: calls.append(key) or np.zeros(size, np.uint8))
+    kept.stream((0, key, 0), size, lambda: calls.append(key) or np.zeros(size, np.uint8))
     return bool(calls)
 
 
@@ -44,7 +44,7 @@ def test_room_is_made_before_decoding():
     kept = Decoded(limit=30)
     decoded_anew(kept, 0, 20)
     held = []
-    kept.stream((1, 0), 20, lambda: held.append(kept.held) or np.zeros(20, np.uint8))
+    kept.stream((0, 1, 0), 20, lambda: held.append(kept.held) or np.zeros(20, np.uint8))
 
     assert held == [20]
 
@@ -60,7 +60,7 @@ def test_several_threads_decode_a_stream_once():
         return np.zeros(10, np.uint8)
 
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: kept.stream((0, 0), 10, decode), range(4)))
+        found = list(pool.map(lambda _: kept.stream((0, 0, 0), 10, decode), range(4)))
 
     assert len(calls) == 1
     assert all(one is found[0] for one in found)
@@ -70,7 +70,7 @@ def test_a_stream_that_cannot_be_decoded_is_tried_again():
     """An error is for who met it: nobody waits for a stream that never comes."""
     kept = Decoded(limit=30)
     with pytest.raises(ValueError, match="damaged"):
-        kept.stream((0, 0), 10, lambda: (_ for _ in ()).throw(ValueError("damaged")))
+        kept.stream((0, 0, 0), 10, lambda: (_ for _ in ()).throw(ValueError("damaged")))
 
     assert decoded_anew(kept, 0, 10)
     assert kept.held == 10

@@ -4,6 +4,7 @@ Maps that run in other processes or are given to several tests live here too: a 
 spawned imports this module and no test.
 """
 
+import itertools
 import os
 import threading
 import time
@@ -163,6 +164,17 @@ def assert_same(found, expected):
 def rows_of(batches, name="data"):
     """The row numbers that batches of ``numbers`` hold, one after the other."""
     return [int(np.ravel(row)[0]) for batch in batches for row in batch[name]]
+
+
+def collect(loader, into, name="data"):
+    """Iterate, adding the rows of every batch to a list: it keeps them if an error ends it."""
+    for batch in loader:
+        into += rows_of([batch], name)
+
+
+def chained(lists):
+    """Lists one behind the other."""
+    return list(itertools.chain.from_iterable(lists))
 
 
 def threads():

@@ -13,6 +13,7 @@ from loader.making import (
     LARGE,
     MADE,
     assert_same,
+    chained,
     compressed,
     doubled,
     epoch_of,
@@ -209,7 +210,7 @@ def of_ranks(ds, size, world, state=None, take=None, **options):
 
 def together(ranks):
     """Global batches: those of all ranks, one behind the other."""
-    return [sum(parts, []) for parts in zip(*ranks, strict=True)]
+    return [chained(parts) for parts in zip(*ranks, strict=True)]
 
 
 @given(
@@ -230,7 +231,7 @@ def test_ranks_together_see_every_row_once(sets, n, size, world, drop_last, shuf
 
     assert len({len(own) for own in ranks}) == 1
     assert together(ranks) == alone[0]
-    every = sum(alone[0], [])
+    every = chained(alone[0])
     if drop_last:
         assert all(len(batch) == size for own in ranks for batch in own)
         assert len(set(every)) == len(every) == n - n % (size * world)
@@ -258,18 +259,18 @@ def test_what_is_left_is_exact_for_any_ranks(
     ds = sets[coded].take(slice(0, n))
     options = {"shuffle": shuffle, "seed": 9, "threads": 1}
     start = {**ndfeed.loader(ds, 1, **options).state_dict(), "epoch": epoch}
-    whole = sum(of_ranks(ds, 1, 1, start, **options)[0][0], [])
+    whole = chained(of_ranks(ds, 1, 1, start, **options)[0][0])
     take = min(taken, n // (size * world))
     had, states = of_ranks(ds, size, world, start, take, drop_last=drop_last, **options)
     assert len(set(states)) == 1
     if not take:
         states[0] = json.dumps(start)
         had = []
-    done = sum(together(had), [])
+    done = chained(together(had))
     rest, _ = of_ranks(
         ds, other_size, other_world, json.loads(states[0]), drop_last=drop_last, **options
     )
-    left = sum(together(rest), [])
+    left = chained(together(rest))
 
     assert done == whole[: len(done)]
     assert left == whole[len(done) :][: len(left)]
@@ -301,7 +302,7 @@ def test_kept_batches_never_change(tmp_path):
         while len(kept) < 1000:
             kept += list(loader)
         epochs = [ndfeed.Exact().begin(64, 0, e).rows(0, 64).tolist() for e in range(loader.epoch)]
-    expected = sum(epochs, [])
+    expected = chained(epochs)
 
     assert rows_of(kept) == expected
     assert all((batch["data"] == batch["data"][:, :1]).all() for batch in kept)

@@ -21,7 +21,7 @@ from ndfeed.formats.types import EXTENDED, delivered
 from ndfeed.index.table import Ints
 
 Bytes = NDArray[np.uint8]
-Key = tuple[int, int]  # a file of the table, and where a stream begins in it
+Key = tuple[int, int, int]  # a table, a file of it, and where a stream begins in that
 
 _AT_ONCE = 1 << 20
 _MOST_KEPT = 512 << 20

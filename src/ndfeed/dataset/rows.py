@@ -207,4 +207,4 @@ def stream_of(column: Column, part: int, decoded: Decoded) -> Bytes:
 def key_of(column: Column, part: int) -> Key:
     """What a part's stream is kept under."""
     table, array = column.table, int(column.arrays[part])
-    return int(table.file[array]), int(table.offset[array])
+    return id(table), int(table.file[array]), int(table.offset[array])

@@ -67,7 +67,7 @@ class Map:
             try:
                 made.append(self._checked(self._call(sample, rng)))
             except Exception as error:
-                error.__dict__.setdefault("ndfeed_sample", at)
+                error.__dict__["ndfeed_sample"] = at
                 raise
         return {name: _stacked([one[name] for one in made]) for name in (made[0] if made else ())}
 
@@ -83,7 +83,8 @@ class Map:
 
     def _whole(self, made: Batch, count: int) -> Batch:
         for name, values in made.items():
-            found = len(values) if hasattr(values, "__len__") and np.ndim(values) else None
+            listed = isinstance(values, list | tuple)  # may differ in shape: no array then
+            found = len(values) if listed or np.ndim(values) else None
             if found != count:
                 raise ValueError(
                     f"{self._name} must return a value for each of {count} samples; {name!r} "
@@ -137,10 +138,12 @@ def _stacked(values: list[Any]) -> NDArray[Any] | list[NDArray[Any]]:
 
 
 def fields_of(batch: Batch) -> dict[str, Field]:
-    """The fields of a batch that a function made; lists of arrays count as ragged."""
-    found = {}
-    for name, values in batch.items():
-        first = np.asarray(values[0])
-        shape = None if isinstance(values, list) else first.shape
-        found[name] = Field(name, first.dtype, shape, first.dtype.str)
-    return found
+    """The fields of a batch that a function made."""
+    return {name: field_of(name, values) for name, values in batch.items()}
+
+
+def field_of(name: str, values: Sequence[Any]) -> Field:
+    """A field that a function made. Of a list nothing more is known: every axis may differ."""
+    first = np.asarray(values[0])
+    shape = (None,) * first.ndim if isinstance(values, list) else first.shape
+    return Field(name, first.dtype, shape, first.dtype.str)

@@ -57,6 +57,7 @@ class Pass:
     ) -> None:
         self.count = share.batches(start)
         self.together = together
+        self.slow = bool(filler.ds.steps)
         self._filler = filler
         self._plan = plan
         self._share = share

@@ -20,20 +20,20 @@ class Seeded:
     Where some samples were left out, ``kept`` has the places of the others.
     """
 
-    __slots__ = ("_first", "_kept", "_key")
+    __slots__ = ("_kept", "_key", "first")
 
     def __init__(self, key: Key, first: int, kept: Ints | None) -> None:
         self._key = key
-        self._first = first
+        self.first = first
         self._kept = kept
 
     def batch(self, step: int) -> np.random.Generator:
         """For a step that takes the whole batch."""
-        return self._at(self._first, step, 1)
+        return self._at(self.first, step, 1)
 
     def sample(self, step: int, at: int) -> np.random.Generator:
         """For a step that takes sample ``at`` of it alone."""
-        return self._at(self._first + (at if self._kept is None else int(self._kept[at])), step, 0)
+        return self._at(self.first + (at if self._kept is None else int(self._kept[at])), step, 0)
 
     def _at(self, position: int, step: int, kind: int) -> np.random.Generator:
         # Philox counts in the first word: streams of different positions never meet.

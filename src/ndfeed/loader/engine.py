@@ -37,6 +37,7 @@ class Course(Protocol):
 
     count: int
     together: int
+    slow: bool  # may a batch take long, so that those before it should be delivered first?
 
     def make(self, first: int, stop: int, clock: Clock) -> Iterator[Any]:
         """The batches of the numbers [first, stop)."""
@@ -134,6 +135,11 @@ class Engine:
                 self._waiting = False
         self.starved += time.perf_counter() - began
         return found
+
+    @property
+    def given(self) -> int:
+        """Batches of the course that the consumer has."""
+        return 0 if self._run is None else self._run.given
 
     @property
     def ready(self) -> int:
@@ -292,9 +298,11 @@ class _Ticket:
                     return
                 run.slots[number] = made
                 number += 1
+                if course.slow:
+                    self._engine.tell()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer is to see it
             run.over = True
             run.slots[number] = Failure(error)
         finally:
-            # Once for all of them: waking a thread costs as much as making a small batch.
+            # Once for all, if they are quick: waking a thread costs as much as a small batch.
             self._engine.tell()

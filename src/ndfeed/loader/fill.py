@@ -1,7 +1,7 @@
 """One batch: rows read into memory of the pool, the maps run, ragged fields brought into form."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,16 +9,17 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Group
 from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.field import Field
 from ndfeed.dataset.members import Decoded
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.rowset import chosen
-from ndfeed.dataset.step import Batch, Step, stepped
+from ndfeed.dataset.step import Batch, Step, field_of, stepped
 from ndfeed.errors import Error, WorkerError
+from ndfeed.loader.child import Died
 from ndfeed.loader.clock import Clock
 from ndfeed.loader.draws import Key, Seeded
 from ndfeed.loader.pool import Pool
-from ndfeed.loader.processes import Died
-from ndfeed.loader.ragged import Ragged, Room, field_of, formed
+from ndfeed.loader.ragged import Ragged, Room, formed, owner
 
 Ints = NDArray[np.int64]
 
@@ -85,6 +86,9 @@ class Filler:
         self._uneven = [[c for c in group.columns if c.field.ragged] for group in ds.groups]
         self.even = not any(self._uneven)  # can small batches be read together and cut?
         self._stored = {c.field.name: c.field for group in ds.groups for c in group.columns}
+        # Fields that count as ragged even in a batch whose samples are all of one shape.
+        asked = {owner(name, [name.rpartition("_")[0]], ragged) for name in names or ()}
+        self._uneven_names = asked | {n for n, field in self._stored.items() if field.ragged}
 
     def read_together(self, rows: Ints, clock: Clock) -> Batch | None:
         """The stored fields of the rows of several small batches, to be cut.
@@ -119,6 +123,8 @@ class Filler:
         batch: Batch | None = None,
     ) -> Batch:
         """A batch read, with the maps run and ragged fields in form."""
+        if not len(rows):
+            return self._nothing()
         if batch is None:
             with clock.filling():
                 batch = self.read(rows)
@@ -138,6 +144,26 @@ class Filler:
                 f"{died} while it ran a map on {_named(rows)}, and so did the one before it; "
                 "see whether the function crashes or runs out of memory"
             ) from None
+
+    def _nothing(self) -> Batch:
+        """A batch of no samples, as it would be with some: a map is not bothered with it."""
+        made: Batch = {}
+        for name, field in self._fields().items():
+            shape = tuple(n or 0 for n in field.shape or ())
+            if self._ragged != "list" and (field.ragged or name in self._uneven_names):
+                uneven = Field(name, field.dtype, (None,) * len(shape), field.type)
+                known = field if field.ragged else uneven
+                made |= Room(known, [], self._ragged, self.pool).batch
+            else:
+                made[name] = [] if field.ragged else np.empty((0, *shape), field.dtype)
+        return made
+
+    def _fields(self) -> Mapping[str, Field]:
+        """The fields of a batch; the stored ones where a map cannot be tried on a sample."""
+        try:
+            return self.ds.fields
+        except Exception:  # noqa: BLE001 - a map may raise anything
+            return self._stored
 
     def _worked(self, batch: Batch, rows: Ints, draws: Seeded, clock: Clock) -> Batch:
         began = time.perf_counter()
@@ -169,9 +195,7 @@ class Filler:
         samples = rows if ds.rows is None else chosen(ds.rows, rows)
         batch = self._empty.copy()
         for group, even, uneven in zip(ds.groups, self._even, self._uneven, strict=True):
-            arrays: dict[str, Any] = {
-                name: pool.array(count, dtype, shape) for name, dtype, shape in even
-            }
+            arrays = {name: pool.array(count, dtype, shape) for name, dtype, shape in even}
             if uneven:
                 self._read_uneven(group, samples, uneven, arrays, batch)
             else:
@@ -180,7 +204,12 @@ class Filler:
         return batch
 
     def _read_uneven(
-        self, group: Group, samples: Ints, uneven: list[Column], arrays: Batch, batch: Batch
+        self,
+        group: Group,
+        samples: Ints,
+        uneven: list[Column],
+        arrays: dict[str, NDArray[Any]],
+        batch: Batch,
     ) -> None:
         """A group with ragged columns; straight into their form where that is possible."""
         rooms: list[Room] = []
@@ -191,24 +220,22 @@ class Filler:
         given = arrays | {room.field.name: room.samples for room in rooms}
         for target in reader_of(group).fill(group, samples, given, self.decoded):
             if target.column.field.ragged:
-                arrays[target.column.field.name] = target.ragged
+                batch[target.column.field.name] = target.ragged
         for room in rooms:
-            arrays |= room.batch
+            batch[room.field.name] = room
 
     def _formed(self, batch: Batch) -> Batch:
-        """The batch with lists of samples brought into the form that was asked for."""
+        """The batch with ragged fields brought into the form that was asked for."""
         made: Batch = {}
         for name, values in batch.items():
             stored = self._stored.get(name)
-            ragged = stored is not None and stored.ragged
-            if isinstance(values, list) or (ragged and self.ds.steps):
-                known = stored if ragged and not self.ds.steps else None
-                if not len(values):
-                    made[name] = values
-                    continue
+            if isinstance(values, Room):
+                made |= values.batch  # read straight into its form
+            elif stored is not None and stored.ragged and not self.ds.steps:
+                made |= formed(stored, values, self._ragged, self.pool)
+            elif len(values) and (isinstance(values, list) or name in self._uneven_names):
                 samples = [np.asarray(value) for value in values]
-                field = known or field_of(name, samples)
-                made |= formed(field, samples, self._ragged, self.pool)
+                made |= formed(field_of(name, samples), samples, self._ragged, self.pool)
             else:
                 made[name] = values
         return made
@@ -216,24 +243,24 @@ class Filler:
     def _skipping(self, rows: Ints, first: int, key: Key, clock: Clock, skipped: Skipped) -> Any:  # noqa: ANN401
         """The batch without the samples that cannot be read, or that a map refuses."""
         kept = np.arange(len(rows))
-        while True:
+        while len(kept):
             try:
                 batch = self._made(rows[kept], first, key, kept, clock)
-            except WorkerError:
-                raise
-            except Error as error:
+            except Exception as error:
+                at = error.__dict__.pop("ndfeed_sample", None)
+                if at is not None:
+                    skipped.add(int(rows[kept[at]]), error)
+                    kept = np.delete(kept, at)
+                    continue
+                if not isinstance(error, Error) or isinstance(error, WorkerError):
+                    raise
                 good = self._readable(rows[kept], skipped)
                 if good.all():
-                    raise error from None  # they can be read now, or it was no sample's fault
+                    raise  # they can be read now, or it was no sample's fault
                 kept = kept[good]
-            except Exception as error:
-                at = error.__dict__.get("ndfeed_sample")
-                if at is None:
-                    raise
-                skipped.add(int(rows[kept[at]]), error)
-                kept = np.delete(kept, at)
             else:
                 return self._counted(batch, len(kept), clock)
+        return self._counted(self._nothing(), 0, clock)
 
     def _readable(self, rows: Ints, skipped: Skipped) -> NDArray[np.bool_]:
         """Which of ``rows`` can be read; the others are found by halving."""

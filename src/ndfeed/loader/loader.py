@@ -28,7 +28,7 @@ from ndfeed.loader.plan import batch_bytes, planned
 from ndfeed.loader.pool import Bytes
 from ndfeed.loader.ragged import Ragged
 from ndfeed.loader.report import Report, reported
-from ndfeed.loader.state import State
+from ndfeed.loader.state import LARGEST_SEED, State
 from ndfeed.order.orders import Order
 from ndfeed.order.share import Share
 
@@ -38,20 +38,12 @@ Allocate = Callable[[int], Bytes]
 class Batches(Iterator[Any]):
     """One pass over a loader. A batch is the consumer's own, for as long as it is kept."""
 
-    def __init__(self, loader: "Loader", machine: Machine, start: int) -> None:
+    def __init__(self, loader: "Loader", number: int) -> None:
         self._loader: Loader | None = loader
-        self._begin(machine, start)
-
-    def _begin(self, machine: Machine, start: int) -> None:
-        assert self._loader is not None
-        self._machine = machine
-        self._start = start
-        self._done = 0
-        share, seed, epoch = self._loader._share, self._loader._seed, self._loader._epoch
-        course = machine.course(share, seed, epoch, start)
-        self._count = course.count
-        self._together = share.together
-        machine.begin(course)
+        self._number = number  # which of the loader's passes
+        self._start = loader._position
+        self._machine = loader._machine()
+        self._count = self._machine.begin(loader._share, loader._seed, loader._epoch, self._start)
 
     def __iter__(self) -> "Batches":
         return self
@@ -60,15 +52,15 @@ class Batches(Iterator[Any]):
         loader = self._loader
         if loader is None:
             raise StopIteration
-        if loader._pass() is not self:
+        if loader._pass != self._number:
             self._loader = None
-            raise RuntimeError("another pass over this loader was begun; make a loader for each")
+            raise RuntimeError("another pass over this loader was begun, or it was closed")
         machine = self._machine
         if machine.pid != os.getpid():
-            # Forked in the middle: threads stayed behind, so go on with threads of our own.
-            self._begin(loader._machine(), loader._position)
+            # Forked in the middle: the threads stayed behind, so go on with some of our own.
+            Batches.__init__(self, loader, self._number)
             machine = self._machine
-        if self._done == self._count:
+        if machine.engine.given == self._count:
             self._loader = None
             loader._finished()
             raise StopIteration
@@ -82,9 +74,8 @@ class Batches(Iterator[Any]):
             try:
                 raise found.error
             finally:
-                del found
-        self._done += 1
-        loader._position = min(self._start + self._done * self._together, loader._share.n)
+                del found  # or the error would refer to itself through this frame
+        loader._position = loader._share.consumed(machine.engine.given, self._start)
         machine.look()
         return found
 
@@ -94,7 +85,7 @@ class Batches(Iterator[Any]):
 
     def __del__(self) -> None:
         loader = getattr(self, "_loader", None)
-        if loader is not None and loader._pass() is self:
+        if loader is not None and loader._pass == self._number:
             self._leave(loader)
 
 
@@ -123,7 +114,9 @@ class Loader:
         self._epoch = 0
         self._position = 0  # samples of the epoch delivered, to all ranks together
         self._begun = False
-        self._pass: Callable[[], Batches | None] = lambda: None
+        self._next: int | None = None  # the epoch to go on with, where it was said in a pass
+        self._passes = 0
+        self._pass = 0  # the one under way, or none
         self._machines: list[Machine] = []
         self._end = weakref.finalize(self, _end, self._machines)
 
@@ -147,6 +140,9 @@ class Loader:
     @epoch.setter
     def epoch(self, epoch: int) -> None:
         number = as_count("epoch", epoch, 0, 1 << 62)
+        if self._pass:
+            self._next = number
+            return
         if number != self._epoch or self._begun:
             self._position = 0
         self._epoch, self._begun = number, False
@@ -154,12 +150,11 @@ class Loader:
     def __iter__(self) -> Batches:
         self._left()
         if self._begun:
-            self._epoch += 1
-            self._position = 0
+            self._advance()
         self._begun = True
-        made = Batches(self, self._machine(), self._position)
-        self._pass = weakref.ref(made)
-        return made
+        self._passes += 1
+        self._pass = self._passes
+        return Batches(self, self._pass)
 
     def _machine(self) -> Machine:
         """What makes batches in this process."""
@@ -172,19 +167,21 @@ class Loader:
     def _finished(self) -> None:
         """A pass came to its end."""
         self._machine().end()
-        self._pass = lambda: None
-        self._epoch += 1
-        self._position = 0
+        self._pass = 0
+        self._advance()
         self._begun = False
+
+    def _advance(self) -> None:
+        """On to the next epoch, or to the one that was asked for."""
+        self._epoch = self._epoch + 1 if self._next is None else self._next
+        self._next = None
+        self._position = 0
 
     def _left(self) -> None:
         """A pass was left before its end, if one was under way."""
-        if self._pass() is not None:
-            self._pass = lambda: None
-            self._stop()
-
-    def _stop(self) -> None:
-        _end(self._machines)
+        if self._pass:
+            self._pass = 0
+            _end(self._machines)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the consumer stands, as JSON of a few hundred bytes.
@@ -210,7 +207,7 @@ class Loader:
         found.check(mine.data, mine.rows, mine.order)
         self._left()
         self._seed, self._epoch, self._position = found.seed, found.epoch, found.samples
-        self._begun = False
+        self._begun, self._next = False, None
 
     def report(self) -> Report:
         """How fast the current or the last pass is, where its time goes, and what limits it."""
@@ -223,8 +220,8 @@ class Loader:
 
     def close(self) -> None:
         """End threads and processes and let go of memory. Iterating begins anew."""
-        self._left()
-        self._stop()
+        self._pass = 0
+        _end(self._machines)
 
     def __enter__(self) -> Self:
         return self
@@ -285,7 +282,7 @@ def loader(  # noqa: PLR0913 - the words that every loader shares
     rank, world = as_shard(shard)
     share = Share(len(ds), batch_size, rank, world, bool(drop_last))
     options = Options(
-        as_count("seed", seed, -(1 << 255), 1 << 255),
+        as_count("seed", seed, -LARGEST_SEED, LARGEST_SEED),
         as_fields(ds, fields, ragged),
         as_bytes(memory),
         as_threads(threads),

@@ -84,9 +84,9 @@ class Machine:
         enough = self.together * (2 * self.engine.threads + 2)
         return max(min(fits, enough), 1)
 
-    def course(self, share: Share, seed: int, epoch: int, start: int) -> Pass:
-        """The batches of an epoch from position ``start`` on."""
-        return Pass(
+    def begin(self, share: Share, seed: int, epoch: int, start: int) -> int:
+        """Start on the batches of an epoch from position ``start`` on; how many there are."""
+        course = Pass(
             self.filler,
             self.plan,
             share,
@@ -95,9 +95,6 @@ class Machine:
             start=start,
             together=self.together,
         )
-
-    def begin(self, course: Pass) -> None:
-        """Start on a pass."""
         self.before = self.clock()
         self.starved_before = self.engine.starved
         self.began, self.ended = time.perf_counter(), 0.0
@@ -107,6 +104,7 @@ class Machine:
         if self.processes is not None:
             self.processes.start()  # before there are threads of ours to fork beside
         self.engine.begin(course)
+        return course.count
 
     def look(self) -> None:
         """Now and then: would another number of threads be better, and what does the disk give?"""

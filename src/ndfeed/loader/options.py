@@ -1,5 +1,6 @@
 """What a loader is told, checked before anything is begun."""
 
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Literal
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.errors import FieldError
 from ndfeed.files import system
-from ndfeed.loader.ragged import RAGGED, Ragged, added_names, check
+from ndfeed.loader.ragged import RAGGED, Ragged, added_names, check, owner
 from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
 
 OnError = Literal["raise", "skip"]
@@ -45,20 +46,21 @@ def as_bytes(memory: int | str | None) -> int:
             )
         units = _BINARY if found[3] else _UNITS
         return int(float(found[1]) * units[found[2].upper()])
-    if isinstance(memory, bool) or not isinstance(memory, int):
+    if isinstance(memory, bool) or not hasattr(memory, "__index__"):
         raise TypeError(f'memory must be bytes or text such as "2GB", got {memory!r}')
     if memory < 1:
         raise ValueError(f"memory must be at least 1 byte, got {memory}")
-    return memory
+    return operator.index(memory)
 
 
 def as_count(name: str, value: int, least: int, most: int) -> int:
     """A whole number in [least, most]."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if not least <= value <= most:
-        raise ValueError(f"{name} must be in [{least}, {most}], got {value}")
-    return value
+    number = operator.index(value)
+    if not least <= number <= most:
+        raise ValueError(f"{name} must be in [{least}, {most}], got {number}")
+    return number
 
 
 def as_threads(threads: int | None) -> int | None:
@@ -87,15 +89,16 @@ def as_fields(ds: Dataset, fields: Sequence[str] | None, ragged: str) -> tuple[s
         check(field, ragged, ds.names)  # type: ignore[arg-type]
     if fields is None:
         return None
-    if isinstance(fields, str) or not all(isinstance(name, str) for name in fields):
+    names = () if isinstance(fields, str) or not hasattr(fields, "__iter__") else tuple(fields)
+    if not all(isinstance(name, str) for name in names) or (fields and not names):
         raise TypeError(f'fields must be a tuple of names such as ("image",), got {fields!r}')
-    names = tuple(fields)
     if not names:
         raise ValueError("fields must name at least one field")
     # Behind a map the fields are what it makes of the first sample.
     known = list(ds.fields) if len(ds) or not ds.steps else list(names)
     added = [name for field in uneven for name in added_names(field, ragged)]  # type: ignore[arg-type]
     for name in names:
-        if name not in known and name not in added:
+        made = ds.steps and owner(name, known, ragged)  # type: ignore[arg-type]
+        if name not in known and name not in added and not made:
             raise FieldError(name, known, ds.files[0] if len(ds) else None)
     return names

@@ -108,6 +108,7 @@ def _by_file(ds: Dataset, coded: list[Coded]) -> tuple[Ints, Places]:
 
 def batch_bytes(ds: Dataset, batch_size: int, memory: int) -> int:
     """Bytes of a batch as it is read; refuses one that is larger than the memory given."""
+    batch_size = min(batch_size, len(ds))
     size = -(-ds.nbytes * batch_size // max(len(ds), 1))
     if size > memory:
         raise ValueError(

@@ -30,14 +30,17 @@ SMALL = 64 << 10
 class _Loan:
     """Memory out of the pool, seen by NumPy through its interface; its end returns it."""
 
-    __slots__ = ("__array_interface__", "_free", "memory")
+    __slots__ = ("__array_interface__", "_free", "_lent", "memory")
 
-    def __init__(self, memory: Bytes, free: "deque[Bytes]") -> None:
+    def __init__(self, memory: Bytes, free: "deque[Bytes]", lent: set[int]) -> None:
         self.memory = memory
         self._free = free
+        self._lent = lent
         self.__array_interface__ = memory.__array_interface__
+        lent.add(id(memory))
 
     def __del__(self) -> None:
+        self._lent.discard(id(self.memory))
         self._free.append(self.memory)
 
 
@@ -60,6 +63,7 @@ class Pool:
         self._keep = keep
         self._allocate = allocate
         self._free: dict[int, deque[Bytes]] = {}
+        self._lent: set[int] = set()
         self.made = 0  # pieces allocated so far
 
     def lend(self, size: int) -> Bytes:
@@ -73,7 +77,7 @@ class Pool:
         except IndexError:
             self.made += 1
             memory = self._allocate(size)
-        return np.asarray(_Loan(memory, free))
+        return np.asarray(_Loan(memory, free, self._lent))
 
     def array(self, count: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """Room for ``count`` samples."""
@@ -81,6 +85,11 @@ class Pool:
         if size < SMALL:
             return np.empty((count, *shape), dtype)
         return self.lend(size).view(dtype).reshape(count, *shape)
+
+    @property
+    def lent(self) -> int:
+        """Pieces that somebody can see."""
+        return len(self._lent)
 
     @property
     def idle(self) -> int:

@@ -8,19 +8,14 @@ Guarantees:
 
 - What a map returns is the same as it would be in a thread: same batch, same generators.
 - A process that dies is replaced, and whoever waited for it is told (``Died``).
-- Processes end when told to, when their pipe is closed, and when the process that started
-  them is gone. They ignore Ctrl-C, which is for the process that has the consumer.
+- Processes end when told to and when the process that started them is gone.
 """
 
-import contextlib
-import multiprocessing
-import os
-import signal
+import heapq
 import threading
 import traceback
-import warnings
 from collections.abc import Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,26 +24,13 @@ from numpy.typing import NDArray
 from ndfeed.dataset.step import Batch, Step, stepped
 from ndfeed.errors import WorkerError
 from ndfeed.files.shared import Block, Handle, attached
+from ndfeed.loader.child import Child, Died, Orphaned, Parent, started
 from ndfeed.loader.clock import Clock
 from ndfeed.loader.draws import Seeded
 from ndfeed.loader.pool import SMALL, Pool, piece_of
 
-_PATIENCE = 1.0  # seconds between looks whether the parent still lives; and for ending kindly
 _ALIGNED = 64
-
-
-class Died(Exception):
-    """A process ended while it had a batch; ``status`` is its exit status, negative a signal."""
-
-    def __init__(self, pid: int | None, status: int | None) -> None:
-        super().__init__(pid, status)
-        self.pid, self.status = pid, status
-
-    def __str__(self) -> str:
-        if self.status is not None and self.status < 0:
-            with contextlib.suppress(ValueError):
-                return f"process {self.pid} was ended by {signal.Signals(-self.status).name}"
-        return f"process {self.pid} ended with status {self.status}"
+_MOST_LENT = 64
 
 
 class _Placed(NamedTuple):
@@ -59,51 +41,6 @@ class _Placed(NamedTuple):
     shape: tuple[int, ...]
 
 
-class _Process:
-    """One process, and the pipe to it."""
-
-    def __init__(self, steps: Sequence[Step]) -> None:
-        # Forked where that can be: a function need not be found by name then, and begins at once.
-        forks = "fork" in multiprocessing.get_all_start_methods() and os.name == "posix"
-        context: Any = multiprocessing.get_context("fork" if forks else "spawn")
-        self.pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(theirs, tuple(steps), os.getpid()), daemon=True, name="ndfeed-map"
-        )
-        with warnings.catch_warnings():
-            # Python warns of forks beside threads. The child touches none of their locks.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._process.start()
-        theirs.close()
-
-    @property
-    def pid(self) -> int | None:
-        found: int | None = self._process.pid
-        return found
-
-    def ask(self, message: object) -> Any:  # noqa: ANN401
-        """Send a message and wait for the answer."""
-        try:
-            self.pipe.send(message)
-            wait([self.pipe, self._process.sentinel])
-            return self.pipe.recv()
-        except (EOFError, OSError):
-            self._process.join(_PATIENCE)
-            raise Died(self.pid, self._process.exitcode) from None
-
-    def hang_up(self) -> None:
-        """Tell it to end; it does so at once even in the middle of a map."""
-        self._process.terminate()
-
-    def bury(self) -> None:
-        """Wait for its end, and see to it."""
-        self._process.join(_PATIENCE)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join(_PATIENCE)
-        self.pipe.close()
-
-
 class Processes:
     """Runs the steps of a dataset in ``count`` processes, each lent to one thread at a time."""
 
@@ -112,8 +49,9 @@ class Processes:
         self.pool = Pool(2 * count + 2, Block.of)
         self._steps = steps
         self._free = threading.Condition()
-        self._idle: list[_Process] = []
-        self._all: list[_Process] = []
+        self._idle: list[Child] = []
+        self._all: list[Child] = []
+        self._waiting: list[int] = []  # positions of batches that wait for a process, a heap
         self._room = 0  # bytes that results needed so far
         self._closed = False
 
@@ -125,19 +63,14 @@ class Processes:
                 self._add()
 
     def _add(self) -> None:
-        made = _Process(self._steps)
+        made = started(_serve, tuple(self._steps))
         self._all.append(made)
         self._idle.append(made)
-        self._free.notify()
+        self._free.notify_all()
 
     def __call__(self, batch: Batch, steps: Sequence[Step], draws: Seeded, clock: Clock) -> Batch:
         """What the steps make of the batch, in a process."""
-        with self._free:
-            while not self._idle:
-                if self._closed:
-                    raise WorkerError("the loader was closed")
-                self._free.wait()
-            process = self._idle.pop()
+        process = self._borrow(draws.first)
         alive = False
         try:
             made = self._ask(process, batch, draws)
@@ -151,11 +84,26 @@ class Processes:
         finally:
             self._return(process, alive)
 
-    def _return(self, process: _Process, alive: bool) -> None:
+    def _borrow(self, position: int) -> Child:
+        """A process that is idle, for the earliest batch that waits for one."""
+        with self._free:
+            heapq.heappush(self._waiting, position)
+            try:
+                while not self._idle or self._waiting[0] != position:
+                    if self._closed:
+                        raise WorkerError("the loader was closed")
+                    self._free.wait()
+                return self._idle.pop()
+            finally:
+                self._waiting.remove(position)
+                heapq.heapify(self._waiting)
+                self._free.notify_all()
+
+    def _return(self, process: Child, alive: bool) -> None:
         with self._free:
             if alive and not self._closed:
                 self._idle.append(process)
-                self._free.notify()
+                self._free.notify_all()
                 return
             if process in self._all:
                 self._all.remove(process)
@@ -163,7 +111,7 @@ class Processes:
                 self._add()
         process.bury()
 
-    def _ask(self, process: _Process, batch: Batch, draws: Seeded) -> Batch:
+    def _ask(self, process: Child, batch: Batch, draws: Seeded) -> Batch:
         sent, blocks = _sendable(batch)
         room = self.pool.lend(self._room) if self._room else None
         answer = process.ask((sent, blocks, draws, _handle_of(room)))
@@ -173,7 +121,11 @@ class Processes:
             answer = process.ask(_handle_of(room))
         if answer[0] == "error":
             _raise(answer[1], answer[2])
-        return {name: _received(value, room) for name, value in answer[1].items()}
+        made = {name: _received(value, room) for name, value in answer[1].items()}
+        if self.pool.lent > _MOST_LENT:
+            # Each piece of shared memory takes descriptors: who keeps many gets copies.
+            return {k: np.array(v) if answer[1][k] is not v else v for k, v in made.items()}
+        return made
 
     def close(self) -> None:
         """End all processes; those who wait for one are told."""
@@ -182,7 +134,7 @@ class Processes:
             ending, self._all, self._idle = self._all, [], []
             self._free.notify_all()
         for process in ending:
-            process.hang_up()
+            process.terminate()
         for process in ending:
             process.bury()
 
@@ -232,17 +184,12 @@ def _raise(error: BaseException, trace: str) -> None:
 # What follows runs in the processes.
 
 
-def _serve(pipe: "Connection[Any, Any]", steps: Sequence[Step], parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            while not pipe.poll(_PATIENCE):
-                if os.getppid() != parent:
-                    return
-            _answer(pipe, steps, pipe.recv())
+def _serve(parent: Parent, steps: Sequence[Step]) -> None:
+    while True:
+        _answer(parent, steps, parent.receive())
 
 
-def _answer(pipe: "Connection[Any, Any]", steps: Sequence[Step], message: Any) -> None:  # noqa: ANN401
+def _answer(parent: Parent, steps: Sequence[Step], message: Any) -> None:  # noqa: ANN401
     sent, blocks, draws, handle = message
     try:
         memories = [attached(block) for block in blocks]
@@ -253,17 +200,17 @@ def _answer(pipe: "Connection[Any, Any]", steps: Sequence[Step], message: Any) -
         made = stepped(batch, steps, draws)
         places, size = _laid_out(made)
         if size > (handle.size if handle is not None else 0):
-            pipe.send(("room", size))
-            handle = pipe.recv()
+            parent.send(("room", size))
+            handle = parent.receive()
         if handle is not None:
             memory = attached(handle)
             for name, placed in places.items():
                 _array(memory, placed)[...] = made[name]
-        pipe.send(("made", {name: places.get(name, value) for name, value in made.items()}))
-    except (EOFError, BrokenPipeError):
+        parent.send(("made", {name: places.get(name, value) for name, value in made.items()}))
+    except Orphaned:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer is to see it
-        _send_error(pipe, error)
+        _send_error(parent, error)
 
 
 def _laid_out(made: Batch) -> tuple[dict[str, _Placed], int]:
@@ -271,15 +218,20 @@ def _laid_out(made: Batch) -> tuple[dict[str, _Placed], int]:
     places: dict[str, _Placed] = {}
     end = 0
     for name, value in made.items():
-        if isinstance(value, np.ndarray) and value.nbytes >= SMALL and not value.dtype.hasobject:
+        # No subclass: a masked array is more than its bytes.
+        if type(value) is np.ndarray and value.nbytes >= SMALL and not value.dtype.hasobject:
             places[name] = _Placed(end, value.dtype, value.shape)
             end += -(-value.nbytes // _ALIGNED) * _ALIGNED
     return places, end
 
 
-def _send_error(pipe: "Connection[Any, Any]", error: BaseException) -> None:
+def _send_error(parent: Parent, error: BaseException) -> None:
     trace = "".join(traceback.format_exception(error)).rstrip()
     try:
-        pipe.send(("error", error, trace))
-    except Exception:  # noqa: BLE001 - it cannot be pickled, for whatever reason
-        pipe.send(("error", WorkerError(f"{type(error).__name__}: {error}"), trace))
+        # There and back: some can be pickled and not be made again.
+        ForkingPickler.loads(ForkingPickler.dumps(error))
+    except Exception:  # noqa: BLE001 - for whatever reason
+        plain = WorkerError(f"{type(error).__name__}: {error}")
+        plain.__dict__.update(ndfeed_sample=error.__dict__.get("ndfeed_sample"))
+        error = plain
+    parent.send(("error", error, trace))

@@ -25,6 +25,17 @@ Shape = tuple[int, ...]
 Samples = Sequence[NDArray[Any]]
 
 
+_ADDED = {"list": (), "pad": ("_length",), "packed": ("_offsets", "_shape")}
+
+
+def owner(name: str, fields: Sequence[str], ragged: Ragged) -> str | None:
+    """The field beside which ``name`` would come, if there is one."""
+    for suffix in _ADDED[ragged]:
+        if name.endswith(suffix) and name.removesuffix(suffix) in fields:
+            return name.removesuffix(suffix)
+    return None
+
+
 def added_names(field: Field, ragged: Ragged) -> tuple[str, ...]:
     """The names that come beside a ragged field's own."""
     if ragged == "pad":
@@ -119,9 +130,3 @@ def formed(field: Field, samples: Samples, ragged: Ragged, pool: Pool) -> dict[s
     for part, array in zip(room.samples, samples, strict=True):
         part[...] = array
     return room.batch
-
-
-def field_of(name: str, samples: Samples) -> Field:
-    """A field that a function made: nothing is known of it, so every axis may differ."""
-    first = np.asarray(samples[0])
-    return Field(name, first.dtype, (None,) * first.ndim, first.dtype.str)

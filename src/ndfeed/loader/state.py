@@ -18,6 +18,7 @@ from typing import Any
 from ndfeed.errors import ResumeError
 
 VERSION = 1
+LARGEST_SEED = 1 << 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,8 @@ class State:
         for name, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ResumeError(f"the state is damaged: {name} is {value!r}")
-            if name != "seed" and value < 0:
-                raise ResumeError(f"the state is damaged: {name} is {value}")
+            if not (-LARGEST_SEED if name == "seed" else 0) <= value <= LARGEST_SEED:
+                raise ResumeError(f"the state is damaged: {name} is out of bounds")
         made = cls(order=dict(order), data=state["data"], **numbers)  # type: ignore[arg-type]
         if made.samples > made.rows:
             raise ResumeError(
