@@ -95,7 +95,7 @@ def first_array(batch: Any) -> np.ndarray:
     """The first field of a batch, whatever holds it."""
     if isinstance(batch, dict):
         batch = next(iter(batch.values()))
-    elif isinstance(batch, tuple | list) and not isinstance(batch[0], np.ndarray | np.generic):
+    elif isinstance(batch, tuple):
         batch = batch[0]
     return batch if isinstance(batch, list) else np.asarray(batch)
 
@@ -429,6 +429,26 @@ def huge(folder: Path, quick: bool) -> None:
     bar("huge", "start at 10^4 / start at 10^10", taken[10**4] / taken[10**10], 0.8)
 
 
+def in_turn(paths: list[Path], rows: int, threads: int) -> Way:
+    """Files in turn, rows shuffled within each, as an iterable dataset does."""
+
+    def load(path: Path) -> tuple[np.ndarray, np.ndarray]:
+        with np.load(path) as archive:
+            return archive["image"], archive["label"]
+
+    def way(_: Rows) -> Iterator[Any]:
+        with ThreadPoolExecutor(threads) as pool:
+            while True:
+                for some in np.array_split(rng.permutation(len(paths)), len(paths) // 4):
+                    for image, label in pool.map(load, [paths[i] for i in some]):
+                        mixed = rng.permutation(rows)
+                        for at in range(0, rows, 128):
+                            part = mixed[at : at + 128]
+                            yield {"image": image[part], "label": label[part]}
+
+    return way
+
+
 def compressed(folder: Path, quick: bool) -> None:
     """Deflated, many rows a file, four times larger than memory when inflated."""
     files, rows = (24, 256) if quick else (64, 512)
@@ -442,25 +462,6 @@ def compressed(folder: Path, quick: bool) -> None:
     budget = ds.nbytes // 4
     paths = sorted(place.iterdir())
 
-    def today(threads: int) -> Way:
-        """Files in turn, rows shuffled within each, as an iterable dataset does."""
-
-        def load(path: Path) -> tuple[np.ndarray, np.ndarray]:
-            with np.load(path) as archive:
-                return archive["image"], archive["label"]
-
-        def way(_: Rows) -> Iterator[Any]:
-            with ThreadPoolExecutor(threads) as pool:
-                while True:
-                    for some in np.array_split(rng.permutation(files), files // 4):
-                        for image, label in pool.map(load, [paths[i] for i in some]):
-                            mixed = rng.permutation(rows)
-                            for at in range(0, rows, 128):
-                                part = mixed[at : at + 128]
-                                yield {"image": image[part], "label": label[part]}
-
-        return way
-
     loader = ndfeed.loader(ds, 128, shuffle=True, memory=budget)
     seen = np.concatenate([batch["label"] for batch in loader])
     np.testing.assert_array_equal(np.sort(seen), np.arange(files * rows))
@@ -471,8 +472,8 @@ def compressed(folder: Path, quick: bool) -> None:
     bar("compressed", "members / times inflated", 2 * files / found.streams, 1)
     loader.close()
     ways = {
-        "today: np.load, files in turn": today(1),
-        "today: the same, 2 threads": today(2),
+        "today: np.load, files in turn": in_turn(paths, rows, 1),
+        "today: the same, 2 threads": in_turn(paths, rows, 2),
         "ours": ours(ds, 128, memory=budget),
     }
     rates = compare("compressed", ways, lambda: iter(()), None, per_batch=128, before=lambda: None)
@@ -486,7 +487,8 @@ def files(folder: Path, quick: bool) -> None:
     for kind, save, wanted in (("stored", np.savez, 10), ("deflated", np.savez_compressed, 5)):
         place = folder / kind
         place.mkdir()
-        image = rng.integers(0, 32, (128, 128, 3)).astype(np.uint8)
+        # About half the size when deflated, as pictures in uint8 are at best.
+        image = (rng.integers(0, 255, (128, 128, 3)) // 32 * 8).astype(np.uint8)
         for i in range(count):
             image[0, 0, 0] = i % 251
             save(place / f"{i:05d}.npz", image=image, label=np.int64(i))
@@ -560,12 +562,11 @@ def u1(folder: Path, quick: bool) -> None:
 
 def u3(folder: Path, quick: bool) -> None:
     """nanoGPT: rows of tokens out of one raw file; x and y, shifted by one, as int64."""
-    path = folder / "tokens.bin"
-    tokens = (100 if quick else 500) * 10**6
-    rng.integers(0, 50_000, tokens).astype(np.uint16).tofile(path)
     for batch, length in ((12, 1024), (512, 2048)):
+        path = folder / f"{length}.bin"
+        rows = (100 if quick else 500) * 10**6 // (length + 1)
+        rng.integers(0, 50_000, rows * (length + 1)).astype(np.uint16).tofile(path)
         data = np.memmap(path, np.uint16, "r")
-        rows = tokens // (length + 1)
 
         def today(starts: np.ndarray, data: Any = data, length: int = length) -> Any:
             x = np.stack([data[i : i + length].astype(np.int64) for i in starts * (length + 1)])
@@ -638,6 +639,35 @@ def u4(folder: Path, quick: bool) -> None:
     bar("u4", "ours / best of today", rates["ours"] / best, 3)
 
 
+Maps = list[list[np.ndarray]]  # a map for every field and day
+
+
+def contiguous(maps: Maps, batch: int) -> Way:
+    """Slices of every field, day by day."""
+
+    def way(_: Rows) -> Iterator[Any]:
+        rows = len(maps[0][0])
+        for day in itertools.cycle(range(len(maps[0]))):
+            for at in range(0, rows - batch + 1, batch):
+                yield tuple(np.array(field[day][at : at + batch]) for field in maps)
+
+    return way
+
+
+def mixed(maps: Maps, batch: int) -> Way:
+    """A block of neighbouring rows at a time, anywhere, shuffled within."""
+
+    def way(_: Rows) -> Iterator[Any]:
+        rows = len(maps[0][0])
+        while True:
+            for block in rng.permutation(len(maps[0]) * rows // batch):
+                day, at = divmod(int(block) * batch, rows)
+                inner = rng.permutation(min(batch, rows - at)) + at
+                yield tuple(field[day][inner] for field in maps)
+
+    return way
+
+
 def u6(folder: Path, quick: bool) -> None:
     """Criteo: dense, sparse and labels, four files each."""
     rows = 500_000 if quick else 4_000_000
@@ -651,31 +681,11 @@ def u6(folder: Path, quick: bool) -> None:
         {name: str(folder / name) for name in kinds}, sample=dict.fromkeys(kinds, "row")
     )
     maps = [[np.load(folder / n / f"day_{d}.npy", mmap_mode="r") for d in range(4)] for n in kinds]
-
-    def contiguous(batch: int) -> Way:
-        def way(_: Rows) -> Iterator[Any]:
-            while True:
-                for day in range(4):
-                    for at in range(0, rows - batch + 1, batch):
-                        yield tuple(np.array(field[day][at : at + batch]) for field in maps)
-
-        return way
-
-    def mixed(batch: int) -> Way:
-        def way(_: Rows) -> Iterator[Any]:
-            while True:
-                for block in rng.permutation(4 * rows // batch):
-                    day, at = divmod(int(block) * batch, rows)
-                    inner = rng.permutation(min(batch, rows - at)) + at
-                    yield tuple(field[day][inner] for field in maps)
-
-        return way
-
     for batch in (8_192, 65_536):
         expected = np.array(maps[0][0][:batch])
         rates = compare(
             f"u6 {batch} in order",
-            {"today: slices of maps": contiguous(batch), "ours": ours(ds, batch, shuffle=False)},
+            {"today: slices of maps": contiguous(maps, batch), "ours": ours(ds, batch, shuffle=False)},
             lambda: iter(()), expected, per_batch=batch)  # fmt: skip
         ratio = rates["ours"] / rates["today: slices of maps"]
         report(question=f"u6 {batch} in order", gb_per_s=round(rates["ours"] * 160 / 1e9, 2))
@@ -683,7 +693,7 @@ def u6(folder: Path, quick: bool) -> None:
         blocks = ndfeed.Blocks(rows=4096, window=32)
         rates = compare(
             f"u6 {batch} blocks",
-            {"today: a shuffled block a batch": mixed(batch),
+            {"today: a shuffled block a batch": mixed(maps, batch),
              "ours: 32 blocks mixed": ours(ds, batch, shuffle=blocks),
              "ours: exact": ours(ds, batch)},
             lambda: iter(()), None, per_batch=batch, before=lambda: None)  # fmt: skip

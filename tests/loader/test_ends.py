@@ -299,7 +299,7 @@ def test_ctrl_c_before_the_first_batch(tmp_path, processes):
         ENDLESS
         + """
 def for_ever(batch):
-    print("mapping", flush=True)
+    os.write(1, b"mapping\\n")  # in one piece: two of them write
     time.sleep(100 if int(args[1]) else 1.5)
     return batch
 loader = ndfeed.loader(ds.map(for_ever), 32, threads=2, processes=int(args[1]))

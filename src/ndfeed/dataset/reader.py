@@ -7,7 +7,7 @@ threads.
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -79,13 +79,30 @@ class Reader:
         finally:
             maps.leave()
 
-    def fill_even(
-        self, group: Group, samples: Ints, arrays: Mapping[str, NDArray[Any]], decoded: Decoded
+    def lend(
+        self,
+        group: Group,
+        samples: Ints,
+        room: Callable[[], dict[str, NDArray[Any]]],
+        batch: dict[str, Any],
+        decoded: Decoded,
     ) -> None:
-        """Copy ``samples``, which are in range, into ``arrays``, one for every field."""
-        if self.maps is not None and self._short and self._alone is not None and len(samples):
+        """Put ``samples``, which are in range, into ``batch``: in memory that ``room`` lends.
+
+        It has an array for every field. What one call gathers from many files comes in memory
+        that this call makes: to copy it once more would take as long as gathering it.
+        """
+        if self.maps is not None and self._short and len(samples):
             try:
-                self._fill_one(self.maps, self._alone, samples, arrays)
+                if self._alone is None and not rows.consecutive(samples):
+                    self._read_scattered(self.maps, group.locate(samples), batch)
+                    return
+                arrays = room()
+                if self._alone is not None:
+                    self._fill_one(self.maps, self._alone, samples, arrays)
+                else:
+                    self._fill_stretch(self.maps, group, samples, arrays)
+                batch.update(arrays)
             except Unmappable:
                 pass
             except (ChangedError, MissingError):
@@ -93,7 +110,33 @@ class Reader:
                 raise
             else:
                 return
+        arrays = room()
         self.fill(group, samples, arrays, decoded)
+        batch.update(arrays)
+
+    def _fill_stretch(
+        self, maps: Maps, group: Group, samples: Ints, arrays: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Samples that follow each other: a copy for each file."""
+        first, end = int(samples[0]), int(samples[-1]) + 1
+        low = int(np.searchsorted(group.starts, first, side="right")) - 1
+        high = int(np.searchsorted(group.starts, end, side="left"))
+        file = self._columns[0].file[low:high]
+        maps.enter(file)
+        try:
+            for column in self._columns:
+                out, size = arrays[column.field.name].reshape(-1).view(_BYTE), column.size
+                for part in range(low, high):
+                    start, stop = group.starts[part : part + 2].tolist()
+                    begin, until = max(start, first), min(stop, end)
+                    at = int(column.first[part]) + (begin - start) * size
+                    length = (until - begin) * size
+                    to = (begin - first) * size
+                    out[to : to + length] = maps.bytes(int(column.file[part]))[at : at + length]
+            if maps.unleased:
+                maps.recheck(file)
+        finally:
+            maps.leave()
 
     def _fill_one(
         self, maps: Maps, file: int, samples: Ints, arrays: Mapping[str, NDArray[Any]]

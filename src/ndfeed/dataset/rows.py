@@ -54,6 +54,10 @@ def by_address(maps: Maps, file: Ints, start: Ints, size: int) -> NDArray[np.voi
     low, records = maps.records(size)
     start += maps.address[file]
     start -= low
+    if not size & (size - 1) and not np.bitwise_or.reduce(start) & (size - 1):
+        # Numbers that all begin at multiples of their size are elements of one plain array,
+        # which NumPy takes from several times faster.
+        return maps.records(size, size)[1].take(start >> size.bit_length() - 1)
     return records[start]
 
 
@@ -63,7 +67,7 @@ def gather_one(column: Column, rows: Ints, target: Target, maps: Maps) -> None:
     maps.enter(file)
     try:
         records = records_of(column, maps)
-        if not _consecutive(rows):
+        if not consecutive(rows):
             target.take(records, rows)
         else:
             first = int(rows[0])
@@ -76,7 +80,7 @@ def gather_one(column: Column, rows: Ints, target: Target, maps: Maps) -> None:
 
 def take(records: NDArray[np.void], rows: Ints, out: NDArray[np.void]) -> None:
     """Copy ``records[rows]``, which are in range, to ``out``."""
-    if _consecutive(rows):
+    if consecutive(rows):
         first = int(rows[0])
         out[...] = records[first : first + len(rows)]
     else:
@@ -94,7 +98,7 @@ def records_of(column: Column, maps: Maps) -> NDArray[np.void]:
     return data.view(np.dtype((np.void, column.size)))
 
 
-def _consecutive(rows: Ints) -> bool:
+def consecutive(rows: Ints) -> bool:
     """Is this a slice? Then it is one copy."""
     count = len(rows)
     return bool(rows[-1] - rows[0] == count - 1 and (count < 3 or (np.diff(rows) == 1).all()))

@@ -119,14 +119,14 @@ class _Map:
 
 
 class _Span:
-    """A stretch of this process's addresses as records of ``size`` bytes from any byte."""
+    """A stretch of this process's addresses as records of ``size`` bytes, ``step`` apart."""
 
-    def __init__(self, start: int, length: int, size: int) -> None:
+    def __init__(self, start: int, length: int, size: int, step: int) -> None:
         self.__array_interface__ = {
             "version": 3,
             "data": (start, True),
-            "shape": (max(length - size + 1, 0),),
-            "strides": (1,),
+            "shape": (max((length - size) // step + 1, 0),),
+            "strides": (step,),
             "typestr": f"|V{size}",
         }
 
@@ -149,7 +149,7 @@ class Maps:
         weakref.finalize(self, _close, self._maps, cost, keeper.generation).atexit = False
         self._lock = threading.Lock()
         self._giving_up = threading.Lock()
-        self._records: dict[int, tuple[int, NDArray[np.void]]] = {}
+        self._records: dict[tuple[int, int], tuple[int, NDArray[np.void]]] = {}
         # One entry for everybody who reads. A list grows and shrinks in one step of the
         # interpreter; a method written in Python could be interrupted before its first line.
         self._inside: list[None] = []
@@ -173,19 +173,20 @@ class Maps:
             raise RuntimeError(f"file {file} was not entered")
         return found.file.fd
 
-    def records(self, size: int) -> tuple[int, NDArray[np.void]]:
+    def records(self, size: int, step: int = 1) -> tuple[int, NDArray[np.void]]:
         """Records of ``size`` bytes from any byte of any file mapped so far.
 
-        Record ``i`` begins at the address returned, plus ``i``. Between the files there may be
-        nothing at all: only addresses within files that were entered may be read.
+        Record ``i`` begins at the address returned, plus ``i * step``. Between the files there
+        may be nothing at all: only addresses within files that were entered may be read.
         """
-        found = self._records.get(size)
+        found = self._records.get((size, step))
         if found is None:
             with self._lock:  # or a file mapped meanwhile would be left out for ever
                 used = np.flatnonzero(self.address)
                 low = int(self.address[used].min())
                 high = max(int(self.address[i]) + len(self.bytes(i)) for i in used.tolist())
-                found = self._records[size] = low, np.asarray(_Span(low, high - low, size))
+                span = np.asarray(_Span(low, high - low, size, step))
+                found = self._records[size, step] = low, span
         return found
 
     def enter(self, files: int | NDArray[np.int64]) -> None:

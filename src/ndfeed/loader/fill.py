@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +23,8 @@ from ndfeed.loader.pool import Pool
 from ndfeed.loader.ragged import Ragged, Room, formed, owner
 
 Ints = NDArray[np.int64]
+
+_Even = tuple[str, np.dtype[Any], tuple[int, ...]]  # name, type and shape of a sample
 
 _NAMED = 8
 _LISTED = 1000
@@ -191,17 +194,19 @@ class Filler:
 
     def read(self, rows: Ints) -> Batch:
         """The stored fields of ``rows``."""
-        ds, pool, count = self.ds, self.pool, len(rows)
+        ds, count = self.ds, len(rows)
         samples = rows if ds.rows is None else chosen(ds.rows, rows)
         batch = self._empty.copy()
         for group, even, uneven in zip(ds.groups, self._even, self._uneven, strict=True):
-            arrays = {name: pool.array(count, dtype, shape) for name, dtype, shape in even}
+            room = partial(self._room, count, even)
             if uneven:
-                self._read_uneven(group, samples, uneven, arrays, batch)
+                self._read_uneven(group, samples, uneven, room(), batch)
             else:
-                reader_of(group).fill_even(group, samples, arrays, self.decoded)
-            batch.update(arrays)
+                reader_of(group).lend(group, samples, room, batch, self.decoded)
         return batch
+
+    def _room(self, count: int, even: Sequence[_Even]) -> dict[str, NDArray[Any]]:
+        return {name: self.pool.array(count, dtype, shape) for name, dtype, shape in even}
 
     def _read_uneven(
         self,
@@ -218,6 +223,7 @@ class Filler:
             every = (Room(c.field, c.shapes(part), self._ragged, self.pool) for c in uneven)
             rooms = [room for room in every if room.direct]
         given = arrays | {room.field.name: room.samples for room in rooms}
+        batch.update(arrays)
         for target in reader_of(group).fill(group, samples, given, self.decoded):
             if target.column.field.ragged:
                 batch[target.column.field.name] = target.ragged
