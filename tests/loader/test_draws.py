@@ -102,22 +102,12 @@ def test_long_streams_of_neighbours_do_not_meet(ds):
 
 
 def test_what_is_drawn_is_frozen(ds):
-    """A run that is repeated after an update must be the same run."""
-    batches = epoch_of(ds.map(drawn, batched=False).select("drawn"), 2, seed=5)
-    again_ = np.random.Generator(np.random.Philox(key=_key(5, 0), counter=_counter(1, 0, 0)))
+    """A run that is repeated after an update must be the same run: these may not change."""
+    single = epoch_of(ds.map(drawn, batched=False), 2, seed=5)[1]["drawn"]
+    whole = epoch_of(ds.map(drawn), 2, seed=5)[1]["drawn"]
 
-    assert batches[0]["drawn"][1] == again_.integers(0, 1 << 62)
-
-
-def _key(seed, epoch):
-    import hashlib
-
-    digest = hashlib.blake2b(f"map:{seed}:{epoch}".encode(), digest_size=16).digest()
-    return np.frombuffer(digest, "<u8").astype(np.uint64)
-
-
-def _counter(position, step, kind):
-    return np.array([0, position, step, kind], np.uint64)
+    assert single.tolist() == [465157924512169158, 1777892221068736075]
+    assert whole.tolist() == [3971464600552863404, 2773921871258704590]
 
 
 def test_draws_do_not_hang_on_the_order_of_decoding(tmp_path):

@@ -16,13 +16,14 @@ from ndfeed.loader.draws import key_of
 from ndfeed.loader.fill import Filler
 from ndfeed.loader.plan import Plan
 from ndfeed.loader.schedule import Schedule
-from ndfeed.order.orders import Blocks, Windows
+from ndfeed.order.orders import Blocks, Sequential, Windows
 from ndfeed.order.share import Share
 
 Ints = NDArray[np.int64]
 
 _AT_ONCE = 1 << 14  # rows worked out at a time: fewer cost as much
 _FAR_AHEAD = 64 << 20  # bytes asked for before they are read
+_PAGE = 4096
 _NONE = np.empty(0, np.int64)
 _WARM = 16  # how many times in a row nothing is looked at once all was in memory
 
@@ -156,6 +157,8 @@ class Pass:
 
     def _ask(self, number: int, clock: Clock) -> None:
         size = max(self._filler.batch_bytes, 1)
+        if not isinstance(self._plan.order, Sequential):
+            size = max(size, self._share.batch_size * _PAGE)  # what a row costs a disk at least
         end = min(number + max(_FAR_AHEAD // size, self.together), self.count)
         first = max(self._asked, number - self.together)
         self._unasked = 0

@@ -23,6 +23,7 @@ from ndfeed.loader.options import (
     as_fields,
     as_shard,
     as_threads,
+    only,
 )
 from ndfeed.loader.plan import batch_bytes, planned
 from ndfeed.loader.pool import Bytes
@@ -290,4 +291,4 @@ def loader(  # noqa: PLR0913 - the words that every loader shares
         ragged,
         on_error,
     )
-    return Loader(ds, share, shuffle, options)
+    return Loader(only(ds, options.fields, ragged), share, shuffle, options)

@@ -79,6 +79,14 @@ def as_shard(shard: Sequence[int] | None) -> tuple[int, int]:
     return rank, world
 
 
+def only(ds: Dataset, fields: Sequence[str] | None, ragged: Ragged) -> Dataset:
+    """The dataset with nothing but what ``fields``, which are known, are made of."""
+    if fields is None or ds.steps:
+        return ds
+    needed = (name if name in ds.names else owner(name, ds.names, ragged) for name in fields)
+    return ds.select(*dict.fromkeys(name for name in needed if name))
+
+
 def as_fields(ds: Dataset, fields: Sequence[str] | None, ragged: str) -> tuple[str, ...] | None:
     """The names that make a batch a tuple, all of them known."""
     if ragged not in RAGGED:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ndfeed.errors import ResumeError
+from ndfeed.errors import shown as printable
 
 VERSION = 1
 LARGEST_SEED = 1 << 255
@@ -73,7 +74,7 @@ class State:
         """Refuse to go on with other data, or in another order."""
         if self.data != data or self.rows != rows:
             raise ResumeError(
-                f"the state is of other data: {self.data} with {self.rows:,} samples, this is "
+                f"the state is of other data: {printable(self.data)} with {self.rows:,} samples, this is "
                 f"{data} with {rows:,}; open the same files, or begin anew"
             )
         if dict(self.order) != dict(order):
@@ -86,4 +87,4 @@ class State:
 def shown(order: Mapping[str, int | str]) -> str:
     """An order's parameters as text."""
     words = ", ".join(f"{name}={value}" for name, value in order.items() if name != "kind")
-    return f"{order.get('kind')}({words})"
+    return printable(f"{order.get('kind')}({words})")
