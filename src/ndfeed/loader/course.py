@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset import ahead
+from ndfeed.dataset.members import Decoded
 from ndfeed.dataset.rowset import chosen
 from ndfeed.dataset.step import Batch
 from ndfeed.loader.clock import Clock
@@ -48,16 +49,16 @@ class Pass:
     def __init__(
         self,
         filler: Filler,
+        decoded: Decoded,
         plan: Plan,
         share: Share,
         *,
         seed: int,
         epoch: int,
         start: int,
-        together: int,
     ) -> None:
         self.count = share.batches(start)
-        self.together = together
+        self.together = together = filler.together
         self.slow = bool(filler.ds.steps)
         self._filler = filler
         self._plan = plan
@@ -75,7 +76,7 @@ class Pass:
         self._patience = 0
         self._schedule: Schedule | None = None
         if plan.coded and self._epoch.arriving(start, start) is not None:
-            self._schedule = Schedule(plan, filler, self._arriving, self.count)
+            self._schedule = Schedule(plan, filler.ds.rows, decoded, self._arriving, self.count)
 
     def rows(self, first: int, stop: int) -> Ints:
         """The rows of batches [first, stop), end to end."""

@@ -103,6 +103,8 @@ class Engine:
                 self._run.over = self._run.stopped = True
             self._run = _Run(course)
             self._closed = False
+            if not any(thread.is_alive() for thread in self._threads):
+                self.clocks = [sum(self.clocks, Clock())]
             self.begun = time.perf_counter()
             self._start()
             self._changed.notify_all()

@@ -1,19 +1,14 @@
 """One batch: rows read into memory of the pool, the maps run, ragged fields brought into form."""
 
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset.column import Column, Group
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
-from ndfeed.dataset.members import Decoded
-from ndfeed.dataset.reader import reader_of
-from ndfeed.dataset.rowset import chosen
 from ndfeed.dataset.step import Batch, Step, field_of, stepped
 from ndfeed.errors import Error, WorkerError
 from ndfeed.loader.child import Died
@@ -24,10 +19,16 @@ from ndfeed.loader.ragged import Ragged, Room, formed, owner
 
 Ints = NDArray[np.int64]
 
-_Even = tuple[str, np.dtype[Any], tuple[int, ...]]  # name, type and shape of a sample
-
 _NAMED = 8
 _LISTED = 1000
+
+
+class Source(Protocol):
+    """Where the stored fields of rows come from."""
+
+    def read(self, rows: Ints) -> Batch:
+        """The fields of ``rows``; those read straight into their ragged form as rooms."""
+        ...
 
 
 class Transform(Protocol):
@@ -66,28 +67,19 @@ class Filler:
         names: tuple[str, ...] | None,
         ragged: Ragged,
         pool: Pool,
-        decoded: Decoded,
+        source: Source,
         skipped: Skipped | None,
     ) -> None:
         self.ds = ds
         self.pool = pool
-        self.decoded = decoded
+        self.source = source
         self.skipped = skipped
         self.transform: Transform = run_here
+        self.finish: Callable[[Any], Any] | None = None  # what a framework does with a batch
+        self.together = 1  # small batches that are read together and cut
         self.batch_bytes = 0  # of the largest batch so far, what a map was given counted in
         self._ragged = ragged
         self._names = names
-        self._empty: Batch = dict.fromkeys(ds.names)
-        self._even = [
-            [
-                (c.field.name, c.field.dtype, tuple(n or 0 for n in c.field.shape or ()))
-                for c in group.columns
-                if not c.field.ragged
-            ]
-            for group in ds.groups
-        ]
-        self._uneven = [[c for c in group.columns if c.field.ragged] for group in ds.groups]
-        self.even = not any(self._uneven)  # can small batches be read together and cut?
         self._stored = {c.field.name: c.field for group in ds.groups for c in group.columns}
         # Fields that count as ragged even in a batch whose samples are all of one shape.
         asked = {owner(name, [name.rpartition("_")[0]], ragged) for name in names or ()}
@@ -101,7 +93,7 @@ class Filler:
         """
         try:
             with clock.filling():
-                return self.read(rows)
+                return self.source.read(rows)
         except Error:
             return None
 
@@ -130,7 +122,7 @@ class Filler:
             return self._nothing()
         if batch is None:
             with clock.filling():
-                batch = self.read(rows)
+                batch = self.source.read(rows)
         if not self.ds.steps and self._ragged == "list":
             return batch
         draws = Seeded(key, first, kept)
@@ -139,7 +131,7 @@ class Filler:
         except Died:
             pass
         with clock.filling():
-            batch = self.read(rows)  # anew: a map may have begun to change it
+            batch = self.source.read(rows)  # anew: a map may have begun to change it
         try:
             return self._worked(batch, rows, draws, clock)
         except Died as died:
@@ -190,45 +182,8 @@ class Filler:
         clock.nbytes += size
         if size > self.batch_bytes:
             self.batch_bytes = size
-        return batch if self._names is None else tuple([batch[name] for name in self._names])
-
-    def read(self, rows: Ints) -> Batch:
-        """The stored fields of ``rows``."""
-        ds, count = self.ds, len(rows)
-        samples = rows if ds.rows is None else chosen(ds.rows, rows)
-        batch = self._empty.copy()
-        for group, even, uneven in zip(ds.groups, self._even, self._uneven, strict=True):
-            room = partial(self._room, count, even)
-            if uneven:
-                self._read_uneven(group, samples, uneven, room(), batch)
-            else:
-                reader_of(group).lend(group, samples, room, batch, self.decoded)
-        return batch
-
-    def _room(self, count: int, even: Sequence[_Even]) -> dict[str, NDArray[Any]]:
-        return {name: self.pool.array(count, dtype, shape) for name, dtype, shape in even}
-
-    def _read_uneven(
-        self,
-        group: Group,
-        samples: Ints,
-        uneven: list[Column],
-        arrays: dict[str, NDArray[Any]],
-        batch: Batch,
-    ) -> None:
-        """A group with ragged columns; straight into their form where that is possible."""
-        rooms: list[Room] = []
-        if self._ragged != "list" and not self.ds.steps:
-            part = group.locate(samples).part
-            every = (Room(c.field, c.shapes(part), self._ragged, self.pool) for c in uneven)
-            rooms = [room for room in every if room.direct]
-        given = arrays | {room.field.name: room.samples for room in rooms}
-        batch.update(arrays)
-        for target in reader_of(group).fill(group, samples, given, self.decoded):
-            if target.column.field.ragged:
-                batch[target.column.field.name] = target.ragged
-        for room in rooms:
-            batch[room.field.name] = room
+        made = batch if self._names is None else tuple([batch[name] for name in self._names])
+        return made if self.finish is None else self.finish(made)
 
     def _formed(self, batch: Batch) -> Batch:
         """The batch with ragged fields brought into the form that was asked for."""
@@ -276,7 +231,7 @@ class Filler:
             first, end = todo.pop()
             try:
                 if first < end:
-                    self.read(rows[first:end])
+                    self.source.read(rows[first:end])
             except Error as error:
                 if end - first == 1:
                     good[first] = False

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ndfeed.dataset.dataset import Dataset
+from ndfeed.loader.adapter import Adapter
 from ndfeed.loader.engine import Failure
 from ndfeed.loader.machine import Machine
 from ndfeed.loader.options import (
@@ -26,14 +27,11 @@ from ndfeed.loader.options import (
     only,
 )
 from ndfeed.loader.plan import batch_bytes, planned
-from ndfeed.loader.pool import Bytes
 from ndfeed.loader.ragged import Ragged
 from ndfeed.loader.report import Report, reported
 from ndfeed.loader.state import LARGEST_SEED, State
 from ndfeed.order.orders import Order
 from ndfeed.order.share import Share
-
-Allocate = Callable[[int], Bytes]
 
 
 class Batches(Iterator[Any]):
@@ -78,7 +76,7 @@ class Batches(Iterator[Any]):
                 del found  # or the error would refer to itself through this frame
         loader._position = loader._share.consumed(machine.engine.given, self._start)
         machine.look()
-        return found
+        return found if machine.adapter is None else machine.adapter.receive(found)
 
     def _leave(self, loader: "Loader") -> None:
         self._loader = None
@@ -103,7 +101,7 @@ class Loader:
         share: Share,
         shuffle: Shuffle,
         options: Options,
-        allocate: Allocate | None = None,
+        adapt: Callable[[], Adapter] | None = None,
     ) -> None:
         self.dataset = ds
         self._share = share
@@ -111,7 +109,7 @@ class Loader:
         self._seed = options.seed
         self._plan = planned(ds, shuffle, share)
         self._batch_bytes = batch_bytes(ds, share.batch_size, options.memory)
-        self._allocate = allocate
+        self._adapt = adapt
         self._epoch = 0
         self._position = 0  # samples of the epoch delivered, to all ranks together
         self._begun = False
@@ -160,8 +158,9 @@ class Loader:
     def _machine(self) -> Machine:
         """What makes batches in this process."""
         if not self._machines or self._machines[0].pid != os.getpid():
+            adapter = None if self._adapt is None else self._adapt()
             self._machines[:] = [
-                Machine(self.dataset, self._options, self._plan, self._batch_bytes, self._allocate)
+                Machine(self.dataset, self._options, self._plan, self._batch_bytes, adapter)
             ]
         return self._machines[0]
 

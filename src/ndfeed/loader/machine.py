@@ -7,18 +7,19 @@ the consumer, who holds it while we make the next.
 
 import os
 import time
-from collections.abc import Callable
 
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.members import Decoded
 from ndfeed.files.shared import Block
+from ndfeed.loader.adapter import Adapter
 from ndfeed.loader.clock import Clock, Disk
 from ndfeed.loader.course import Pass
 from ndfeed.loader.engine import Engine
 from ndfeed.loader.fill import Filler, Skipped
+from ndfeed.loader.host import Host
 from ndfeed.loader.options import Options
 from ndfeed.loader.plan import Plan
-from ndfeed.loader.pool import Bytes, Pool
+from ndfeed.loader.pool import Pool
 from ndfeed.loader.processes import Processes
 from ndfeed.loader.threads import Tuner, guess
 from ndfeed.order.share import Share
@@ -39,7 +40,7 @@ class Machine:
         options: Options,
         plan: Plan,
         batch_bytes: int,
-        allocate: Callable[[int], Bytes] | None,
+        adapter: Adapter | None,
     ) -> None:
         self.pid = os.getpid()
         self.plan = plan
@@ -49,28 +50,34 @@ class Machine:
         if plan.coded:
             self._buffers = min(_UNDER_WAY * batch_bytes, max(options.memory // 4, batch_bytes))
         self.decoded = Decoded(max(options.memory - self._buffers, 0))
+        self.adapter = adapter
         self.processes: Processes | None = None
+        allocate = None if adapter is None else adapter.allocate
         if options.processes and ds.steps:
             self.processes = Processes(options.processes, ds.steps)
             allocate = Block.of
         self.pool = Pool(_KEPT) if allocate is None else Pool(_KEPT, allocate)
+        host = Host(ds, options.ragged, self.pool, self.decoded)
         self.filler = Filler(
             ds,
             options.fields,
             options.ragged,
             self.pool,
-            self.decoded,
+            host if adapter is None else adapter.source(host),
             self.skipped if options.on_error == "skip" else None,
         )
+        if adapter is not None:
+            self.filler.finish = adapter.finish
         self.filler.batch_bytes = batch_bytes
         if self.processes is not None:
             self.filler.transform = self.processes
         fits = min(_TOGETHER, self._buffers // 4) // max(batch_bytes, 1)
-        self.together = min(max(fits, 1), _MOST_TOGETHER) if self.filler.even else 1
+        self.filler.together = min(max(fits, 1), _MOST_TOGETHER) if host.even else 1
         # A thread waits while its batch is with a process: one more reads meanwhile.
-        threads = options.threads or (options.processes + 1 if self.processes else guess(ds))
+        fixed = options.threads or (options.processes + 1 if self.processes else None)
+        fixed = fixed or (adapter.threads if adapter is not None else None)
+        threads = fixed or guess(ds)
         self.engine = Engine(threads, self.depth)
-        fixed = options.threads or self.processes
         self.tuner = None if fixed else Tuner(threads, self.engine.use)
         self.before = Clock()  # what was done before the current pass
         self.starved_before = 0.0
@@ -81,19 +88,19 @@ class Machine:
     def depth(self) -> int:
         """How many batches may be under way."""
         fits = self._buffers // max(self.filler.batch_bytes, 1) - 1
-        enough = self.together * (2 * self.engine.threads + 2)
+        enough = self.filler.together * (2 * self.engine.threads + 2)
         return max(min(fits, enough), 1)
 
     def begin(self, share: Share, seed: int, epoch: int, start: int) -> int:
         """Start on the batches of an epoch from position ``start`` on; how many there are."""
         course = Pass(
             self.filler,
+            self.decoded,
             self.plan,
             share,
             seed=seed,
             epoch=epoch,
             start=start,
-            together=self.together,
         )
         self.before = self.clock()
         self.starved_before = self.engine.starved
@@ -133,3 +140,5 @@ class Machine:
             self.processes.close()
         self.engine.join(threads)
         self.decoded.clear()
+        if self.adapter is not None:
+            self.adapter.close()

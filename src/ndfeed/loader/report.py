@@ -55,6 +55,7 @@ class Report:
     from_disk: int | None = None  # bytes that came from the disk, where that can be told
     disk_peak: float = 0.0  # the highest rate seen, in bytes a second
     skipped: int = 0
+    way: str = ""  # how batches get to where they are used
     limit: str = "nothing was read yet"
 
     @property
@@ -97,6 +98,8 @@ class Report:
                 f"{size(self.batch_bytes)} under way at most, {self.ready} ready, "
                 f"{size(self.decoded)} of decoded streams"
             )
+        if self.way:
+            lines.append(f"  way: {self.way}")
         if self.skipped:
             lines.append(f"  {self.skipped:,} samples left out: loader.skipped lists them")
         lines.append(f"  limit: {self.limit}")
@@ -141,6 +144,7 @@ def reported(
         from_disk=machine.disk.since,
         disk_peak=machine.disk.peak,
         skipped=machine.skipped.count,
+        way="" if machine.adapter is None else machine.adapter.describe(),
     )
     return _with(found, limit=_limit(found, ds, machine, done, share))
 

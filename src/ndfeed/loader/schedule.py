@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from ndfeed.dataset import ahead
-from ndfeed.dataset.rowset import chosen
+from ndfeed.dataset.members import Decoded
+from ndfeed.dataset.rowset import Rows, chosen
 from ndfeed.errors import Error
 from ndfeed.loader.clock import Clock
-from ndfeed.loader.fill import Filler
 from ndfeed.loader.members import Coded
 from ndfeed.loader.plan import Plan
 from ndfeed.order.orders import Blocks, Windows
@@ -50,15 +50,16 @@ class Schedule:
     def __init__(
         self,
         plan: Plan,
-        filler: Filler,
+        rows: Rows,
+        decoded: Decoded,
         arriving: Callable[[int], Iterable[tuple[int, int]]],
         count: int,
     ) -> None:
         self._plan = plan
-        self._rows = filler.ds.rows
+        self._rows = rows
         self._arriving = arriving
         self._count = count
-        self._decoded = filler.decoded
+        self._decoded = decoded
         self._lock = threading.Lock()
         self._listing = False
         self._listed = 0  # batches whose parts are known

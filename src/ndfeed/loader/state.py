@@ -74,8 +74,8 @@ class State:
         """Refuse to go on with other data, or in another order."""
         if self.data != data or self.rows != rows:
             raise ResumeError(
-                f"the state is of other data: {printable(self.data)} with {self.rows:,} samples, this is "
-                f"{data} with {rows:,}; open the same files, or begin anew"
+                f"the state is of other data: {printable(self.data)} with {self.rows:,} samples, "
+                f"this is {data} with {rows:,}; open the same files, or begin anew"
             )
         if dict(self.order) != dict(order):
             raise ResumeError(

@@ -1,0 +1,43 @@
+"""What a framework adds to a loader: memory of its own kind, and batches of its own kind."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ndfeed.loader.fill import Source
+from ndfeed.loader.host import Host
+from ndfeed.loader.pool import Bytes
+
+
+class Adapter(Protocol):
+    """One for every process that a loader is used in, made when it is first iterated there.
+
+    - ``allocate`` makes memory for batches, or is nothing where any memory will do.
+    - ``source`` may put something in the place of what reads into host memory.
+    - ``finish`` is called with every batch by the thread that made it, ``receive`` by the
+      consumer with what ``finish`` gave.
+    - ``describe`` says for the report how batches get to where they are used.
+    - ``close`` lets go of everything; the adapter may be used again afterwards.
+    """
+
+    allocate: Callable[[int], Bytes] | None
+    threads: int | None  # how many make batches fastest, if that is known
+
+    def source(self, host: Host) -> Source:
+        """Where stored fields come from."""
+        ...
+
+    def finish(self, made: Any) -> Any:  # noqa: ANN401
+        """In the thread that made the batch."""
+        ...
+
+    def receive(self, made: Any) -> Any:  # noqa: ANN401
+        """In the consumer's thread."""
+        ...
+
+    def describe(self) -> str:
+        """How batches get to where they are used."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...

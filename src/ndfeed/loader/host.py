@@ -1,0 +1,84 @@
+"""Rows out of files into memory of the pool."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset.column import Column, Group
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.members import Decoded
+from ndfeed.dataset.reader import reader_of
+from ndfeed.dataset.rowset import chosen
+from ndfeed.dataset.step import Batch
+from ndfeed.loader.pool import Pool
+from ndfeed.loader.ragged import Ragged, Room
+
+Ints = NDArray[np.int64]
+
+_Even = tuple[str, np.dtype[Any], tuple[int, ...]]  # name, type and shape of a sample
+
+
+class Host:
+    """Reads the stored fields of a dataset. Safe to use from several threads."""
+
+    def __init__(self, ds: Dataset, ragged: Ragged, pool: Pool, decoded: Decoded) -> None:
+        self.ds = ds
+        self.pool = pool
+        self.decoded = decoded
+        self._ragged = "list" if ds.steps else ragged  # maps are given lists
+        self._empty: Batch = dict.fromkeys(ds.names)
+        self._even = [
+            [
+                (c.field.name, c.field.dtype, tuple(n or 0 for n in c.field.shape or ()))
+                for c in group.columns
+                if not c.field.ragged
+            ]
+            for group in ds.groups
+        ]
+        self._uneven = [[c for c in group.columns if c.field.ragged] for group in ds.groups]
+
+    @property
+    def even(self) -> bool:
+        """Can small batches be read together and cut?"""
+        return not any(self._uneven)
+
+    def read(self, rows: Ints) -> Batch:
+        """The stored fields of ``rows``."""
+        ds, count = self.ds, len(rows)
+        samples = rows if ds.rows is None else chosen(ds.rows, rows)
+        batch = self._empty.copy()
+        for group, even, uneven in zip(ds.groups, self._even, self._uneven, strict=True):
+            room = partial(self._room, count, even)
+            if uneven:
+                self._read_uneven(group, samples, uneven, room(), batch)
+            else:
+                reader_of(group).lend(group, samples, room, batch, self.decoded)
+        return batch
+
+    def _room(self, count: int, even: Sequence[_Even]) -> dict[str, NDArray[Any]]:
+        return {name: self.pool.array(count, dtype, shape) for name, dtype, shape in even}
+
+    def _read_uneven(
+        self,
+        group: Group,
+        samples: Ints,
+        uneven: list[Column],
+        arrays: dict[str, NDArray[Any]],
+        batch: Batch,
+    ) -> None:
+        """A group with ragged columns; straight into their form where that is possible."""
+        rooms: list[Room] = []
+        if self._ragged != "list":
+            part = group.locate(samples).part
+            every = (Room(c.field, c.shapes(part), self._ragged, self.pool) for c in uneven)
+            rooms = [room for room in every if room.direct]
+        given = arrays | {room.field.name: room.samples for room in rooms}
+        batch.update(arrays)
+        for target in reader_of(group).fill(group, samples, given, self.decoded):
+            if target.column.field.ragged:
+                batch[target.column.field.name] = target.ragged
+        for room in rooms:
+            batch[room.field.name] = room
