@@ -685,7 +685,8 @@ def u6(folder: Path, quick: bool) -> None:
         expected = np.array(maps[0][0][:batch])
         rates = compare(
             f"u6 {batch} in order",
-            {"today: slices of maps": contiguous(maps, batch), "ours": ours(ds, batch, shuffle=False)},
+            {"today: slices of maps": contiguous(maps, batch),
+             "ours": ours(ds, batch, shuffle=False)},
             lambda: iter(()), expected, per_batch=batch)  # fmt: skip
         ratio = rates["ours"] / rates["today: slices of maps"]
         report(question=f"u6 {batch} in order", gb_per_s=round(rates["ours"] * 160 / 1e9, 2))

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "order": {"errors"},
     "loader": {"order", "dataset", "formats", "files", "errors"},
     "pack": {"dataset", "index", "formats", "files", "errors", "progress"},
-    "torch": {"loader", "dataset", "order", "errors"},
+    "torch": {"loader", "dataset", "order", "files", "errors"},
     "tf": {"loader", "dataset", "order", "errors"},
     "keras": {"loader", "dataset", "order", "errors"},
     "jax": {"loader", "dataset", "order", "errors"},

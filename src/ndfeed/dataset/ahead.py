@@ -13,7 +13,7 @@ import numpy as np
 from ndfeed.dataset.column import Column, Group
 from ndfeed.dataset.reader import reader_of
 from ndfeed.errors import Error
-from ndfeed.files.advise import resident, will_need
+from ndfeed.files import advise
 from ndfeed.files.file import File
 from ndfeed.files.maps import Maps
 from ndfeed.formats.array import INLINE
@@ -34,6 +34,11 @@ def ask(group: Group, samples: Ints) -> int:
     if not _asked(group, few, hint=False):
         return 0
     return _asked(group, samples, hint=True)
+
+
+def resident(group: Group, samples: Ints) -> bool:
+    """Are all of ``samples`` in memory?"""
+    return bool(group.table.sealed) or not _asked(group, samples, hint=False)
 
 
 def ask_parts(group: Group, parts: Ints) -> int:
@@ -89,7 +94,7 @@ def _ask(group: Group, column: Column, spans: Span, *, hint: bool) -> int:
         asked = 0
         for number, stretches in _merged(file[order], start[order], end[order]):
             with files.open(number) as fd:
-                will_need(fd, stretches)
+                advise.will_need(fd, stretches)
             asked += sum(b - a for a, b in stretches)
         return asked
     return 0
@@ -98,7 +103,8 @@ def _ask(group: Group, column: Column, spans: Span, *, hint: bool) -> int:
 def _cold(files: "_Open", number: int, start: int, end: int) -> bool:
     """Is the first or the last of these bytes not in memory?"""
     with files.open(number) as fd:
-        return not resident(fd, start) or (end - start > _PAGE and not resident(fd, end - 1))
+        there = advise.resident(fd, start)
+        return not there or (end - start > _PAGE and not advise.resident(fd, end - 1))
 
 
 def _merged(file: Ints, start: Ints, end: Ints) -> Iterator[tuple[int, Sequence[tuple[int, int]]]]:

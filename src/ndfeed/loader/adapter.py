@@ -13,14 +13,16 @@ class Adapter(Protocol):
 
     - ``allocate`` makes memory for batches, or is nothing where any memory will do.
     - ``source`` may put something in the place of what reads into host memory.
-    - ``finish`` is called with every batch by the thread that made it, ``receive`` by the
-      consumer with what ``finish`` gave.
+    - ``finish`` is called with every batch by the thread that made it; ``send`` with what that
+      gave by the consumer, ``ahead`` batches before it is due; ``receive`` when it is due.
     - ``describe`` says for the report how batches get to where they are used.
     - ``close`` lets go of everything; the adapter may be used again afterwards.
     """
 
     allocate: Callable[[int], Bytes] | None
     threads: int | None  # how many make batches fastest, if that is known
+    ahead: int  # batches that are sent before they are due
+    together: int  # bytes of small batches that are worth making at a time
 
     def source(self, host: Host) -> Source:
         """Where stored fields come from."""
@@ -30,8 +32,12 @@ class Adapter(Protocol):
         """In the thread that made the batch."""
         ...
 
+    def send(self, made: Any) -> Any:  # noqa: ANN401
+        """In the consumer's thread, some batches ahead."""
+        ...
+
     def receive(self, made: Any) -> Any:  # noqa: ANN401
-        """In the consumer's thread."""
+        """In the consumer's thread, when the batch is due."""
         ...
 
     def describe(self) -> str:

@@ -90,6 +90,7 @@ class Engine:
         self._spare = threading.Condition(self._changed._lock)  # type: ignore[attr-defined]
         self._threads: list[threading.Thread] = []
         self._run: _Run | None = None
+        self._coming: _Run | None = None
         self._resting = 0
         self._waiting = False
         self._closed = False
@@ -97,16 +98,25 @@ class Engine:
     # The consumer's side: one thread.
 
     def begin(self, course: Course) -> None:
-        """Start to make the batches of a course, in place of any other."""
+        """Start to make the batches of a course, or go on if it was begun ahead."""
         with self._changed:
-            if self._run is not None:
-                self._run.over = self._run.stopped = True
-            self._run = _Run(course)
+            for run in (self._run, self._coming):
+                if run is not None and run.course is not course:
+                    run.over = run.stopped = True
+            coming, self._coming = self._coming, None
+            ahead = coming is not None and coming.course is course
+            self._run = coming if ahead else _Run(course)
             self._closed = False
             if not any(thread.is_alive() for thread in self._threads):
                 self.clocks = [sum(self.clocks, Clock())]
             self.begun = time.perf_counter()
             self._start()
+            self._changed.notify_all()
+
+    def prepare(self, course: Course) -> None:
+        """Begin a course ahead, as soon as all batches of the current one are begun."""
+        with self._changed:
+            self._coming = _Run(course)
             self._changed.notify_all()
 
     def take(self) -> Any:  # noqa: ANN401
@@ -119,9 +129,11 @@ class Engine:
         if found is None:
             found = self._wait(run, number)
         run.given = number + 1
-        if self._resting and self._room(run):
-            with self._changed:
-                self._changed.notify()
+        if self._resting:
+            coming = self._next_run()
+            if coming is not None and self._room(coming):
+                with self._changed:
+                    self._changed.notify()
         return found
 
     def _wait(self, run: _Run, number: int) -> Any:  # noqa: ANN401
@@ -142,6 +154,11 @@ class Engine:
     def given(self) -> int:
         """Batches of the course that the consumer has."""
         return 0 if self._run is None else self._run.given
+
+    @property
+    def has_next(self) -> bool:
+        """Could the next batch be taken without waiting?"""
+        return self._run is not None and self._run.given in self._run.slots
 
     @property
     def ready(self) -> int:
@@ -166,10 +183,11 @@ class Engine:
         """Leave the course and tell the threads to end; ``join`` waits for them."""
         with self._changed:
             self._closed = True
-            run, self._run = self._run, None
-            if run is not None:
-                run.over = run.stopped = True
-                run.slots.clear()
+            for run in (self._run, self._coming):
+                if run is not None:
+                    run.over = run.stopped = True
+                    run.slots.clear()
+            self._run = self._coming = None
             threads, self._threads = self._threads, []
             self._changed.notify_all()
             self._spare.notify_all()
@@ -204,14 +222,24 @@ class Engine:
             thread.start()
 
     def _room(self, run: _Run) -> bool:
-        """May the next batches be begun?"""
+        """May the next batches of the run be begun?"""
         left = run.course.count - run.next
         room = run.given + self._depth() - run.next
+        if run is self._coming and self._run is not None:
+            room -= self._run.next - self._run.given  # they are under way, too
+            return left > 0 and room >= min(run.course.together, left)
         return left > 0 and (room >= min(run.course.together, left) or run.next <= run.given)
+
+    def _next_run(self) -> _Run | None:
+        """Whose batches are to be begun now."""
+        run = self._run
+        if self._coming is not None and (run is None or run.next == run.course.count):
+            return None if run is not None and run.over else self._coming
+        return run
 
     def _claim(self) -> Callable[[Clock], None] | None:
         """Something to do for a thread; the lock is held."""
-        run = self._run
+        run = self._next_run()
         if run is None or run.over:
             return None
         if self._room(run):

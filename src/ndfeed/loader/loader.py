@@ -7,6 +7,7 @@ from one epoch to the next and end when a pass is left early, when something wen
 
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -34,6 +35,15 @@ from ndfeed.order.orders import Order
 from ndfeed.order.share import Share
 
 
+def _raised(found: Any) -> Any:  # noqa: ANN401
+    if isinstance(found, Failure):
+        try:
+            raise found.error
+        finally:
+            del found  # or the error would refer to itself through this frame
+    return found
+
+
 class Batches(Iterator[Any]):
     """One pass over a loader. A batch is the consumer's own, for as long as it is kept."""
 
@@ -41,6 +51,8 @@ class Batches(Iterator[Any]):
         self._loader: Loader | None = loader
         self._number = number  # which of the loader's passes
         self._start = loader._position
+        self._given = 0
+        self._sent: deque[Any] = deque()  # taken, and on their way to where they are used
         self._machine = loader._machine()
         self._count = self._machine.begin(loader._share, loader._seed, loader._epoch, self._start)
 
@@ -59,24 +71,32 @@ class Batches(Iterator[Any]):
             # Forked in the middle: the threads stayed behind, so go on with some of our own.
             Batches.__init__(self, loader, self._number)
             machine = self._machine
-        if machine.engine.given == self._count:
+        if self._given == self._count:
             self._loader = None
             loader._finished()
             raise StopIteration
         try:
-            found = machine.engine.take()
-        except BaseException:  # interrupted, or closed meanwhile
+            found = self._next(machine)
+        except BaseException:  # interrupted, closed meanwhile, or an error of the batch's own
             self._leave(loader)
             raise
-        if isinstance(found, Failure):
-            self._leave(loader)
-            try:
-                raise found.error
-            finally:
-                del found  # or the error would refer to itself through this frame
-        loader._position = loader._share.consumed(machine.engine.given, self._start)
+        self._given += 1
+        loader._position = loader._share.consumed(self._given, self._start)
         machine.look()
-        return found if machine.adapter is None else machine.adapter.receive(found)
+        return found
+
+    def _next(self, machine: Machine) -> Any:  # noqa: ANN401
+        """The next batch, with some behind it on their way if a framework wants that."""
+        adapter = machine.adapter
+        if adapter is None:
+            return _raised(machine.engine.take())
+        sent, engine = self._sent, machine.engine
+        while len(sent) <= adapter.ahead and engine.given < self._count:
+            if sent and not engine.has_next:
+                break
+            found = engine.take()
+            sent.append(found if isinstance(found, Failure) else adapter.send(found))
+        return adapter.receive(_raised(sent.popleft()))
 
     def _leave(self, loader: "Loader") -> None:
         self._loader = None

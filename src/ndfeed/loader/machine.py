@@ -25,7 +25,7 @@ from ndfeed.loader.threads import Tuner, guess
 from ndfeed.order.share import Share
 
 _TOGETHER = 4 << 20  # bytes of batches that a thread makes at a time
-_MOST_TOGETHER = 32
+_MOST_TOGETHER = 64
 _UNDER_WAY = 8  # batches that decoded streams leave room for
 _LOOK_EVERY = 0.25  # seconds
 _KEPT = 64  # pieces of memory of one size kept for their next use
@@ -71,7 +71,8 @@ class Machine:
         self.filler.batch_bytes = batch_bytes
         if self.processes is not None:
             self.filler.transform = self.processes
-        fits = min(_TOGETHER, self._buffers // 4) // max(batch_bytes, 1)
+        together = _TOGETHER if adapter is None else adapter.together
+        fits = min(together, self._buffers // 4) // max(batch_bytes, 1)
         self.filler.together = min(max(fits, 1), _MOST_TOGETHER) if host.even else 1
         # A thread waits while its batch is with a process: one more reads meanwhile.
         fixed = options.threads or (options.processes + 1 if self.processes else None)
@@ -84,6 +85,12 @@ class Machine:
         self.began = self.ended = 0.0
         self.disk = Disk()
         self._look_at = 0.0
+        self.given = 0  # batches delivered of a pass that has ended
+        self._pass: tuple[Share, int] | None = None
+        self._ahead: tuple[tuple[Share, int, int, int], Pass] | None = None
+        # The next epoch is begun ahead unless somebody could tell: a function that runs, a
+        # stream that is decoded, a sample that is listed as left out.
+        self._goes_on = not (ds.steps or plan.coded or options.on_error == "skip")
 
     def depth(self) -> int:
         """How many batches may be under way."""
@@ -93,6 +100,29 @@ class Machine:
 
     def begin(self, share: Share, seed: int, epoch: int, start: int) -> int:
         """Start on the batches of an epoch from position ``start`` on; how many there are."""
+        course = self._course(share, seed, epoch, start)
+        self.before = self.clock()
+        self.starved_before = self.engine.starved
+        self.began, self.ended = time.perf_counter(), 0.0
+        self.given, self._pass = 0, (share, start)
+        self.disk = Disk()
+        if self.tuner is not None:
+            self.tuner.restart(self.before.rows, self.engine.starved)
+        if self.processes is not None:
+            self.processes.start()  # before there are threads of ours to fork beside
+        self.engine.begin(course)
+        if self._goes_on:
+            self._course(share, seed, epoch + 1, 0, ahead=True)
+        return course.count
+
+    def _course(
+        self, share: Share, seed: int, epoch: int, start: int, *, ahead: bool = False
+    ) -> Pass:
+        """The pass that was begun ahead, if it is the one asked for; else a new one."""
+        asked = share, seed, epoch, start
+        found, self._ahead = self._ahead, None
+        if found is not None and found[0] == asked:
+            return found[1]
         course = Pass(
             self.filler,
             self.decoded,
@@ -102,16 +132,10 @@ class Machine:
             epoch=epoch,
             start=start,
         )
-        self.before = self.clock()
-        self.starved_before = self.engine.starved
-        self.began, self.ended = time.perf_counter(), 0.0
-        self.disk = Disk()
-        if self.tuner is not None:
-            self.tuner.restart(self.before.rows, self.engine.starved)
-        if self.processes is not None:
-            self.processes.start()  # before there are threads of ours to fork beside
-        self.engine.begin(course)
-        return course.count
+        if ahead:
+            self._ahead = asked, course
+            self.engine.prepare(course)
+        return course
 
     def look(self) -> None:
         """Now and then: would another number of threads be better, and what does the disk give?"""
@@ -127,14 +151,26 @@ class Machine:
         """What all threads have done so far."""
         return sum(self.engine.clocks, Clock())
 
+    def delivered(self) -> tuple[int, int]:
+        """Batches and samples of the current or the last pass that the consumer has."""
+        batches = self.given or self.engine.given
+        if not batches or self._pass is None:
+            return 0, 0
+        share, start = self._pass
+        low, high = share.span(batches - 1, start)
+        return batches, (batches - 1) * share.batch_size + high - low
+
     def end(self) -> None:
         """The pass is over; threads rest until the next."""
+        self.given = self.engine.given
         self.ended = time.perf_counter()
         self.engine.end()
 
     def stop(self) -> None:
         """Leave the pass, end the threads, let go of memory."""
         self.ended = self.ended or time.perf_counter()
+        self._ahead = None
+        self.given = self.engine.given or self.given
         threads = self.engine.stop()
         if self.processes is not None:
             self.processes.close()

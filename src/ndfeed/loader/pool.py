@@ -21,10 +21,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ndfeed.files import system
+
 Bytes = NDArray[np.uint8]
 
 # Below this the memory allocator is as fast, and keeps nothing else alive.
 SMALL = 64 << 10
+# From here on memory is the system's own, and goes back there: an allocator would keep it.
+LARGE = 1 << 20
 
 
 class _Loan:
@@ -53,7 +57,9 @@ def piece_of(array: NDArray[Any]) -> Bytes | None:
 
 
 def _fresh(size: int) -> Bytes:
-    return np.empty(size, np.uint8)
+    if size < LARGE:
+        return np.empty(size, np.uint8)
+    return np.frombuffer(system.private_memory(size), np.uint8)
 
 
 class Pool:

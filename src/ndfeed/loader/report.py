@@ -60,12 +60,12 @@ class Report:
 
     @property
     def rows_per_second(self) -> float:
-        """Samples made, a second."""
+        """Samples delivered, a second."""
         return self.rows / self.seconds if self.seconds else 0.0
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes of batches made, a second."""
+        """Bytes of batches delivered, a second."""
         return self.nbytes / self.seconds if self.seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -120,14 +120,16 @@ def reported(
         found = Report(order, threads=options.threads or 0, memory=options.memory)
         return found if share.batches() else _with(found, limit=_no_batches(share))
     machine = machines[0]
-    done = machine.clock() - machine.before
+    ever = machine.clock()
+    done = ever - machine.before
+    batches, rows = machine.delivered()
     seconds = (machine.ended or time.perf_counter()) - machine.began
     found = Report(
         order,
         seconds=seconds,
-        batches=done.batches,
-        rows=done.rows,
-        nbytes=done.nbytes,
+        batches=batches,
+        rows=rows,
+        nbytes=round(ever.nbytes * rows / max(ever.rows, 1)),
         stages={name: getattr(done, name) for name in _STAGES},
         waiting_for_consumer=done.idle,
         consumer_waiting=machine.engine.starved - machine.starved_before,

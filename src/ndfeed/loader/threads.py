@@ -17,6 +17,7 @@ from ndfeed.formats.array import INLINE, RAW
 
 _MOST = 16
 _SMALL_FILE = 256 << 10
+_PER_THREAD = 1 << 10  # bytes of a row for every thread
 _STARVED = 0.1  # share of the time that the consumer may wait before anything is tried
 _GAIN = 1.05
 _LONGEST = 64  # looks between two tries that failed
@@ -37,8 +38,10 @@ def _for_group(group: Group, cores: int) -> int:
     size = sum(int(c.nbytes.mean()) for c in columns if len(c.nbytes))
     if group.by_file:
         return cores if size >= _SMALL_FILE else 1
-    alone = len(group.starts) == 2
-    return cores if alone or size > LARGE_ROW else 1
+    if len(group.starts) > 2 and size <= LARGE_ROW:
+        return 1
+    # The smaller the rows, the more of the time threads need the interpreter.
+    return min(max(size // _PER_THREAD, 2), cores)
 
 
 class Tuner:
@@ -53,6 +56,7 @@ class Tuner:
         self._starved = 0.0
         self._rate = 0.0  # with the number that is kept
         self._tried = 0  # the number being tried, or none
+        self._settling = True
         self._wait = 1
         self._looks = 0
         self._upwards = True
@@ -64,7 +68,9 @@ class Tuner:
         rate = (rows - self._rows) / taken
         hungry = (starved - self._starved) / taken > _STARVED
         self._at, self._rows, self._starved = now, rows, starved
-        if self._tried:
+        if self._settling:
+            self._settling = False  # what was under way before the change is counted in here
+        elif self._tried:
             self._judge(rate)
         elif hungry and rate:
             self._rate = rate
@@ -81,6 +87,7 @@ class Tuner:
             self._upwards = not self._upwards
             return
         self._tried = other
+        self._settling = True
         self._use(other)
 
     def _judge(self, rate: float) -> None:
@@ -88,13 +95,15 @@ class Tuner:
         if better:
             self.threads, self._rate, self._wait = self._tried, rate, 1
         else:
+            self._settling = True
             self._use(self.threads)
             self._upwards = not self._upwards
             self._wait = min(self._wait * 2, _LONGEST)
         self._tried = 0
 
     def restart(self, rows: int, starved: float) -> None:
-        """A new pass: what came before does not count."""
+        """A new pass: what came before does not count, nor does its beginning."""
+        self._settling = True
         self._at, self._rows, self._starved = time.perf_counter(), rows, starved
         if self._tried:
             self._use(self.threads)

@@ -1,0 +1,375 @@
+"""How fast do shuffled batches get from files into GPU memory, and are they the right ones?
+
+    bus        what a pinned copy reaches, and what 16 threads gather into pinned memory
+    files      the GPU reads the mapped file itself: 150 KB, 3 KB and 128 B rows
+    pinned     the same rows through pinned memory
+    resident   rows of 3 KB out of GPU memory
+    today      torch's DataLoader with pinned memory, at its best number of workers
+    races      every value of 10,000 batches of each way, with a fast and with a slow consumer
+    changes    a file truncated, or replaced, while the GPU reads it; nothing pinned after close
+    training   a ResNet-50 in bfloat16: fed, and on data that is on the GPU already
+
+Needs a CUDA device, some 20 GB of disk and as much memory, and PyTorch with Triton. Prints a
+JSON line for every way and every bar.
+
+    python benchmarks/torch_gpu.py [QUESTION ...] [--folder DIR] [--quick]
+"""
+
+import argparse
+import itertools
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from measure import bar, report
+
+import ndfeed
+import ndfeed.torch
+from ndfeed.torch.cuda import feed
+
+DEVICE = torch.device("cuda:0")
+# Shape of a row, rows a batch, rows in the file.
+ROWS = {
+    "150KB": ((224, 224, 3), 256, 80_000),
+    "3KB": ((32, 32, 3), 4096, 3_000_000),
+    "128B": ((128,), 4096, 40_000_000),
+}
+FILES = {"150KB": 0.95, "3KB": 0.85}
+_suited = feed.unsuited
+
+
+class Bench:
+    """What the questions share: files, and what the machine can give."""
+
+    def __init__(self, folder: Path, quick: bool) -> None:
+        self.folder = folder
+        self.quick = quick
+        self.bus = 0.0
+        self.gather: dict[str, float] = {}
+
+    def path(self, label: str) -> Path:
+        """A file of rows that say which row they are, in several places."""
+        shape, _, count = ROWS[label]
+        count //= 10 if self.quick else 1
+        path = self.folder / f"{label}.npy"
+        if not path.exists():
+            data = np.lib.format.open_memmap(path, "w+", np.uint8, (count, *shape))
+            rows = data.reshape(count, -1)
+            rows[...] = np.random.default_rng(0).integers(0, 255, (1, rows.shape[1]))
+            number = np.arange(count, dtype=np.uint32).view(np.uint8).reshape(count, 4)
+            for at in (0, 60, rows.shape[1] // 2, rows.shape[1] - 4):
+                rows[:, at : at + 4] = number
+            data.flush()
+            del data, rows
+        return path
+
+
+def sync_rate(call: Callable[[], int], seconds: float = 1.0) -> float:
+    """Bytes a second of something that returns how many it moved."""
+    call()
+    torch.cuda.synchronize()
+    began, moved = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        moved += call()
+    torch.cuda.synchronize()
+    return moved / (time.perf_counter() - began)
+
+
+def bus(bench: Bench) -> None:
+    """What the hardware allows."""
+    host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(1 << 30, dtype=torch.uint8, device=DEVICE)
+
+    def copy() -> int:
+        device.copy_(host, non_blocking=True)
+        torch.cuda.synchronize()
+        return host.nbytes
+
+    bench.bus = max(sync_rate(copy) for _ in range(3))
+    report(question="bus", way="pinned copy", gb_per_s=round(bench.bus / 1e9, 1),
+           device=torch.cuda.get_device_name(DEVICE), torch=torch.__version__)  # fmt: skip
+    for label in ("150KB", "3KB"):
+        bench.gather[label] = _gather(bench, label)
+        report(question="bus", way=f"16 threads gather {label} rows into pinned memory",
+               gb_per_s=round(bench.gather[label] / 1e9, 1))  # fmt: skip
+
+
+def _gather(bench: Bench, label: str) -> float:
+    batch = ROWS[label][1]
+    mapped = np.load(bench.path(label), mmap_mode="r")
+    size = mapped[0].nbytes
+    records = np.asarray(mapped).reshape(-1).view(np.uint8).view(f"V{size}")
+
+    def work(seed: int) -> float:
+        rng = np.random.default_rng(seed)
+        out = torch.empty((batch, size), dtype=torch.uint8, pin_memory=True).numpy()
+        room = out.reshape(-1).view(f"V{size}")
+        began, done = time.perf_counter(), 0
+        while time.perf_counter() - began < 1.0:
+            records.take(rng.integers(0, len(records), batch), out=room, mode="clip")
+            done += out.nbytes
+        return done / (time.perf_counter() - began)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(work, range(16)))
+        return sum(pool.map(work, range(16)))
+
+
+def loader_of(path: Path, batch: int, way: str, **options: Any) -> Any:
+    """A loader that goes one of the ways."""
+    feed.unsuited = (lambda ds: "asked for") if way == "pinned" else _suited
+    return ndfeed.torch.loader(
+        ndfeed.open(path), batch, shuffle=True, drop_last=True, device=DEVICE, memory="8GB",
+        resident=way == "resident", **options,
+    )  # fmt: skip
+
+
+def endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def measured(label: str, way: str, bench: Bench, batch: int = 0) -> float:
+    """Bytes a second, as a consumer that does nothing gets them."""
+    batch = batch or ROWS[label][1]
+    best = 0.0
+    for _ in range(3):
+        loader = loader_of(bench.path(label), batch, way)
+        batches = endless(loader)
+        sync_rate(lambda batches=batches: next(batches)["data"].nbytes, 0.7)  # memory is made
+        best = max(best, sync_rate(lambda batches=batches: next(batches)["data"].nbytes, 1.5))
+        found = loader.report()
+        loader.close()
+    size = int(np.prod(ROWS[label][0]))
+    report(question=f"{way} {label}", way="ours", rows_per_s=round(best / size),
+           gb_per_s=round(best / 1e9, 1), of_bus=round(best / bench.bus, 3),
+           threads=found.threads, took=found.way)  # fmt: skip
+    return best
+
+
+def files(bench: Bench) -> None:
+    """The GPU reads the file."""
+    for label in ROWS:
+        rate = measured(label, "files", bench)
+        if label in FILES:
+            bar(f"files {label}", "ours / pinned copy rate", rate / bench.bus, FILES[label])
+        else:
+            bar(f"files {label}", "M rows/s", rate / 128 / 1e6, 40)
+
+
+def pinned(bench: Bench) -> None:
+    """Through pinned memory."""
+    for label in ("150KB", "3KB"):
+        rate = measured(label, "pinned", bench)
+        most = min(bench.bus, bench.gather[label])
+        bar(f"pinned {label}", "ours / lower of pinned copy and gather", rate / most, 0.85)
+
+
+def resident(bench: Bench) -> None:
+    """All of it on the device."""
+    rate = measured("3KB", "resident", bench, batch=1024)
+    bar("resident 3KB", "M rows/s at batch 1024", rate / 3072 / 1e6, 10)
+
+
+class Mapped(torch.utils.data.Dataset[torch.Tensor]):
+    """What people write: a mapped array, a row at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.array: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(np.load(self.path, mmap_mode="r"))
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        if self.array is None:
+            self.array = np.load(self.path, mmap_mode="r")
+        return torch.from_numpy(np.array(self.array[row]))
+
+
+def today_batches(path: Path, batch: int, workers: int) -> Iterator[torch.Tensor]:
+    loader = torch.utils.data.DataLoader(
+        Mapped(path), batch, shuffle=True, drop_last=True, num_workers=workers, pin_memory=True,
+        persistent_workers=workers > 0, prefetch_factor=4 if workers else None,
+    )  # fmt: skip
+    while True:
+        for one in loader:
+            yield one.to(DEVICE, non_blocking=True)
+
+
+def today(bench: Bench) -> None:
+    """torch's DataLoader."""
+    for label in ("150KB", "3KB"):
+        rates = {}
+        for workers in (0, 8, 16):
+            batches = today_batches(bench.path(label), ROWS[label][1], workers)
+            next(batches)
+            rates[workers] = sync_rate(lambda batches=batches: next(batches).nbytes, 3.0)
+            del batches
+            report(question=f"today {label}", way=f"DataLoader, {workers} workers",
+                   rows_per_s=round(rates[workers] / int(np.prod(ROWS[label][0]))))  # fmt: skip
+        mine = measured(label, "files", bench)
+        bar(f"today {label}", "ours / best DataLoader", mine / max(rates.values()), 20)
+
+
+def races(bench: Bench) -> None:
+    """Every value, with a consumer that is faster and one that is slower than the loader."""
+    wanted = 500 if bench.quick else 10_000
+    busy = torch.randn(2048, 2048, device=DEVICE, dtype=torch.bfloat16)
+    for label, batch in (("150KB", 64), ("3KB", 1024)):
+        path = bench.path(label)
+        truth = torch.empty(np.load(path, mmap_mode="r").shape, dtype=torch.uint8, device=DEVICE)
+        mapped = np.load(path, mmap_mode="r")
+        for at in range(0, len(mapped), 4096):
+            truth[at : at + 4096] = torch.from_numpy(np.array(mapped[at : at + 4096])).to(DEVICE)
+        for way in ("files", "pinned", "resident"):
+            for slow in (False, True):
+                wrong = _wrong(path, batch, way, truth, wanted, busy if slow else None)
+                report(question="races", way=f"{way} {label}", slow=slow, batches=wanted,
+                       wrong=wrong)  # fmt: skip
+                bar("races", f"{way} {label}: no wrong batch", float(wrong == 0), 1)
+        del truth
+
+
+def _wrong(
+    path: Path, batch: int, way: str, truth: torch.Tensor, wanted: int, busy: torch.Tensor | None
+) -> int:
+    bad = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    done = 0
+    with loader_of(path, batch, way) as loader:
+        while done < wanted:
+            order, at = None, 0
+            for one in loader:
+                if order is None:
+                    order = ndfeed.Exact().begin(len(truth), 0, loader.epoch)
+                rows = torch.from_numpy(order.rows(at, at + batch)).to(DEVICE)
+                bad += (one["data"] != truth[rows]).any().long()
+                at, done = at + batch, done + 1
+                if done % 97 == 0:
+                    kept.append((one["data"], rows))  # kept ones must not change either
+                for _ in range(8 if busy is not None else 0):
+                    busy = busy @ busy * 0.01
+                if done >= wanted:
+                    break
+        for data, rows in kept:
+            bad += (data != truth[rows]).any().long()
+        return int(bad)
+
+
+def changes(bench: Bench) -> None:
+    """A writer while the GPU reads, and what is left after close."""
+    for how in ("truncated", "replaced"):
+        path = bench.folder / "changing.npy"
+        np.save(path, np.full((20_000, 4096), 7, np.uint8))
+        loader = loader_of(path, 256, "files")
+        batches = endless(loader)
+        for _ in range(20):
+            next(batches)
+        if how == "truncated":
+            with open(path, "r+b") as file:
+                file.truncate(1000)
+        else:
+            other = bench.folder / "other.npy"
+            np.save(other, np.full((20_000, 4096), 9, np.uint8))
+            os.replace(other, path)
+        found = "no error"
+        wrong = 0
+        try:
+            for one in itertools.islice(batches, 20_000):
+                wrong += int((one["data"] != 7).any())
+        except ndfeed.ChangedError as error:
+            found = str(error)
+        report(question="changes", how=how, wrong=wrong, error=found)
+        bar("changes", f"{how}: ChangedError, no wrong batch",
+            float(found != "no error" and not wrong), 1)  # fmt: skip
+        loader.close()
+        path.unlink()
+    loader = loader_of(bench.path("3KB"), 4096, "files")
+    batches = iter(loader)
+    next(batches)
+    during = loader.report().way
+    loader.close()
+    after = loader.report().way
+    report(question="changes", during=during, after=after)
+    bar("changes", "nothing registered after close", float("0 B registered" in after), 1)
+
+
+def training(bench: Bench) -> None:
+    """A network beside it: one that computes much for an image, and one that computes little."""
+    import torchvision
+
+    small = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 64, 16, 16), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(), torch.nn.Linear(64, 1000),
+    )  # fmt: skip
+    for net, model in (("ResNet-50", torchvision.models.resnet50()), ("small network", small)):
+        _train(bench, net, model.to(DEVICE, memory_format=torch.channels_last))
+
+
+def _train(bench: Bench, name_of_net: str, model: torch.nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    label = torch.zeros(256, dtype=torch.int64, device=DEVICE)
+
+    def step(images: torch.Tensor) -> int:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(model(images), label)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return 1
+
+    def prepared(raw: torch.Tensor) -> torch.Tensor:
+        return raw.permute(0, 3, 1, 2).to(torch.bfloat16).div_(255)
+
+    path = bench.path("150KB")
+    data = torch.from_numpy(np.load(path, mmap_mode="r")[:256].copy()).to(DEVICE)
+    ways: dict[str, Callable[[], Iterator[torch.Tensor]]] = {
+        "data on the GPU already": lambda: itertools.repeat(data),
+        "ours": lambda: (one["data"] for one in endless(loader_of(path, 256, "files"))),
+        "ours, through pinned memory": lambda: (
+            one["data"] for one in endless(loader_of(path, 256, "pinned"))
+        ),
+        "DataLoader, 16 workers": lambda: today_batches(path, 256, 16),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(2):
+        for name, way in ways.items():
+            batches = way()
+            for _ in range(5):
+                step(prepared(next(batches)))
+            rates[name].append(sync_rate(lambda b=batches: step(prepared(next(b))), 5.0))
+            del batches
+    base = max(rates["data on the GPU already"])
+    for name, found in rates.items():
+        report(question=f"training {name_of_net}", way=name, images_per_s=round(256 * max(found)),
+               waiting=round(max(1 - max(found) / base, 0), 4))  # fmt: skip
+    bar(f"training {name_of_net}", "fed / on the GPU already", max(rates["ours"]) / base, 0.97)
+
+
+QUESTIONS = {f.__name__: f for f in (bus, files, pinned, resident, today, races, changes, training)}
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("questions", nargs="*", help=", ".join(QUESTIONS))
+    parser.add_argument("--folder", type=Path, help="where to make the files; a temporary folder")
+    parser.add_argument("--quick", action="store_true", help="smaller data")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        bench = Bench(Path(folder), given.quick)
+        bus(bench)
+        for name in given.questions or [name for name in QUESTIONS if name != "bus"]:
+            QUESTIONS[name](bench)
+
+
+if __name__ == "__main__":
+    main()

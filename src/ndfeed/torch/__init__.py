@@ -1,0 +1,26 @@
+"""ndfeed for PyTorch: batches as tensors, and datasets for torch's own ``DataLoader``.
+
+    import ndfeed.torch
+
+    for x, y in ndfeed.torch.loader(ds, 256, shuffle=True, fields=("image", "label")): ...
+    torch.utils.data.DataLoader(ndfeed.torch.dataset(ds), batch_size=256, num_workers=4)
+
+Tensors share the memory of the batch they come in, which is the consumer's own. Rank and world
+come from ``torch.distributed`` where it is initialised.
+"""
+
+from ndfeed.torch.convert import Convert
+from ndfeed.torch.dataset import Samples, TensorDataset, collate, dataset
+from ndfeed.torch.loader import Loader, loader
+from ndfeed.torch.transform import map
+
+__all__ = [
+    "Convert",
+    "Loader",
+    "Samples",
+    "TensorDataset",
+    "collate",
+    "dataset",
+    "loader",
+    "map",
+]

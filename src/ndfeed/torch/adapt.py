@@ -1,0 +1,84 @@
+"""What a loader of arrays is told, so that its batches become tensors where they are wanted."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.loader.adapter import Adapter
+from ndfeed.loader.fill import Source
+from ndfeed.loader.host import Host
+from ndfeed.loader.pool import Bytes
+from ndfeed.torch.cuda.feed import Feed
+from ndfeed.torch.form import Batch, Form
+
+
+class OnHost:
+    """Tensors on the CPU, in the memory of the arrays; made in the thread that read them."""
+
+    def __init__(self, form: Form) -> None:
+        self.allocate: Callable[[int], Bytes] | None = None
+        self.threads: int | None = None
+        self.ahead = 0
+        self.together = 4 << 20  # as for arrays: tensors of them cost next to nothing
+        self._form = form
+
+    def source(self, host: Host) -> Source:
+        """The files."""
+        return host
+
+    def finish(self, made: Any) -> Batch:  # noqa: ANN401
+        """The batch of tensors."""
+        form = self._form
+        named = made if isinstance(made, dict) else dict(zip(form.names or (), made, strict=True))
+        return form.arranged({n: form.converted(n, form.tensor(n, a)) for n, a in named.items()})
+
+    def send(self, made: Any) -> Any:  # noqa: ANN401
+        """The same."""
+        return made
+
+    def receive(self, made: Any) -> Any:  # noqa: ANN401
+        """The same."""
+        return made
+
+    def describe(self) -> str:
+        """Nothing: they are where they were read."""
+        return ""
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+def device_of(device: torch.device | str | int | None, resident: bool) -> torch.device:
+    """The device that was asked for, if there is one and batches can be fed to it."""
+    try:
+        found = torch.device("cpu" if device is None else device)
+    except RuntimeError as error:
+        raise ValueError(f"device must be such as 'cpu' or 'cuda:0', got {device!r}") from error
+    if found.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"device must be 'cpu' or a CUDA device, got {device!r}; "
+            "device=None gives CPU tensors, which .to() moves"
+        )
+    if found.type == "cpu" and resident:
+        raise ValueError(
+            "resident=True holds the data in a GPU's memory and needs device='cuda'; "
+            "ds.in_memory() holds it in RAM"
+        )
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError("torch.cuda is not available: device=None gives CPU tensors")
+    return found
+
+
+def adapter_for(
+    ds: Dataset, form: Form, device: torch.device, *, tupled: bool, resident: bool
+) -> Callable[[], Adapter]:
+    """What makes an adapter, in the process that it is to be used in.
+
+    ``tupled`` says whether the loader of arrays makes tuples of the fields that ``form`` names.
+    """
+    if device.type == "cpu":
+        return partial(OnHost, form)
+    return partial(Feed, ds, device, form, names=form.names if tupled else None, resident=resident)

@@ -1,0 +1,1 @@
+"""Batches on a GPU: which way they get there, and each of the ways."""

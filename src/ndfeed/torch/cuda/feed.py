@@ -1,0 +1,192 @@
+"""Which way batches get to a GPU, and the adapter that takes it.
+
+the GPU reads the files   plain rows of mapped files that are in memory
+through pinned memory     everything else: compressed, cold, mapped by functions, ragged
+resident                  the whole set lives on the device
+"""
+
+import importlib
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ndfeed.dataset import ahead
+from ndfeed.dataset.column import Group
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.reader import reader_of
+from ndfeed.dataset.rowset import chosen
+from ndfeed.dataset.show import size as shown
+from ndfeed.files import system
+from ndfeed.loader.fill import Source
+from ndfeed.loader.host import Host
+from ndfeed.loader.pool import Bytes
+from ndfeed.torch.cuda.source import LARGE, Files, Kernel, Resident, Sending
+from ndfeed.torch.cuda.stream import Sent, Side
+from ndfeed.torch.form import Form
+
+_PROBES = 64
+_MOST_THREADS = 16
+_MOST_OF_DEVICE = 0.9
+
+
+def pinned(size: int) -> Bytes:
+    """Memory that the GPU copies from at the bus's rate."""
+    found: Bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    return found
+
+
+class Feed:
+    """The adapter for one CUDA device. Made in the process that uses it."""
+
+    allocate: Callable[[int], Bytes] | None = staticmethod(pinned)
+    ahead = 2
+    together = 64 << 20  # starting work on a device costs more than on a CPU
+
+    def __init__(
+        self,
+        ds: Dataset,
+        device: torch.device,
+        form: Form,
+        *,
+        names: tuple[str, ...] | None = None,
+        resident: bool = False,
+    ) -> None:
+        self._ds = ds
+        self._names = names  # of the fields of a tuple, where batches are tuples
+        self._side = Side(device)
+        self._form = form
+        self._resident = resident
+        on_host = bool(ds.steps) or form.ragged
+        self._reason = "batches are made on the CPU" if on_host else unsuited(ds)
+        self._files: Files | None = None
+        self._held: Mapping[str, torch.Tensor] | None = None
+        self._loading = threading.Lock()
+        few = resident or not self._reason
+        self.threads: int | None = 2 if few else min(system.cores(), _MOST_THREADS)
+
+    def source(self, host: Host) -> Source:
+        """Where stored fields come from."""
+        if self._resident:
+            return Resident(self._loaded(host), self._side)
+        if self._reason:
+            return host
+        limit = (system.free_memory() or system.memory_bytes()) // 2
+        self._files = Files(self._ds, self._form.dtypes, self._side, kernel(), limit, host)
+        return self._files
+
+    def finish(self, made: Any) -> Any:  # noqa: ANN401
+        """In the thread that made it: an event behind a batch that is on the device."""
+        values = made.values() if isinstance(made, dict) else made
+        if any(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
+            return self._converted(made)
+        return made
+
+    def send(self, made: Any) -> Sent:  # noqa: ANN401
+        """A batch that was made in host memory, on its way.
+
+        All from one thread: to call the driver from many takes the interpreter's lock for most
+        of their time.
+        """
+        if isinstance(made, Sent):
+            return made
+        self._side.flight.settle()
+        with self._side.work():
+            if self._names is None:
+                sent: Any = {name: self._moved(name, values) for name, values in made.items()}
+            else:
+                sent = tuple(map(self._moved, self._names, made))
+        self._side.keep(made)
+        return self._converted(sent)
+
+    def _moved(self, name: str, values: Any) -> Any:  # noqa: ANN401
+        made = self._form.tensor(name, values)
+        if isinstance(made, list):
+            return [one.to(self._side.device, non_blocking=True) for one in made]
+        return made.to(self._side.device, non_blocking=True)
+
+    def _converted(self, made: Any) -> Sent:  # noqa: ANN401
+        convert = self._form.converted
+        if self._form.convert:
+            with self._side.work():
+                if self._names is None:
+                    made = {name: convert(name, t) for name, t in made.items()}
+                else:
+                    made = tuple(map(convert, self._names, made))
+        return Sent(made, self._side.event)
+
+    def receive(self, made: Any) -> Any:  # noqa: ANN401
+        """The batch, for the stream that is current now."""
+        return self._side.receive(made)
+
+    def describe(self) -> str:
+        """How batches get to the device."""
+        if self._resident:
+            return f"resident on {self._side.device}"
+        if self._files is None:
+            return f"through pinned memory to {self._side.device}: {self._reason}"
+        if self._files.refused:
+            return f"through pinned memory to {self._side.device}: {self._files.refused}"
+        sizes = [c.size for group in self._ds.groups for c in group.columns]
+        by = "its copy engines" if min(sizes) >= LARGE else "a kernel"
+        by = "both" if min(sizes) < LARGE <= max(sizes) else by
+        return (
+            f"{self._side.device} reads the files by {by}, {shown(self._files.nbytes)} registered"
+        )
+
+    def close(self) -> None:
+        """Let go of registered pages; of resident data with the loader itself."""
+        self._side.flight.settle(0)
+        if self._files is not None:
+            self._files.close()
+
+    def _loaded(self, host: Host) -> Mapping[str, torch.Tensor]:
+        with self._loading:
+            if self._held is None:
+                self._held = load(self._ds, Sending(host, self._form, self._side), self._side)
+            return self._held
+
+
+def kernel() -> Kernel | None:
+    """What gathers small rows, where Triton is installed."""
+    try:
+        found: Kernel = importlib.import_module("ndfeed.torch.cuda.kernel").gather
+    except ImportError:
+        return None
+    return found
+
+
+def unsuited(ds: Dataset) -> str:
+    """Why the GPU cannot read the files itself; nothing where it can."""
+    for group in ds.groups:
+        if group.by_file or not group.mapped or reader_of(group).maps is None:
+            return "files are read one by one"
+        if not all(c.plain and c.size and not c.any_swapped for c in group.columns):
+            return "rows are compressed, strided, ragged or in another byte order"
+        if not _warm(ds, group):
+            return "the files are not in memory yet"
+    return ""
+
+
+def _warm(ds: Dataset, group: Group) -> bool:
+    if not len(ds):
+        return False
+    rows: NDArray[np.int64] = np.unique(np.linspace(0, len(ds) - 1, _PROBES).astype(np.int64))
+    return ahead.resident(group, chosen(ds.rows, rows))
+
+
+def load(ds: Dataset, sending: Source, side: Side) -> Mapping[str, torch.Tensor]:
+    """All samples on the device; refuses where they do not fit."""
+    free, _ = torch.cuda.mem_get_info(side.device)
+    if ds.nbytes > free * _MOST_OF_DEVICE:
+        raise ValueError(
+            f"resident=True needs {shown(ds.nbytes)} on {side.device}, {shown(free)} are free; "
+            "select fewer fields, or leave it out"
+        )
+    held = sending.read(np.arange(len(ds)))
+    side.flight.settle(0)
+    torch.cuda.synchronize(side.device)
+    return held

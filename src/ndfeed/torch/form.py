@@ -1,0 +1,132 @@
+"""What becomes of a batch of arrays: which tensors, of which types, in which container.
+
+Three steps, so that a device can stand between them: ``tensor`` sees the memory of an array,
+``converted`` runs where the tensor is to be used, ``arranged`` makes the batch of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.field import Field
+from ndfeed.errors import FieldError, SchemaError
+from ndfeed.torch.convert import Convert
+from ndfeed.torch.ragged import nested
+from ndfeed.torch.tensors import dtype_of, is_small, tensor_of
+
+Ragged = Literal["list", "pad", "packed", "nested"]
+RAGGED = ("list", "pad", "packed", "nested")
+Tensors = dict[str, Any]  # a tensor, or a list of them where samples differ in shape
+Batch = Tensors | tuple[Any, ...]
+
+
+class Form:
+    """How the batches of a dataset are handed out; checked before anything is read.
+
+    ``dtypes`` are those of its fields, ``names`` the fields that make batches tuples, and
+    ``ragged`` says whether samples of some field differ in shape.
+    """
+
+    def __init__(
+        self,
+        ds: Dataset,
+        names: tuple[str, ...] | None,
+        convert: Mapping[str, Convert] | None = None,
+        ragged: Ragged = "list",
+    ) -> None:
+        fields = fields_of(ds)
+        known = fields or {}
+        self.names = names
+        self.convert = dict(convert or {})
+        self.ragged = any(field.ragged for field in known.values())
+        self._nested = ragged == "nested"
+        self._own = frozenset(ds.names if fields is None else fields)
+        if fields is not None:
+            _check_converts(fields, names, self.convert)
+        if fields is not None and self._nested:
+            _check_names(fields, names or ())
+        chosen = [f for n, f in known.items() if names is None or n in names]
+        for field in chosen if self._nested and not ds.steps else ():
+            _check_jagged(field)
+        self.dtypes = {field.name: _checked(ds, field) for field in chosen}
+        # Behind a map arrays say themselves what they are.
+        self._small = {} if ds.steps else {n: d for n, d in self.dtypes.items() if is_small(d)}
+
+    def tensor(self, name: str, values: Any) -> Any:  # noqa: ANN401
+        """A field's array as a tensor of the same memory; a list as a list of them."""
+        if isinstance(values, list | tuple):
+            return [self.tensor(name, one) for one in values]
+        if isinstance(values, Tensor):
+            return values
+        try:
+            return tensor_of(values, self._small.get(name))
+        except TypeError:
+            raise TypeError(
+                f"field {name!r} has dtype {values.dtype}, which torch cannot hold; leave it out "
+                "with select() or fields="
+            ) from None
+
+    def converted(self, name: str, values: Any) -> Any:  # noqa: ANN401
+        """A field's tensor as the consumer wants it, on whatever device it is."""
+        convert = self.convert.get(name)
+        if convert is None:
+            return values
+        return [convert(one) for one in values] if isinstance(values, list) else convert(values)
+
+    def arranged(self, tensors: Batch) -> Batch:
+        """The batch that the consumer gets, of tensors by name; a tuple is one already."""
+        if isinstance(tensors, tuple):
+            return tensors
+        if self._nested:
+            tensors = nested(tensors, self._own)
+        return tensors if self.names is None else tuple([tensors[name] for name in self.names])
+
+
+def fields_of(ds: Dataset) -> Mapping[str, Field] | None:
+    """The fields of a batch; unknown where a map cannot be tried on the first sample."""
+    if ds.steps and not len(ds):
+        return None
+    try:
+        return ds.fields
+    except Exception:  # noqa: BLE001 - a map may raise anything; it is raised in its batch
+        return None
+
+
+def _check_converts(
+    fields: Mapping[str, Field], names: tuple[str, ...] | None, converts: Mapping[str, Convert]
+) -> None:
+    for name, convert in converts.items():
+        if name not in fields or (names is not None and name not in names):
+            raise FieldError(name, list(fields) if names is None else names)
+        if not isinstance(convert, Convert):
+            raise TypeError(f"convert takes a Convert for each field, got {convert!r} for {name!r}")
+        convert.check(fields[name])
+
+
+def _check_names(fields: Mapping[str, Field], names: Sequence[str]) -> None:
+    """What packing puts beside a field is no part of a batch of jagged tensors."""
+    for name in names:
+        if name not in fields:
+            raise FieldError(name, list(fields))
+
+
+def _check_jagged(field: Field) -> None:
+    if field.shape is None or None in field.shape[1:]:
+        raise ValueError(
+            f"field {field.name!r} {field.shape_text} differs in another than its first axis, "
+            'which a jagged tensor cannot; use ragged="list", "pad" or "packed"'
+        )
+
+
+def _checked(ds: Dataset, field: Field) -> torch.dtype:
+    dtype = dtype_of(field)
+    if dtype is None:
+        raise SchemaError(
+            ds.files[0],
+            f"field {field.name!r} has dtype {field.dtype_text}, which torch cannot hold; leave "
+            "it out with select() or fields=, or make numbers of it with map()",
+        )
+    return dtype

@@ -1,0 +1,240 @@
+"""``ndfeed.torch.loader``: epochs of batches as tensors.
+
+The batches, their order and their states are those of ``ndfeed.loader``. What is added: tensors
+instead of arrays, on a device if asked; rank and world of ``torch.distributed``; and epochs that
+begin with the first batch asked for, since frameworks call ``iter()`` to look at a loader.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.loader import loader as arrays
+from ndfeed.loader.options import (
+    OnError,
+    Options,
+    Shuffle,
+    as_bytes,
+    as_count,
+    as_fields,
+    as_shard,
+    as_threads,
+    only,
+)
+from ndfeed.loader.report import Report
+from ndfeed.loader.state import LARGEST_SEED
+from ndfeed.order.orders import Order
+from ndfeed.order.share import Share
+from ndfeed.torch.adapt import adapter_for, device_of
+from ndfeed.torch.convert import Convert
+from ndfeed.torch.distributed import agree, ranks
+from ndfeed.torch.form import RAGGED, Form, Ragged
+
+
+class Batches(Iterator[Any]):
+    """One pass over a loader, begun by the first ``next()``."""
+
+    def __init__(self, loader: "Loader") -> None:
+        self._loader = loader
+        self._source: Iterator[Any] | None = None
+
+    def __iter__(self) -> "Batches":
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401
+        if self._source is None:
+            self._source = self._loader._begin()
+        return self._loader._form.arranged(next(self._source))
+
+
+class Epochs:
+    """How Lightning tells a loader which epoch comes: ``loader.batch_sampler.sampler``."""
+
+    def __init__(self, loader: "Loader") -> None:
+        self._loader = loader
+
+    @property
+    def sampler(self) -> "Epochs":
+        """This."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """The same as setting ``loader.epoch``."""
+        self._loader.epoch = epoch
+
+
+class Loader:
+    """Epochs of batches of tensors; made by ``ndfeed.torch.loader``.
+
+    ``for batch in loader`` is one epoch, and each such loop the next one. An epoch counts as
+    begun with the first batch that is asked for: ``iter()`` alone begins nothing.
+    """
+
+    def __init__(self, made: arrays.Loader, share: Share, form: Form, *, told: bool) -> None:
+        self._arrays = made
+        self._share = share
+        self._form = form
+        self._told = told  # was the rank said, or is it that of torch.distributed?
+
+    @property
+    def dataset(self) -> Dataset:
+        """What is loaded."""
+        return self._arrays.dataset
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a batch, on this rank."""
+        return self._share.batch_size
+
+    def __len__(self) -> int:
+        self._settle()
+        return len(self._arrays)
+
+    @property
+    def order(self) -> Order:
+        """How samples are ordered within an epoch."""
+        return self._arrays.order
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in progress, or the one that comes next.
+
+        One that was left early counts as begun, and the next loop goes on with the next. Setting
+        it says which one comes next.
+        """
+        return self._arrays.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._arrays.epoch = epoch
+
+    @property
+    def batch_sampler(self) -> Epochs:
+        """Where Lightning looks for somebody to tell the number of the epoch."""
+        return Epochs(self)
+
+    def __iter__(self) -> Batches:
+        return Batches(self)
+
+    def _begin(self) -> Iterator[Any]:
+        """The batches of a pass, if all ranks are about to begin the same."""
+        self._settle()
+        source = iter(self._arrays)
+        if not self._told:
+            share = self._share
+            agree(
+                {"batch_size": share.batch_size, "drop_last": share.drop_last} | self.state_dict()
+            )
+        return source
+
+    def _settle(self) -> None:
+        """Be the rank that torch.distributed says, also where it began after the loader."""
+        rank, world = (self._share.rank, self._share.world) if self._told else ranks()
+        if (rank, world) != (self._share.rank, self._share.world):
+            self._share = self._arrays._share = replace(self._share, rank=rank, world=world)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the consumer stands, as JSON of a few hundred bytes; the same on every rank.
+
+        It counts what was delivered, not what was made ahead.
+        """
+        return self._arrays.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state: the next loop delivers what is left of its epoch.
+
+        Batch size, ranks, device and memory may be others than they were. Refuses a state of
+        other data or of another order.
+        """
+        self._arrays.load_state_dict(state)
+
+    def report(self) -> Report:
+        """How fast the current or the last pass is, where its time goes, and what limits it."""
+        return self._arrays.report()
+
+    @property
+    def skipped(self) -> Sequence[tuple[int, str]]:
+        """Samples left out by ``on_error="skip"``: the row and what was wrong, the first 1,000."""
+        return self._arrays.skipped
+
+    def close(self) -> None:
+        """End threads and processes and let go of memory. Iterating begins anew."""
+        self._arrays.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{self.report()}"
+
+
+def loader(  # noqa: PLR0913 - the words that every loader shares, and a device's
+    ds: Dataset,
+    batch_size: int,
+    *,
+    shuffle: Shuffle = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    fields: Sequence[str] | None = None,
+    shard: Sequence[int] | None = None,
+    memory: int | str | None = None,
+    threads: int | None = None,
+    processes: int = 0,
+    ragged: Ragged = "list",
+    on_error: OnError = "raise",
+    device: torch.device | str | int | None = None,
+    convert: Mapping[str, Convert] | None = None,
+    resident: bool = False,
+) -> Loader:
+    """Batches of a dataset as tensors, made ahead of use, epoch after epoch.
+
+    The words of ``ndfeed.loader`` mean the same here, and the same seed gives the same batches.
+
+    - ``shard=(rank, world)``: by default those of ``torch.distributed`` where it is initialised;
+      then all ranks begin a pass together, and it is an error if they would read other orders.
+    - ``ragged="nested"``: samples of different lengths as a jagged ``torch.nested`` tensor.
+    - ``device``: ``None`` or ``"cpu"`` for tensors that share the batch's memory; a CUDA device
+      for tensors there.
+    - ``convert``: a dict of field name to ``Convert``: another type, a scale, channels last. It
+      is done on the device.
+    - ``resident=True``: hold the whole set in the memory of the CUDA device.
+    """
+    if not isinstance(ds, Dataset):
+        raise TypeError(f"a Dataset is needed, got {type(ds).__name__}; ndfeed.open makes one")
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
+    if ragged not in RAGGED:
+        raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
+    where = device_of(device, resident)
+    packed = "packed" if ragged == "nested" else ragged
+    names = as_fields(ds, fields, packed)
+    # What a jagged tensor is made of has names of its own: chosen from afterwards.
+    tupled = names if ragged != "nested" else None
+    options = Options(
+        as_count("seed", seed, -LARGEST_SEED, LARGEST_SEED),
+        tupled,
+        as_bytes(memory),
+        as_threads(threads),
+        as_count("processes", processes, 0, 256),
+        packed,
+        on_error,
+    )
+    rank, world = ranks() if shard is None else as_shard(shard)
+    share = Share(len(ds), batch_size, rank, world, bool(drop_last))
+    ds = only(ds, names, packed)
+    form = Form(ds, names, convert, ragged)
+    adapt = adapter_for(ds, form, where, tupled=tupled is not None, resident=resident)
+    made = arrays.Loader(ds, share, shuffle, options, adapt)
+    return Loader(made, share, form, told=shard is not None)

@@ -1,0 +1,147 @@
+"""``ndfeed.torch.map``: functions on tensors, in the loader's threads or processes.
+
+Transforms draw from torch's global generator, which is one for all threads: what each would get
+were a matter of chance, and drawing would disturb the training that uses it too. So while a
+function runs, whatever it draws through torch comes from a generator of its own, which (seed,
+epoch, position) fix. That is a matter of the thread alone: the global generator is not touched.
+"""
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.torch.tensors import array_of, tensor_of
+
+# What draws and takes a generator. The others that draw, dropout above all, take none.
+_OF_TORCH = (
+    *("bernoulli", "binomial", "multinomial", "normal", "poisson", "rand", "rand_like"),
+    *("randint", "randint_like", "randn", "randn_like", "randperm"),
+    *("_sample_dirichlet", "_standard_gamma"),
+)
+_OF_TENSORS = (
+    *("bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_"),
+    *("multinomial", "normal_", "random_", "uniform_"),
+)
+_DRAWING = {getattr(torch, name) for name in _OF_TORCH if hasattr(torch, name)} | {
+    getattr(Tensor, name) for name in _OF_TENSORS if hasattr(Tensor, name)
+}
+
+
+_forked = False  # since torch was last told
+
+
+def _in_forked_child() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_forked_child)
+
+
+def _be_one_thread() -> None:
+    """In a forked process: torch's pool of threads stayed behind, and would be waited for."""
+    global _forked
+    torch.set_num_threads(1)
+    _forked = False
+
+
+class _DrawnFrom(TorchFunctionMode):
+    """Within it, in this thread, torch draws from one generator unless it is told another."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        kwargs = kwargs or {}
+        if function in _DRAWING and kwargs.get("generator") is None and _on_cpu(args, kwargs):
+            kwargs = {**kwargs, "generator": self._generator}
+        return function(*args, **kwargs)
+
+
+def _on_cpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Is it on the CPU that a call draws? A generator is of one device."""
+    device = kwargs.get("device")
+    if device is None and args and isinstance(args[0], Tensor):
+        device = args[0].device
+    return device is None or torch.device(device).type == "cpu"
+
+
+@dataclass(frozen=True)
+class OnTensors:
+    """A function of tensors, as one of arrays."""
+
+    function: Callable[..., Mapping[str, Any]]
+    given: bool  # does it take the generator itself?
+
+    @property
+    def __name__(self) -> str:
+        """The function's own, for messages."""
+        return getattr(self.function, "__name__", repr(self.function))
+
+    def __call__(self, batch: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        """What the function makes of ``batch``, as arrays of the same memory."""
+        if _forked:
+            _be_one_thread()
+        tensors = {name: _tensors(values) for name, values in batch.items()}
+        generator = torch.Generator().manual_seed(int(rng.integers(1 << 63)))
+        if self.given:
+            made = self.function(tensors, generator=generator)
+        else:
+            with _DrawnFrom(generator):
+                made = self.function(tensors)
+        if not isinstance(made, Mapping):
+            raise TypeError(
+                f"{self.__name__} must return a dict of tensors, got {type(made).__name__}"
+            )
+        return {name: _arrays(values) for name, values in made.items()}
+
+
+def _tensors(values: Any) -> Any:  # noqa: ANN401
+    if isinstance(values, list):
+        return [_tensors(one) for one in values]
+    return tensor_of(np.asarray(values))
+
+
+def _arrays(values: Any) -> Any:  # noqa: ANN401
+    if isinstance(values, list | tuple):
+        return [_arrays(one) for one in values]
+    return array_of(values) if isinstance(values, Tensor) else values
+
+
+def map(
+    ds: Dataset, function: Callable[..., Mapping[str, Any]], *, batched: bool = True
+) -> Dataset:
+    """The dataset with a function of tensors applied to every batch that is read.
+
+    It gets a dict of tensors and returns one; the tensors see the batch's memory, and so do the
+    batches made of what it returns. With ``batched=False`` it gets single samples. What it draws
+    through torch, as random transforms do, is fixed by the loader's seed, the epoch and the
+    position, in threads and in processes alike. If it has a parameter ``generator`` it is given
+    that generator instead.
+    """
+    if not callable(function):
+        raise TypeError(f"map takes a function, got {type(function).__name__}")
+    return ds.map(OnTensors(function, _takes_generator(function)), batched=batched)
+
+
+def _takes_generator(function: Callable[..., Any]) -> bool:
+    try:
+        return "generator" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,133 @@
+"""Ranks in processes of their own, that meet through gloo."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.distributed.is_available():
+    pytest.skip("torch was built without distributed", allow_module_level=True)
+
+import torch_making  # noqa: E402
+from torch_making import images, labels, run_ranks  # noqa: E402
+
+import ndfeed  # noqa: E402
+import ndfeed.torch  # noqa: E402
+from ndfeed.torch.distributed import agree, ranks  # noqa: E402
+
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "torch_ddp.py"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    images(folder)
+    return os.fspath(folder / "images.npz")
+
+
+@pytest.fixture(scope="module")
+def two(source, tmp_path_factory):
+    """What two ranks found, and the folder that they left a checkpoint in."""
+    folder = tmp_path_factory.mktemp("two")
+    return run_ranks(torch_making.share_and_agree, 2, folder, source), folder
+
+
+def expected(source, batch_size, rank, world, epochs, seed):
+    loader = ndfeed.loader(
+        ndfeed.open(source), batch_size, shuffle=True, seed=seed, shard=(rank, world)
+    )
+    return [labels(loader) for _ in range(epochs)]
+
+
+def test_ranks_share_the_order(two, source):
+    """Rank and world are those of torch.distributed."""
+    for rank, found in enumerate(two[0]):
+        first, second, third = expected(source, 8, rank, 2, 3, seed=5)
+        assert found["len"] == 7
+        assert (found["first"], found["second"]) == (first, second)
+        assert found["third"] == third[:16]
+    assert sorted(two[0][0]["first"] + two[0][1]["first"]) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("seed", "agree on seed, found 0 on rank 0, 1 on rank 1"),
+        ("batch size", "agree on batch_size, found 8 on rank 0, 9 on rank 1"),
+        ("order", "agree on order"),
+        ("drop_last", "agree on drop_last, found False on rank 0, True on rank 1"),
+        ("rows", "agree on rows, found 90 on rank 0, 91 on rank 1"),
+        ("epoch", "agree on epoch, found 0 on rank 0, 1 on rank 1"),
+    ],
+)
+def test_ranks_must_agree(two, name, text):
+    """On every rank, so that none waits for the others."""
+    for found in two[0]:
+        assert text in found["refused"][name]
+
+
+def test_a_loader_of_one_rank_s_own(two):
+    """With shard= no rank is asked."""
+    assert two[0][1]["own"] == list(range(100))
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")  # of torch: a checkpoint without a group
+def test_checkpoint_of_torch(two, source):
+    """Saved by two ranks, loaded by one: what is left of the epoch."""
+    found, folder = two
+    rest = torch_making.load_checkpoint(0, 1, None, source, folder / "saved")
+
+    assert rest["epoch"] == 2
+    seen = found[0]["third"] + found[1]["third"]
+    assert sorted(rest["rest"] + seen) == list(range(100))
+
+
+def test_a_killed_rank_and_another_world(source, tmp_path):
+    """Three ranks go on where two were stopped: every sample once, in the one order."""
+    ended = run_ranks(torch_making.train_until_killed, 2, tmp_path / "a", source, 1, 4)
+    assert ended == [torch_making.LOST, None]
+    state = (tmp_path / "a" / "state.json").read_text()
+    steps = json.loads(state)["samples"] // 10
+    assert steps == 4
+    taken = [json.loads((tmp_path / "a" / f"taken{rank}.json").read_text()) for rank in range(2)]
+    seen = [row for rank in taken for batch in rank[:steps] for row in batch]
+
+    resumed = run_ranks(torch_making.go_on, 3, tmp_path / "b", source, state, 4)
+    rest = [row for rank in resumed for row in rank["rest"]]
+    assert sorted(seen + rest) == list(range(100))
+    whole = expected(source, 10, 0, 1, 2, seed=3)
+    assert sorted(seen) == sorted(whole[0][:40])
+    for rank, found in enumerate(resumed):
+        assert found["next"] == expected(source, 4, rank, 3, 2, seed=3)[1]
+
+
+def test_group_that_begins_late(source, tmp_path):
+    """A loader made before the group is one of its ranks all the same."""
+    found = run_ranks(torch_making.late_group, 2, tmp_path, source, joined=False)
+
+    assert [rank["alone"] for rank in found] == [13, 13]
+    assert [rank["len"] for rank in found] == [7, 7]
+    assert sorted(found[0]["rows"] + found[1]["rows"]) == list(range(100))
+
+
+def test_alone():
+    """Without a process group there is nobody to ask."""
+    assert ranks() == (0, 1)
+    agree({"seed": 0})
+
+
+def test_example_under_torchrun(tmp_path):
+    """Rank 0 speaks for all."""
+    env = os.environ | {"TMPDIR": os.fspath(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", EXAMPLE]
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=100, env=env
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+    assert "2 ranks" in done.stdout

@@ -1,0 +1,142 @@
+"""Lightning's Trainer with our loader: fit, checkpoints within an epoch and behind it, resume."""
+
+import json
+import logging
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("lightning.pytorch")
+
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+from torch_making import images, labels  # noqa: E402
+from torch_recorder import Recorder, trainer  # noqa: E402
+
+import ndfeed  # noqa: E402
+import ndfeed.torch  # noqa: E402
+
+# Lightning warns of what it finds on this machine, not of us.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+TESTS = pathlib.Path(__file__).parents[1]
+
+
+def make(ds, batch_size=20):
+    return ndfeed.torch.loader(ds, batch_size, shuffle=True, seed=4)
+
+
+def expected(ds, epochs):
+    """What each epoch should see, batch by batch."""
+    loader = make(ds)
+    return {epoch: [batch["label"].tolist() for batch in loader] for epoch in range(epochs)}
+
+
+def test_fit(tmp_path):
+    """Each epoch once and whole, with validation in between."""
+    ds = images(tmp_path)
+    model = Recorder()
+    trainer(3).fit(model, make(ds), ndfeed.torch.loader(ds, 50))
+
+    assert model.seen == expected(ds, 3)
+    assert model.validated[-100:] == list(range(100))
+
+
+@pytest.mark.parametrize("every", [2, 3, 5], ids=["within", "within another", "at the end"])
+def test_resume_within_an_epoch(tmp_path, every):
+    """A checkpoint by steps: the resumed run sees the batches that were left, and no other."""
+    ds = images(tmp_path)
+    kept = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=every, save_top_k=-1)
+    trainer(2, kept).fit(Recorder(), make(ds))
+    whole = expected(ds, 3)
+    for path in sorted(pathlib.Path(tmp_path / "kept").iterdir()):
+        steps = torch.load(path, weights_only=False)["global_step"]
+        model = Recorder()
+        again = trainer(3)
+        again.fit(model, make(ds), ckpt_path=path, weights_only=False)
+        every_batch = [batch for epoch in range(3) for batch in whole[epoch]]
+        found = [batch for epoch in sorted(model.seen) for batch in model.seen[epoch]]
+
+        assert found == every_batch[steps:]
+        assert again.global_step == 15
+
+
+def test_resume_behind_an_epoch(tmp_path):
+    """A checkpoint at the end of an epoch: the next one comes, in its own order."""
+    ds = images(tmp_path)
+    kept = ModelCheckpoint(tmp_path / "kept", every_n_epochs=1, save_top_k=-1)
+    trainer(2, kept).fit(Recorder(), make(ds), ndfeed.torch.loader(ds, 50))
+    whole = expected(ds, 3)
+    for path in sorted(pathlib.Path(tmp_path / "kept").iterdir()):
+        done = torch.load(path, weights_only=False)["epoch"] + 1
+        model = Recorder()
+        trainer(3).fit(model, make(ds), ckpt_path=path, weights_only=False)
+
+        assert model.seen == {epoch: whole[epoch] for epoch in range(done, 3)}
+
+
+def test_an_epoch_cut_short(tmp_path):
+    """limit_train_batches leaves each epoch early."""
+    ds = images(tmp_path)
+    model = Recorder()
+    trainer(2, limit_train_batches=2).fit(model, make(ds))
+
+    assert model.seen == {epoch: batches[:2] for epoch, batches in expected(ds, 2).items()}
+
+
+def test_overfitting(tmp_path):
+    """Lightning looks for a sampler then."""
+    loader = ndfeed.torch.loader(images(tmp_path), 20)
+    model = Recorder()
+    trainer(2, overfit_batches=1).fit(model, loader)
+
+    assert model.seen == {0: [list(range(20))], 1: [list(range(20))]}
+
+
+def test_predict(tmp_path):
+    """In order, all of them."""
+    model = Recorder()
+    model.predict_step = lambda batch: batch["label"]
+    found = trainer(1).predict(model, ndfeed.torch.loader(images(tmp_path), 30))
+
+    assert torch.cat(found).tolist() == labels(ndfeed.loader(images(tmp_path), 30))
+
+
+# The loader is made before Lightning starts the other rank and their process group.
+ON_TWO_RANKS = """
+import json, pathlib, sys, warnings
+warnings.simplefilter("ignore")
+import ndfeed, ndfeed.torch
+from torch_recorder import Recorder, trainer
+
+folder = pathlib.Path(sys.argv[1])
+loader = ndfeed.torch.loader(ndfeed.open(folder / "images.npz"), 10, shuffle=True, seed=4)
+model = Recorder()
+trainer(2, devices=2, strategy="ddp").fit(model, loader)
+(folder / f"rank{model.global_rank}.json").write_text(json.dumps(model.seen))
+"""
+
+
+def test_two_ranks(tmp_path):
+    """Each sees its part of every global batch, without a sampler put in."""
+    images(tmp_path)
+    (tmp_path / "script.py").write_text(ON_TWO_RANKS)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(TESTS)},
+    )
+
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    whole = expected(ndfeed.open(tmp_path / "images.npz"), 2)
+    for epoch, batches in whole.items():
+        together = zip(ranks[0][str(epoch)], ranks[1][str(epoch)], strict=True)
+        assert [first + second for first, second in together] == batches

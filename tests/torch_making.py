@@ -1,0 +1,202 @@
+"""What the tests of ``ndfeed.torch`` share, and what they run in other processes.
+
+It lies beside their folder, not in it: a folder named torch hides nothing, as long as nothing in
+it is imported by that name.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from loader.making import eventually
+
+import ndfeed
+import ndfeed.torch
+
+LOST = "lost the others"
+
+
+def images(folder, n=100, shape=(4, 4, 3)):
+    """Images of bytes with a label each; both say which row they are."""
+    folder.mkdir(exist_ok=True, parents=True)
+    x = np.zeros((n, *shape), np.uint8)
+    x.reshape(n, -1)[:, 0] = np.arange(n)
+    np.savez(folder / "images.npz", image=x, label=np.arange(n))
+    return ndfeed.open(folder / "images.npz")
+
+
+def texts(folder, lengths, width=()):
+    """A file a sample, of as many elements as its length says."""
+    folder.mkdir(exist_ok=True, parents=True)
+    for i, n in enumerate(lengths):
+        values = 100.0 * i + np.arange(n * int(np.prod(width, dtype=int))).reshape(n, *width)
+        np.savez(folder / f"{i:03}.npz", text=values, label=i)
+    return ndfeed.open(folder, sample="file")
+
+
+def labels(batches):
+    """The rows that batches of ``images`` hold, one after the other."""
+    return [label for batch in batches for label in batch["label"].tolist()]
+
+
+# Maps and collate functions.
+
+
+def brightened(batch):
+    """Draws as transforms of torchvision do: from whatever torch draws from."""
+    noise = torch.rand(len(batch["label"])) + torch.empty(1).uniform_(0, 1)
+    return {"label": batch["label"], "noise": noise, "order": torch.randperm(len(noise))}
+
+
+def given(batch, generator):
+    """Draws from the generator it is given."""
+    return {**batch, "noise": torch.rand(len(batch["label"]), generator=generator)}
+
+
+def one_noisy(sample):
+    """Of a single sample."""
+    return {"label": sample["label"], "noise": torch.rand(())}
+
+
+def as_they_are(samples):
+    """A collate function that does nothing."""
+    return samples
+
+
+def in_worker(samples):
+    """The rows, with the number of the process that read them."""
+    return [int(sample["label"]) for sample in samples], os.getpid()
+
+
+# Ranks.
+
+
+def run_ranks(function, world, folder, *args, joined=True, timeout=100):
+    """``function(rank, world, folder, *args)`` in as many processes; what each returned.
+
+    Nothing for a rank that was killed. If ``joined``, they are a process group from the start.
+    """
+    folder.mkdir(exist_ok=True, parents=True)
+    context = multiprocessing.get_context("spawn")
+    children = [
+        context.Process(target=_rank, args=(function, rank, world, folder, args, joined))
+        for rank in range(world)
+    ]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(timeout)
+        if child.is_alive():
+            child.kill()
+            child.join()
+            raise TimeoutError("a rank did not end")
+    found = []
+    for rank, child in enumerate(children):
+        assert child.exitcode in (0, -signal.SIGKILL), f"rank {rank} ended with {child.exitcode}"
+        path = folder / f"rank{rank}.json"
+        found.append(json.loads(path.read_text()) if child.exitcode == 0 else None)
+    return found
+
+
+def _rank(function, rank, world, folder, args, joined):
+    torch.set_num_threads(1)
+    if joined:
+        join_group(rank, world, folder)
+    made = function(rank, world, folder, *args)
+    (folder / f"rank{rank}.json").write_text(json.dumps(made))
+    others = [] if made == LOST else [folder / f"rank{other}.json" for other in range(world)]
+    # Not before the others have read what this one sent them; and without a goodbye, which
+    # whoever lost a rank cannot say.
+    eventually(lambda: all(path.exists() for path in others))
+    os._exit(0)
+
+
+def join_group(rank, world, folder):
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=60),
+    )
+
+
+def refused(loader):
+    """What is raised when a pass begins."""
+    try:
+        next(iter(loader))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def share_and_agree(rank, world, folder, source):
+    """Two ranks: who reads what, what they must agree on, and a checkpoint of both."""
+    ds = ndfeed.open(source)
+    loader = ndfeed.torch.loader(ds, 8, shuffle=True, seed=5)
+    found = {"len": len(loader), "first": labels(loader), "second": labels(loader)}
+    wrong = {
+        "seed": ndfeed.torch.loader(ds, 8, shuffle=True, seed=rank),
+        "batch size": ndfeed.torch.loader(ds, 8 + rank),
+        "order": ndfeed.torch.loader(ds, 8, shuffle=bool(rank)),
+        "drop_last": ndfeed.torch.loader(ds, 8, drop_last=bool(rank)),
+        "rows": ndfeed.torch.loader(ds.take(range(90 + rank)), 8),
+    }
+    late = ndfeed.torch.loader(ds, 8)
+    late.epoch = rank
+    found["refused"] = {name: refused(one) for name, one in (wrong | {"epoch": late}).items()}
+    found["own"] = labels(ndfeed.torch.loader(ds, 8, shard=(0, 1))) if rank else None
+
+    batches = iter(loader)
+    found["third"] = labels([next(batches), next(batches)])
+    model = torch.nn.Linear(2, 1)
+    dcp.save({"model": model.state_dict(), "loader": loader}, checkpoint_id=folder / "saved")
+    dist.barrier()
+    return found
+
+
+def late_group(rank, world, folder, source):
+    """A loader that was made before the process group was."""
+    loader = ndfeed.torch.loader(ndfeed.open(source), 8, shuffle=True)
+    alone = len(loader)
+    join_group(rank, world, folder)
+    return {"alone": alone, "len": len(loader), "rows": labels(loader)}
+
+
+def train_until_killed(rank, world, folder, source, victim, at):
+    """Trains until a rank is killed; rank 0 saves the loader's state behind every step."""
+    loader = ndfeed.torch.loader(ndfeed.open(source), 5, shuffle=True, seed=3)
+    taken = []
+    try:
+        for step, batch in enumerate(loader):
+            taken.append(batch["label"].tolist())
+            (folder / f"taken{rank}.json").write_text(json.dumps(taken))
+            if rank == victim and step == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            dist.all_reduce(batch["image"].float().mean())
+            if rank == 0:
+                (folder / "state.json").write_text(json.dumps(loader.state_dict()))
+    except RuntimeError:
+        return LOST
+    return "came to the end"
+
+
+def go_on(rank, world, folder, source, state, batch_size):
+    """What is left after a state, and the next epoch."""
+    loader = ndfeed.torch.loader(ndfeed.open(source), batch_size, shuffle=True)
+    loader.load_state_dict(json.loads(state))
+    return {"rest": labels(loader), "next": labels(loader)}
+
+
+def load_checkpoint(rank, world, folder, source, saved):
+    """The same from a checkpoint of torch's own."""
+    loader = ndfeed.torch.loader(ndfeed.open(source), 4, shuffle=True, seed=99)
+    state = {"model": torch.nn.Linear(2, 1).state_dict(), "loader": loader}
+    dcp.load(state, checkpoint_id=saved)
+    return {"epoch": loader.epoch, "rest": labels(loader)}
