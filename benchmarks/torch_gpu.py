@@ -345,7 +345,7 @@ def _train(bench: Bench, name_of_net: str, model: torch.nn.Module) -> None:
             batches = way()
             for _ in range(5):
                 step(prepared(next(batches)))
-            rates[name].append(sync_rate(lambda b=batches: step(prepared(next(b))), 5.0))
+            rates[name].append(sync_rate(lambda b=batches: step(prepared(next(b))), 3.0))
             del batches
     base = max(rates["data on the GPU already"])
     for name, found in rates.items():

@@ -22,7 +22,8 @@ from ndfeed.order.share import Share
 
 Ints = NDArray[np.int64]
 
-_AT_ONCE = 1 << 14  # rows worked out at a time: fewer cost as much
+_AT_FIRST = 1 << 14  # rows worked out at a time: fewer cost as much
+_AT_ONCE = 1 << 18
 _FAR_AHEAD = 64 << 20  # bytes asked for before they are read
 _PAGE = 4096
 _NONE = np.empty(0, np.int64)
@@ -67,8 +68,9 @@ class Pass:
         self._epoch = plan.order.begin(share.n, seed, epoch, plan.counts)
         self._key = key_of(seed, epoch)
         self._lock = threading.Lock()
-        # Batches worked out at a time: as many as a thread makes, or more where they are small.
-        self._each = together * max(_AT_ONCE // (share.batch_size * together), 1)
+        # Batches worked out at a time. Many: every call of NumPy's hands the interpreter over.
+        self._few = together * max(_AT_FIRST // (share.batch_size * together), 1)
+        self._many = together * max(_AT_ONCE // (share.batch_size * together), 1)
         self._chunks: dict[int, _Chunk] = {}
         self._asking = threading.Lock()
         self._asked = 0  # batches looked at, and asked for if need be
@@ -80,27 +82,35 @@ class Pass:
 
     def rows(self, first: int, stop: int) -> Ints:
         """The rows of batches [first, stop), end to end."""
-        each, size = self._each, self._share.batch_size
+        size = self._share.batch_size
         parts = []
         while first < stop:
-            begin = first // each * each
-            upto = min(stop, begin + each)
+            begin, end = self._bounds(first)
+            upto = min(stop, end)
             # All batches are full but the last, of which there is as much as there is.
             parts.append(self._chunk(begin)[(first - begin) * size : (upto - begin) * size])
             first = upto
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def _bounds(self, number: int) -> tuple[int, int]:
+        """The batches that are worked out together with a batch: few at first, then many."""
+        if number < self._few:
+            return 0, self._few
+        begin = number - (number - self._few) % self._many
+        return begin, begin + self._many
+
     def _chunk(self, begin: int) -> Ints:
-        """The rows of batches [begin, begin + each), worked out by one thread for all."""
+        """The rows of batches from ``begin`` on, worked out by one thread for all."""
         with self._lock:
             chunk = self._chunks.get(begin)
             if chunk is None:
                 chunk = self._chunks[begin] = _Chunk()
-                for old in [one for one in self._chunks if one < begin - 8 * self._each]:
+                for old in [one for one in self._chunks if one < begin - 2 * self._many]:
                     del self._chunks[old]
         with chunk.lock:
             if chunk.rows is None:
-                chunk.rows = self._worked_out(begin, min(begin + self._each, self.count))
+                end = self._bounds(begin)[1]
+                chunk.rows = self._worked_out(begin, min(end, self.count))
             return chunk.rows
 
     def _worked_out(self, first: int, stop: int) -> Ints:
@@ -147,6 +157,10 @@ class Pass:
         if not self._asking.acquire(blocking=False):
             return  # another thread is at it
         try:
+            began = time.perf_counter()
+            if self._plan.shuffled:
+                self._work_ahead(number)
+                clock.order += time.perf_counter() - began
             if self._patience and self._unasked < self._patience:
                 self._unasked += 1
                 return
@@ -155,6 +169,12 @@ class Pass:
             clock.ahead += time.perf_counter() - began
         finally:
             self._asking.release()
+
+    def _work_ahead(self, number: int) -> None:
+        """Work out what comes behind ``number``, before other threads would wait for it."""
+        begin, end = self._bounds(number)
+        if end < self.count and number >= begin + (end - begin) // 4:
+            self._chunk(end)
 
     def _ask(self, number: int, clock: Clock) -> None:
         size = max(self._filler.batch_bytes, 1)

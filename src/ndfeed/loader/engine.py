@@ -119,14 +119,16 @@ class Engine:
             self._coming = _Run(course)
             self._changed.notify_all()
 
-    def take(self) -> Any:  # noqa: ANN401
-        """The next batch of the course, waiting for it if need be."""
+    def take(self, *, wait: bool = True) -> Any:  # noqa: ANN401
+        """The next batch of the course; without waiting for it, nothing if it is not ready."""
         run = self._run
         if run is None:
             raise RuntimeError("the loader was closed; iterate it again")
         number = run.given
         found = run.slots.pop(number, None)
         if found is None:
+            if not wait:
+                return None
             found = self._wait(run, number)
         run.given = number + 1
         if self._resting:
@@ -154,11 +156,6 @@ class Engine:
     def given(self) -> int:
         """Batches of the course that the consumer has."""
         return 0 if self._run is None else self._run.given
-
-    @property
-    def has_next(self) -> bool:
-        """Could the next batch be taken without waiting?"""
-        return self._run is not None and self._run.given in self._run.slots
 
     @property
     def ready(self) -> int:

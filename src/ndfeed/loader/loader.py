@@ -92,9 +92,9 @@ class Batches(Iterator[Any]):
             return _raised(machine.engine.take())
         sent, engine = self._sent, machine.engine
         while len(sent) <= adapter.ahead and engine.given < self._count:
-            if sent and not engine.has_next:
+            found = engine.take(wait=not sent)
+            if found is None:
                 break
-            found = engine.take()
             sent.append(found if isinstance(found, Failure) else adapter.send(found))
         return adapter.receive(_raised(sent.popleft()))
 

@@ -7,6 +7,7 @@ the consumer, who holds it while we make the next.
 
 import os
 import time
+import weakref
 
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.members import Decoded
@@ -78,7 +79,9 @@ class Machine:
         fixed = options.threads or (options.processes + 1 if self.processes else None)
         fixed = fixed or (adapter.threads if adapter is not None else None)
         threads = fixed or guess(ds)
-        self.engine = Engine(threads, self.depth)
+        # Not of its own accord: threads, which refer to the engine, keep no memory alive.
+        own = weakref.ref(self)
+        self.engine = Engine(threads, lambda: _depth(own()))
         self.tuner = None if fixed else Tuner(threads, self.engine.use)
         self.before = Clock()  # what was done before the current pass
         self.starved_before = 0.0
@@ -176,5 +179,10 @@ class Machine:
             self.processes.close()
         self.engine.join(threads)
         self.decoded.clear()
+        self.pool.clear()
         if self.adapter is not None:
             self.adapter.close()
+
+
+def _depth(machine: Machine | None) -> int:
+    return 1 if machine is None else machine.depth()

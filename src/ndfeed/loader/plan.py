@@ -51,6 +51,7 @@ class Plan:
         self.counts = counts
         self.places = places
         self.coded = coded
+        self.shuffled = not isinstance(order, Sequential)
         self.window = sum(_window(one, order) for one in coded)
 
 

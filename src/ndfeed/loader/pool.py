@@ -92,6 +92,11 @@ class Pool:
             return np.empty((count, *shape), dtype)
         return self.lend(size).view(dtype).reshape(count, *shape)
 
+    def clear(self) -> None:
+        """Let go of what waits to be lent again."""
+        for free in list(self._free.values()):
+            free.clear()
+
     @property
     def lent(self) -> int:
         """Pieces that somebody can see."""

@@ -11,7 +11,7 @@ from ndfeed.loader.adapter import Adapter
 from ndfeed.loader.fill import Source
 from ndfeed.loader.host import Host
 from ndfeed.loader.pool import Bytes
-from ndfeed.torch.cuda.feed import Feed
+from ndfeed.torch.cuda.feed import Feed, check_fits
 from ndfeed.torch.form import Batch, Form
 
 
@@ -81,4 +81,11 @@ def adapter_for(
     """
     if device.type == "cpu":
         return partial(OnHost, form)
+    if resident:
+        if ds.steps or form.ragged:
+            raise ValueError(
+                "resident=True holds samples as they are stored, all of one shape; leave out "
+                "map() and ragged fields, or resident"
+            )
+        check_fits(ds, device)
     return partial(Feed, ds, device, form, names=form.names if tupled else None, resident=resident)

@@ -30,6 +30,7 @@ from ndfeed.torch.form import Form
 
 _PROBES = 64
 _MOST_THREADS = 16
+_SMALL_ROW = 1 << 10
 _MOST_OF_DEVICE = 0.9
 
 
@@ -65,8 +66,15 @@ class Feed:
         self._files: Files | None = None
         self._held: Mapping[str, torch.Tensor] | None = None
         self._loading = threading.Lock()
-        few = resident or not self._reason
-        self.threads: int | None = 2 if few else min(system.cores(), _MOST_THREADS)
+        self.threads: int | None = self._few()
+
+    def _few(self) -> int:
+        """Threads that ask for rows: the smaller these, the more. Others copy them as well."""
+        if self._reason and not self._resident:
+            # Not all processors: the consumer, who sends, must not wait for one.
+            return min(max(system.cores() * 3 // 4, 1), _MOST_THREADS)
+        size = min(c.size for group in self._ds.groups for c in group.columns)
+        return 3 if size < _SMALL_ROW else 2
 
     def source(self, host: Host) -> Source:
         """Where stored fields come from."""
@@ -178,14 +186,19 @@ def _warm(ds: Dataset, group: Group) -> bool:
     return ahead.resident(group, chosen(ds.rows, rows))
 
 
-def load(ds: Dataset, sending: Source, side: Side) -> Mapping[str, torch.Tensor]:
-    """All samples on the device; refuses where they do not fit."""
-    free, _ = torch.cuda.mem_get_info(side.device)
+def check_fits(ds: Dataset, device: torch.device) -> None:
+    """Refuse a set that is larger than what the device has free."""
+    free, _ = torch.cuda.mem_get_info(device)
     if ds.nbytes > free * _MOST_OF_DEVICE:
         raise ValueError(
-            f"resident=True needs {shown(ds.nbytes)} on {side.device}, {shown(free)} are free; "
+            f"resident=True needs {shown(ds.nbytes)} on {device}, {shown(free)} are free; "
             "select fewer fields, or leave it out"
         )
+
+
+def load(ds: Dataset, sending: Source, side: Side) -> Mapping[str, torch.Tensor]:
+    """All samples on the device."""
+    check_fits(ds, side.device)
     held = sending.read(np.arange(len(ds)))
     side.flight.settle(0)
     torch.cuda.synchronize(side.device)
