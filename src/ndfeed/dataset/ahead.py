@@ -15,7 +15,7 @@ from ndfeed.dataset.reader import reader_of
 from ndfeed.errors import Error
 from ndfeed.files import advise
 from ndfeed.files.file import File
-from ndfeed.files.maps import Maps
+from ndfeed.files.maps import Maps, Unmappable
 from ndfeed.formats.array import INLINE
 from ndfeed.index.table import Ints, Table
 
@@ -130,12 +130,18 @@ class _Open:
     @contextlib.contextmanager
     def open(self, number: int) -> Iterator[int]:
         """A descriptor, good within the context."""
-        if self._maps is None:
+        if self._maps is None or not self._entered(self._maps, number):
             with File(self._table.path(number)) as file:
                 yield file.fd
             return
-        self._maps.enter(number)
         try:
             yield self._maps.fd(number)
         finally:
             self._maps.leave()
+
+    def _entered(self, maps: Maps, number: int) -> bool:
+        try:
+            maps.enter(number)
+        except Unmappable:  # it is read by position, then
+            return False
+        return True

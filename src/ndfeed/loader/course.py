@@ -25,6 +25,7 @@ Ints = NDArray[np.int64]
 _AT_FIRST = 1 << 14  # rows worked out at a time: fewer cost as much
 _AT_ONCE = 1 << 18
 _FAR_AHEAD = 64 << 20  # bytes asked for before they are read
+_BATCHES_AHEAD = 4  # or so many batches, if that is more
 _PAGE = 4096
 _NONE = np.empty(0, np.int64)
 _WARM = 16  # how many times in a row nothing is looked at once all was in memory
@@ -154,8 +155,10 @@ class Pass:
 
     def look_ahead(self, number: int, clock: Clock) -> None:
         """Ask for the rows of coming batches, if they are not in memory."""
-        if not self._asking.acquire(blocking=False):
-            return  # another thread is at it
+        # Another thread may be at it. While rows are not in memory, wait for it: to read them
+        # before they were asked for takes far longer.
+        if not self._asking.acquire(blocking=not self._patience):
+            return
         try:
             began = time.perf_counter()
             if self._plan.shuffled:
@@ -180,7 +183,8 @@ class Pass:
         size = max(self._filler.batch_bytes, 1)
         if not isinstance(self._plan.order, Sequential):
             size = max(size, self._share.batch_size * _PAGE)  # what a row costs a disk at least
-        end = min(number + max(_FAR_AHEAD // size, self.together), self.count)
+        far = max(_FAR_AHEAD // size, _BATCHES_AHEAD, self.together)
+        end = min(number + far, self.count)
         first = max(self._asked, number - self.together)
         self._unasked = 0
         self._asked = max(end, self._asked)
