@@ -179,3 +179,20 @@ def test_no_descriptor_is_left_open(tmp_path):
         del ds
 
     assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+@pytest.mark.parametrize("dtype", ["<u1", "<i2", "<i4", "<i8", "<f8", ">i4", "S5"])
+@pytest.mark.parametrize("shape", [(), (3,), (4,), (2, 8)])
+def test_stretches_and_scattered_rows_of_many_files(tmp_path, dtype, shape):
+    """Rows that follow each other are copied file by file; numbers of one size all at once."""
+    rng = np.random.default_rng(0)
+    parts = []
+    for i, count in enumerate((5, 1, 8, 3)):
+        parts.append(rng.integers(0, 100, (count, *shape)).astype(dtype))
+        np.save(tmp_path / f"{i}.npy", parts[-1])
+    whole = np.concatenate(parts)
+    ds = ndfeed.open(tmp_path, sample="row")
+
+    for rows in ([*range(17)], [*range(3, 12)], [5], [0, 16, 5, 5, 9], [16, 15, 14]):
+        for batch in ndfeed.loader(ds.take(rows), len(rows), threads=1):
+            assert batch["data"].tobytes() == whole[rows].astype(batch["data"].dtype).tobytes()

@@ -11,7 +11,7 @@ import pytest
 from children import finish, look, run, start
 
 from ndfeed.errors import MissingError, SourceError
-from ndfeed.files.shared import Shared
+from ndfeed.files.shared import Block, Shared, attached
 from ndfeed.files.system import can
 
 pytestmark = pytest.mark.skipif(not can.memfd, reason="needs Linux")
@@ -104,7 +104,7 @@ def test_once_attached_it_does_not_need_its_owner():
     """The process that loaded the data may end before those that train on it."""
     code = """
     import pickle
-    from ndfeed.files.shared import Shared
+    from ndfeed.files.shared import Block, Shared, attached
     made = Shared.of([b"data"])
     sys.stdout.write(pickle.dumps(made).hex() + "\\n")
     sys.stdout.flush()
@@ -121,7 +121,7 @@ def test_without_its_owner_it_is_missing():
     """A pickle that is kept is worth nothing then; the error says what to do."""
     code = """
     import pickle
-    from ndfeed.files.shared import Shared
+    from ndfeed.files.shared import Block, Shared, attached
     print(pickle.dumps(Shared.of([b"data"])).hex())
     """
     kept = bytes.fromhex(run(code))
@@ -172,3 +172,30 @@ def test_an_error_while_filling_leaves_nothing():
     with pytest.raises(ValueError, match="damaged"):
         Shared(100).fill(fail)
     assert fds() == before
+
+
+def test_a_block_is_written_by_both_sides():
+    """What a process of the loader leaves in it, the loader finds."""
+    block = Block.of(1 << 16)
+    other = attached(block.handle)
+    other[:4] = [1, 2, 3, 4]
+    block[4:8] = 9
+
+    assert block[:5].tolist() == [1, 2, 3, 4, 9]
+    assert other[7] == 9
+
+
+def test_a_block_that_is_gone_cannot_be_attached():
+    """An error of ours, not somebody else's memory."""
+    block = Block.of(4096)
+    handle = block.handle
+    del block
+
+    with pytest.raises(MissingError, match="the process that held this memory is gone"):
+        attached(handle)
+
+
+def test_a_block_larger_than_the_machine_is_refused():
+    """Before the system ends some process to make room for it."""
+    with pytest.raises(SourceError, match="cannot be had"):
+        Block.of(1 << 50)

@@ -107,3 +107,19 @@ def test_the_machine_can_be_asked():
     assert system.memory_bytes() > 1 << 20
     assert free is None or 0 < free <= system.memory_bytes()
     assert system.waits() >= 0
+
+
+def test_private_memory_is_writable_and_empty():
+    """As new memory is, in large pages or not."""
+    memory = np.frombuffer(system.private_memory(3 << 20), np.uint8)
+    assert not memory.any()
+    memory[:] = 7
+
+    assert memory.sum() == 7 * (3 << 20)
+
+
+def test_what_the_machine_has():
+    """Numbers that can be reckoned with."""
+    assert 1 <= system.cores() <= (os.cpu_count() or 1)
+    assert system.memory_bytes() > 1 << 20
+    assert (system.disk_bytes() or 0) >= 0

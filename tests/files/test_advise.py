@@ -1,0 +1,55 @@
+"""Hints: right where the system has them, harmless where it has not."""
+
+import os
+
+import pytest
+
+from ndfeed.files import advise
+from ndfeed.files.system import can
+
+
+@pytest.fixture
+def file(tmp_path):
+    """An open file of some pages."""
+    path = tmp_path / "x"
+    path.write_bytes(bytes(64 << 12))
+    fd = os.open(path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def test_what_was_read_is_in_memory(file):
+    """Or rows that are there would be asked for again and again."""
+    os.pread(file, 64 << 12, 0)
+
+    assert advise.resident(file, 0)
+    assert advise.resident(file, (64 << 12) - 1)
+
+
+def test_beyond_the_end_nothing_is_missing(file):
+    """A file that was shortened is for whoever reads to find out."""
+    assert advise.resident(file, 1 << 40)
+
+
+def test_asking_changes_nothing(file):
+    """Neither the offset nor the bytes."""
+    advise.will_need(file, [(0, 4096), (8 << 12, 64 << 12), (1 << 40, 1 << 41)])
+
+    assert os.lseek(file, 0, os.SEEK_CUR) == 0
+    assert os.pread(file, 8, 0) == bytes(8)
+
+
+@pytest.mark.parametrize("lacking", ["probe", "advise"])
+def test_without_the_calls_everything_counts_as_there(file, monkeypatch, lacking):
+    """On platforms that lack them reading is as it was."""
+    monkeypatch.setattr(can, lacking, False)
+    advise.will_need(file, [(0, 4096)])
+
+    assert advise.resident(file, 0)
+
+
+def test_a_closed_descriptor_is_no_error():
+    """A hint that comes too late is none."""
+    advise.will_need(1 << 20, [(0, 1)])
+
+    assert advise.resident(1 << 20, 0)
