@@ -122,6 +122,8 @@ def compare(
             with Peak() as peak:
                 if not before:
                     found = first_array(next(batches))  # threads and workers are started, too
+                    if isinstance(found, list) and not isinstance(expected, list):
+                        found = np.asarray(found[0])  # DataLoader's way with tuples
                     if turn == 0:
                         _same(found, expected, f"{question}: {name}")
                     del found

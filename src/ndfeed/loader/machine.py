@@ -25,7 +25,7 @@ from ndfeed.loader.processes import Processes
 from ndfeed.loader.threads import Tuner, guess
 from ndfeed.order.share import Share
 
-_TOGETHER = 4 << 20  # bytes of batches that a thread makes at a time
+_TOGETHER = 8 << 20  # bytes of batches that a thread makes at a time
 _MOST_TOGETHER = 64
 _UNDER_WAY = 8  # batches that decoded streams leave room for
 _LOOK_EVERY = 0.25  # seconds

@@ -22,7 +22,7 @@ class OnHost:
         self.allocate: Callable[[int], Bytes] | None = None
         self.threads: int | None = None
         self.ahead = 0
-        self.together = 4 << 20  # as for arrays: tensors of them cost next to nothing
+        self.together = 8 << 20  # as for arrays: tensors of them cost next to nothing
         self._form = form
 
     def source(self, host: Host) -> Source:
