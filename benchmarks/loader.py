@@ -167,6 +167,20 @@ def ours(source: Any, batch: int, **options: Any) -> Way:
     return way
 
 
+def tensors(path: Path, batch: int) -> Way:
+    """The same as tensors."""
+
+    def way(rows: Rows) -> Iterator[Any]:
+        import ndfeed.torch
+
+        ds = ndfeed.open(path)
+        with ndfeed.torch.loader(ds, batch, shuffle=True, drop_last=True) as loader:
+            while True:
+                yield from loader
+
+    return way
+
+
 def each(function: Callable[[np.ndarray], Any]) -> Way:
     """A function of row numbers, batch after batch."""
     return lambda rows: map(function, rows)
@@ -287,18 +301,20 @@ def warm(folder: Path, quick: bool) -> None:
             "today: DataLoader, 4 workers": dataloader(Mapped(path), 4),
             "today: DataLoader with __getitems__": dataloader(Batched(path), 0),
             "ours": ours(path, batch),
+            "ours, torch tensors": tensors(path, batch),
         }
         # The rows of the floor and of today's ways are worked out beforehand.
         known = list(itertools.islice(order_of(count, batch), min(count // batch, 2000)))
         rates = compare(f"warm {label}", ways, lambda known=known: itertools.cycle(known),
                         mapped[known[0]], per_batch=batch)  # fmt: skip
-        mine = rates["ours"]
         floors = [rate for name, rate in rates.items() if name.startswith("floor")]
         single = [rate for name, rate in rates.items() if "workers" in name]
-        bar(f"warm {label}", "ours / floor", mine / max(floors), FLOOR[label])
-        bar(f"warm {label}", "ours / best DataLoader", mine / max(single), PER_SAMPLE[label])
         batched = rates["today: DataLoader with __getitems__"]
-        bar(f"warm {label}", "ours / DataLoader with __getitems__", mine / batched, BATCHED[label])
+        for name in ("ours", "ours, torch tensors"):
+            mine, question = rates[name], f"warm {label}"
+            bar(question, f"{name} / floor", mine / max(floors), FLOOR[label])
+            bar(question, f"{name} / best DataLoader", mine / max(single), PER_SAMPLE[label])
+            bar(question, f"{name} / DataLoader with __getitems__", mine / batched, BATCHED[label])
         path.unlink()
 
 
