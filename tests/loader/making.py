@@ -187,12 +187,21 @@ def threads():
 
 
 def running(pid=None):
-    """Child processes that still run."""
+    """Child processes that still run, but for those that multiprocessing keeps for itself."""
     return [
         child
         for child in psutil.Process(pid).children(recursive=True)
-        if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+        if child.is_running() and child.status() != psutil.STATUS_ZOMBIE and not _helps(child)
     ]
+
+
+def _helps(child):
+    """Is it what spawning and forkservers leave behind in every test run?"""
+    try:
+        words = " ".join(child.cmdline())
+    except psutil.Error:
+        return True  # gone meanwhile
+    return "multiprocessing.resource_tracker" in words or "multiprocessing.forkserver" in words
 
 
 def eventually(condition, seconds=20):
