@@ -351,7 +351,7 @@ def test_the_signals_of_the_parent_are_not_the_childrens(tmp_path):
 # Deaths.
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1, signal.SIGTERM])
 def test_a_batch_whose_process_died_is_done_again(tmp_path, number):
     """The kernel ends processes that use too much memory: once is bad luck."""
     mark = tmp_path / "mark"
