@@ -15,7 +15,9 @@ def test_example_runs(example, tmp_path):
     """Each is what somebody will start from."""
     if "import torch" in example.read_text(encoding="utf-8"):
         pytest.importorskip("torch")
-    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    cache = str(tmp_path / "cache")
+    caches = {"XDG_CACHE_HOME": cache, "TORCHINDUCTOR_CACHE_DIR": cache}  # torch makes it at once
+    env = os.environ | caches | {"TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, example], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=60
     )
