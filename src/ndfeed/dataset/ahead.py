@@ -30,10 +30,14 @@ def ask(group: Group, samples: Ints) -> int:
     """Ask for ``samples`` if they seem not to be in memory; how many bytes were asked for."""
     if not len(samples) or group.table.sealed:
         return 0
-    few = samples[np.unique(np.linspace(0, len(samples) - 1, _LOOKS).astype(np.int64))]
-    if not _asked(group, few, hint=False):
+    if not _asked(group, samples[spread(len(samples))], hint=False):
         return 0
     return _asked(group, samples, hint=True)
+
+
+def spread(count: int, most: int = _LOOKS) -> Ints:
+    """At most so many of the places [0, count), from the first to the last."""
+    return np.unique(np.linspace(0, count - 1, most).astype(np.int64))
 
 
 def resident(group: Group, samples: Ints) -> bool:
@@ -43,8 +47,7 @@ def resident(group: Group, samples: Ints) -> bool:
 
 def ask_parts(group: Group, parts: Ints) -> int:
     """The same for the streams of parts that are decoded whole."""
-    few = parts[np.unique(np.linspace(0, len(parts) - 1, _LOOKS).astype(np.int64))]
-    if group.table.sealed or not _ask_files(group, few, hint=False):
+    if group.table.sealed or not _ask_files(group, parts[spread(len(parts))], hint=False):
         return 0
     return _ask_files(group, parts, hint=True)
 

@@ -48,31 +48,64 @@ class Reader:
 
     def read(self, group: Group, samples: Ints, batch: dict[str, Any]) -> None:
         """Put ``samples``, which are in range, into ``batch``, in new memory."""
-        if self.maps is not None and self._short and len(samples):
-            try:
-                if self._alone is not None:
-                    self._read_one(self.maps, self._alone, samples, batch)
-                else:
-                    self._read_scattered(self.maps, group.locate(samples), batch)
-            except Unmappable:
-                pass
-            except (ChangedError, MissingError):
-                doubt(group.table)
-                raise
-            else:
-                return
+        if self._shortly(self._read_short, group, samples, batch):
+            return
         for target in self.fill(group, samples, {}):
             batch[target.column.field.name] = target.arrays
 
     # The ways below do what ``fill`` does, for plain rows in mapped files, in as few calls
     # as can be: such a batch costs so little that every call of Python's shows.
 
+    def _shortly(
+        self, way: Callable[..., None], group: Group, samples: Ints, *others: object
+    ) -> bool:
+        """Go a short way, if there is one for this group now."""
+        if self.maps is None or not self._short or not len(samples):
+            return False
+        try:
+            way(self.maps, group, samples, *others)
+        except Unmappable:
+            return False
+        except (ChangedError, MissingError):
+            doubt(group.table)
+            raise
+        return True
+
+    def _read_short(self, maps: Maps, group: Group, samples: Ints, batch: dict[str, Any]) -> None:
+        if self._alone is not None:
+            self._read_one(maps, self._alone, samples, batch)
+        else:
+            self._read_scattered(maps, group.locate(samples), batch)
+
+    def _lend_short(
+        self,
+        maps: Maps,
+        group: Group,
+        samples: Ints,
+        batch: dict[str, Any],
+        room: Callable[[], dict[str, NDArray[Any]]],
+    ) -> None:
+        if self._alone is None and not rows.consecutive(samples):
+            self._read_scattered(maps, group.locate(samples), batch)
+            return
+        arrays = room()
+        if self._alone is not None:
+            self._fill_one(maps, self._alone, samples, arrays)
+        else:
+            self._fill_stretch(maps, group, samples, arrays)
+        batch.update(arrays)
+
+    def _all_records(self, maps: Maps) -> list[NDArray[np.void]]:
+        """The only file's samples, column by column; it is entered."""
+        if not self._records:  # in one step: another thread may be here too
+            self._records = [rows.records_of(column, maps) for column in self._columns]
+        return self._records
+
     def _read_one(self, maps: Maps, file: int, samples: Ints, batch: dict[str, Any]) -> None:
         maps.enter(file)
         try:
-            if not self._records:  # in one step: another thread may be here too
-                self._records = [rows.records_of(column, maps) for column in self._columns]
-            for (name, dtype, shape), records in zip(self._names, self._records, strict=True):
+            every = zip(self._names, self._all_records(maps), strict=True)
+            for (name, dtype, shape), records in every:
                 batch[name] = records.take(samples).view(dtype).reshape(shape)
             if maps.unleased:
                 maps.recheck(file)
@@ -92,24 +125,8 @@ class Reader:
         It has an array for every field. What one call gathers from many files comes in memory
         that this call makes: to copy it once more would take as long as gathering it.
         """
-        if self.maps is not None and self._short and len(samples):
-            try:
-                if self._alone is None and not rows.consecutive(samples):
-                    self._read_scattered(self.maps, group.locate(samples), batch)
-                    return
-                arrays = room()
-                if self._alone is not None:
-                    self._fill_one(self.maps, self._alone, samples, arrays)
-                else:
-                    self._fill_stretch(self.maps, group, samples, arrays)
-                batch.update(arrays)
-            except Unmappable:
-                pass
-            except (ChangedError, MissingError):
-                doubt(group.table)
-                raise
-            else:
-                return
+        if self._shortly(self._lend_short, group, samples, batch, room):
+            return
         arrays = room()
         self.fill(group, samples, arrays, decoded)
         batch.update(arrays)
@@ -143,9 +160,7 @@ class Reader:
     ) -> None:
         maps.enter(file)
         try:
-            if not self._records:
-                self._records = [rows.records_of(column, maps) for column in self._columns]
-            for (name, _, _), records in zip(self._names, self._records, strict=True):
+            for (name, _, _), records in zip(self._names, self._all_records(maps), strict=True):
                 room = arrays[name].reshape(-1).view(_BYTE).view(records.dtype)
                 rows.take(records, samples, room)
             if maps.unleased:

@@ -67,11 +67,7 @@ def gather_one(column: Column, rows: Ints, target: Target, maps: Maps) -> None:
     maps.enter(file)
     try:
         records = records_of(column, maps)
-        if not consecutive(rows):
-            target.take(records, rows)
-        else:
-            first = int(rows[0])
-            target.adopt(records[first : first + len(rows)], copy=True)
+        take(records, rows, target.flat.view(records.dtype))
         if maps.unleased:
             maps.recheck(file)
     finally:
@@ -201,7 +197,6 @@ def stream_of(column: Column, part: int, decoded: Decoded) -> Bytes:
         with inflating(), File(path, expected) as file:
             found = decode(file, column, part)
         spent.streams += 1
-        spent.streamed += found.nbytes
         return found
 
     size = int(max(table.decoded[array], table.length[array]))

@@ -16,7 +16,6 @@ class Spent(threading.local):
     read = 0.0  # in calls that read from files
     inflate = 0.0  # decoding, and reading what is decoded piece by piece
     streams = 0  # how many were decoded whole, to be kept
-    streamed = 0  # bytes they have, decoded
 
 
 spent = Spent()

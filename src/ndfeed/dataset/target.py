@@ -68,22 +68,12 @@ class Target:
         """All bytes of samples of one shape."""
         return self.array.reshape(-1).view(np.uint8)
 
-    def take(self, records: NDArray[np.void], rows: Ints) -> None:
-        """Fill with ``records[rows]``, which are in range."""
-        if self._array is None:
-            self.adopt(records.take(rows))
-        else:
-            # In range, so "clip" clips nothing; "raise" would copy through a second buffer.
-            records.take(rows, out=self.flat.view(records.dtype), mode="clip")
-
-    def adopt(self, records: NDArray[np.void], *, copy: bool = False) -> None:
-        """Fill with ``records``, or hand them over as they are unless they are to be copied."""
+    def adopt(self, records: NDArray[np.void]) -> None:
+        """Fill with ``records``, or hand them over as they are where there is nothing to fill."""
         if self._array is not None:
             self.flat.view(records.dtype)[...] = records
             return
         field = self.column.field
-        if copy:
-            records = records.copy()
         self._array = records.view(field.dtype).reshape(len(records), *field.shape)  # type: ignore[misc]
 
     def sample(self, at: int) -> NDArray[Any]:

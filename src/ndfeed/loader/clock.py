@@ -22,7 +22,6 @@ class Clock:
     rows: int = 0
     nbytes: int = 0
     streams: int = 0  # decoded whole, to be kept
-    streamed: int = 0  # bytes they have
     asked: int = 0  # bytes asked for ahead
 
     def __add__(self, other: "Clock") -> "Clock":
@@ -41,7 +40,7 @@ class Clock:
 class _Filling:
     """A class, not a generator: it is entered for every batch."""
 
-    __slots__ = ("_began", "_clock", "_inflate", "_read", "_streamed", "_streams")
+    __slots__ = ("_began", "_clock", "_inflate", "_read", "_streams")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -49,7 +48,7 @@ class _Filling:
     def __enter__(self) -> None:
         now = spent
         self._read, self._inflate = now.read, now.inflate
-        self._streams, self._streamed = now.streams, now.streamed
+        self._streams = now.streams
         self._began = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
@@ -59,7 +58,6 @@ class _Filling:
         clock.read += read
         clock.inflate += inflate
         clock.streams += now.streams - self._streams
-        clock.streamed += now.streamed - self._streamed
 
 
 class Disk:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ndfeed.dataset import ahead
 from ndfeed.dataset.members import Decoded
@@ -17,10 +16,9 @@ from ndfeed.loader.draws import key_of
 from ndfeed.loader.fill import Filler
 from ndfeed.loader.plan import Plan
 from ndfeed.loader.schedule import Schedule
-from ndfeed.order.orders import Blocks, Sequential, Windows
+from ndfeed.order.orders import Blocks, Windows
+from ndfeed.order.permutation import Ints
 from ndfeed.order.share import Share
-
-Ints = NDArray[np.int64]
 
 _AT_FIRST = 1 << 14  # rows worked out at a time: fewer cost as much
 _AT_ONCE = 1 << 18
@@ -132,7 +130,8 @@ class Pass:
         joint = self._filler.read_together(rows, clock) if stop - first > 1 else None
         for number, at in enumerate(cuts, first):
             batch = None if joint is None else _cut(joint, at, at + size)
-            place = self._share.span(number, self._start)[0]
+            # Where it stands decides what maps draw, and nothing else.
+            place = self._share.span(number, self._start)[0] if self.slow else 0
             made = self._filler.make(rows[at : at + size], place, self._key, clock, batch)
             if self._schedule is not None:
                 self._schedule.made(number)
@@ -181,7 +180,7 @@ class Pass:
 
     def _ask(self, number: int, clock: Clock) -> None:
         size = max(self._filler.batch_bytes, 1)
-        if not isinstance(self._plan.order, Sequential):
+        if self._plan.shuffled:
             size = max(size, self._share.batch_size * _PAGE)  # what a row costs a disk at least
         far = max(_FAR_AHEAD // size, _BATCHES_AHEAD, self.together)
         end = min(number + far, self.count)

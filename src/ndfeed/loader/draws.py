@@ -10,7 +10,8 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from ndfeed.order.permutation import Ints
+
 Key = NDArray[np.uint64]
 
 

@@ -15,7 +15,6 @@ says that it waits and then looks once more, and the other side first acts and t
 whether anybody waits.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -79,10 +78,8 @@ class Engine:
     """Makes the batches of one course after the other, in ``threads`` threads."""
 
     def __init__(self, threads: int, depth: Callable[[], int]) -> None:
-        self.pid = os.getpid()
         self.clocks: list[Clock] = []
         self.starved = 0.0  # seconds the consumer waited for us
-        self.begun = 0.0  # when the current course began
         self._depth = depth
         self._wanted = threads
         self._changed = threading.Condition()
@@ -109,7 +106,6 @@ class Engine:
             self._closed = False
             if not any(thread.is_alive() for thread in self._threads):
                 self.clocks = [sum(self.clocks, Clock())]
-            self.begun = time.perf_counter()
             self._start()
             self._changed.notify_all()
 

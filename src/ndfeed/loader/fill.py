@@ -16,8 +16,7 @@ from ndfeed.loader.clock import Clock
 from ndfeed.loader.draws import Key, Seeded
 from ndfeed.loader.pool import Pool
 from ndfeed.loader.ragged import Ragged, Room, formed, owner
-
-Ints = NDArray[np.int64]
+from ndfeed.order.permutation import Ints
 
 _NAMED = 8
 _LISTED = 1000
@@ -34,14 +33,9 @@ class Source(Protocol):
 class Transform(Protocol):
     """Runs the steps of a dataset on a batch, here or in another process."""
 
-    def __call__(self, batch: Batch, steps: Sequence[Step], draws: Seeded, clock: Clock) -> Batch:
+    def __call__(self, batch: Batch, steps: Sequence[Step], draws: Seeded) -> Batch:
         """What the steps make of the batch."""
         ...
-
-
-def run_here(batch: Batch, steps: Sequence[Step], draws: Seeded, clock: Clock) -> Batch:
-    """In the thread that read the batch."""
-    return stepped(batch, steps, draws)
 
 
 class Skipped:
@@ -74,7 +68,7 @@ class Filler:
         self.pool = pool
         self.source = source
         self.skipped = skipped
-        self.transform: Transform = run_here
+        self.transform: Transform = stepped  # in the thread that read the batch
         self.finish: Callable[[Any], Any] | None = None  # what a framework does with a batch
         self.together = 1  # small batches that are read together and cut
         self.batch_bytes = 0  # of the largest batch so far, what a map was given counted in
@@ -164,7 +158,7 @@ class Filler:
         began = time.perf_counter()
         try:
             if self.ds.steps:
-                batch = self.transform(batch, self.ds.steps, draws, clock)
+                batch = self.transform(batch, self.ds.steps, draws)
         except Died:
             raise
         except Exception as error:

@@ -15,8 +15,7 @@ from ndfeed.dataset.rowset import chosen
 from ndfeed.dataset.step import Batch
 from ndfeed.loader.pool import Pool
 from ndfeed.loader.ragged import Ragged, Room
-
-Ints = NDArray[np.int64]
+from ndfeed.order.permutation import Ints
 
 _Even = tuple[str, np.dtype[Any], tuple[int, ...]]  # name, type and shape of a sample
 

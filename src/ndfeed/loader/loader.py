@@ -16,21 +16,11 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.loader.adapter import Adapter
 from ndfeed.loader.engine import Failure
 from ndfeed.loader.machine import Machine
-from ndfeed.loader.options import (
-    OnError,
-    Options,
-    Shuffle,
-    as_bytes,
-    as_count,
-    as_fields,
-    as_shard,
-    as_threads,
-    only,
-)
+from ndfeed.loader.options import OnError, Options, Shuffle, as_count, as_shard, only
 from ndfeed.loader.plan import batch_bytes, planned
 from ndfeed.loader.ragged import Ragged
 from ndfeed.loader.report import Report, reported
-from ndfeed.loader.state import LARGEST_SEED, State
+from ndfeed.loader.state import State
 from ndfeed.order.orders import Order
 from ndfeed.order.share import Share
 
@@ -54,7 +44,7 @@ class Batches(Iterator[Any]):
         self._given = 0
         self._sent: deque[Any] = deque()  # taken, and on their way to where they are used
         self._machine = loader._machine()
-        self._count = self._machine.begin(loader._share, loader._seed, loader._epoch, self._start)
+        self._count = self._machine.begin(loader.share, loader._seed, loader._epoch, self._start)
 
     def __iter__(self) -> "Batches":
         return self
@@ -81,7 +71,7 @@ class Batches(Iterator[Any]):
             self._leave(loader)
             raise
         self._given += 1
-        loader._position = loader._share.consumed(self._given, self._start)
+        loader._position = loader.share.consumed(self._given, self._start)
         machine.look()
         return found
 
@@ -112,7 +102,8 @@ class Loader:
     """Epochs of batches; made by ``ndfeed.loader``.
 
     ``for batch in loader`` is one epoch, and each such loop the next one. ``epoch`` is the one in
-    progress, or the next if none is; it can be set. ``order`` says how samples are ordered.
+    progress, or the next if none is; it can be set. ``order`` says how samples are ordered, and
+    ``share`` which of them are this rank's.
     """
 
     def __init__(
@@ -124,10 +115,10 @@ class Loader:
         adapt: Callable[[], Adapter] | None = None,
     ) -> None:
         self.dataset = ds
-        self._share = share
+        self.share = share
         self._options = options
         self._seed = options.seed
-        self._plan = planned(ds, shuffle, share)
+        self._plan = planned(ds, shuffle)
         self._batch_bytes = batch_bytes(ds, share.batch_size, options.memory)
         self._adapt = adapt
         self._epoch = 0
@@ -140,7 +131,7 @@ class Loader:
         self._end = weakref.finalize(self, _end, self._machines)
 
     def __len__(self) -> int:
-        return self._share.batches()
+        return self.share.batches()
 
     @property
     def order(self) -> Order:
@@ -231,7 +222,7 @@ class Loader:
 
     def report(self) -> Report:
         """How fast the current or the last pass is, where its time goes, and what limits it."""
-        return reported(self.dataset, self._options, f"{self.order}", self._machines, self._share)
+        return reported(self.dataset, self._options, f"{self.order}", self._machines, self.share)
 
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:
@@ -295,19 +286,16 @@ def loader(  # noqa: PLR0913 - the words that every loader shares
     - ``ragged``: samples of different shapes as a ``"list"``, ``"pad"``-ded, or ``"packed"``.
     - ``on_error="skip"``: leave samples out that cannot be read; ``loader.skipped`` lists them.
     """
-    if not isinstance(ds, Dataset):
-        raise TypeError(f"a Dataset is needed, got {type(ds).__name__}; ndfeed.open makes one")
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
+    options = Options.of(
+        ds,
+        seed=seed,
+        fields=fields,
+        memory=memory,
+        threads=threads,
+        processes=processes,
+        ragged=ragged,
+        on_error=on_error,
+    )
     rank, world = as_shard(shard)
     share = Share(len(ds), batch_size, rank, world, bool(drop_last))
-    options = Options(
-        as_count("seed", seed, -LARGEST_SEED, LARGEST_SEED),
-        as_fields(ds, fields, ragged),
-        as_bytes(memory),
-        as_threads(threads),
-        as_count("processes", processes, 0, 256),
-        ragged,
-        on_error,
-    )
     return Loader(only(ds, options.fields, ragged), share, shuffle, options)

@@ -46,7 +46,6 @@ class Machine:
         self.pid = os.getpid()
         self.plan = plan
         self.skipped = Skipped()
-        self._batch_bytes = batch_bytes
         self._buffers = options.memory
         if plan.coded:
             self._buffers = min(_UNDER_WAY * batch_bytes, max(options.memory // 4, batch_bytes))
@@ -103,7 +102,8 @@ class Machine:
 
     def begin(self, share: Share, seed: int, epoch: int, start: int) -> int:
         """Start on the batches of an epoch from position ``start`` on; how many there are."""
-        course = self._course(share, seed, epoch, start)
+        asked, ahead = (share, seed, epoch, start), self._ahead
+        course = ahead[1] if ahead is not None and ahead[0] == asked else self._course(*asked)
         self.before = self.clock()
         self.starved_before = self.engine.starved
         self.began, self.ended = time.perf_counter(), 0.0
@@ -115,18 +115,13 @@ class Machine:
             self.processes.start()  # before there are threads of ours to fork beside
         self.engine.begin(course)
         if self._goes_on:
-            self._course(share, seed, epoch + 1, 0, ahead=True)
+            coming = share, seed, epoch + 1, 0
+            self._ahead = coming, self._course(*coming)
+            self.engine.prepare(self._ahead[1])
         return course.count
 
-    def _course(
-        self, share: Share, seed: int, epoch: int, start: int, *, ahead: bool = False
-    ) -> Pass:
-        """The pass that was begun ahead, if it is the one asked for; else a new one."""
-        asked = share, seed, epoch, start
-        found, self._ahead = self._ahead, None
-        if found is not None and found[0] == asked:
-            return found[1]
-        course = Pass(
+    def _course(self, share: Share, seed: int, epoch: int, start: int) -> Pass:
+        return Pass(
             self.filler,
             self.decoded,
             self.plan,
@@ -135,10 +130,6 @@ class Machine:
             epoch=epoch,
             start=start,
         )
-        if ahead:
-            self._ahead = asked, course
-            self.engine.prepare(course)
-        return course
 
     def look(self) -> None:
         """Now and then: would another number of threads be better, and what does the disk give?"""

@@ -7,8 +7,7 @@ from ndfeed.dataset.column import Column, Group
 from ndfeed.dataset.members import Decoded, Key
 from ndfeed.dataset.rows import key_of, stream_of
 from ndfeed.formats.array import INLINE, RAW
-
-Ints = NDArray[np.int64]
+from ndfeed.order.permutation import Ints
 
 
 class Coded:

@@ -10,6 +10,7 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.errors import FieldError
 from ndfeed.files import system
 from ndfeed.loader.ragged import RAGGED, Ragged, added_names, check, owner
+from ndfeed.loader.state import LARGEST_SEED
 from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
 
 OnError = Literal["raise", "skip"]
@@ -32,6 +33,34 @@ class Options:
     processes: int = 0
     ragged: Ragged = "list"
     on_error: OnError = "raise"
+
+    @classmethod
+    def of(  # noqa: PLR0913 - the words that every loader shares
+        cls,
+        ds: Dataset,
+        *,
+        seed: int,
+        fields: Sequence[str] | None,
+        memory: int | str | None,
+        threads: int | None,
+        processes: int,
+        ragged: Ragged,
+        on_error: OnError,
+    ) -> "Options":
+        """What a caller wrote, checked."""
+        if not isinstance(ds, Dataset):
+            raise TypeError(f"a Dataset is needed, got {type(ds).__name__}; ndfeed.open makes one")
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
+        return cls(
+            as_count("seed", seed, -LARGEST_SEED, LARGEST_SEED),
+            as_fields(ds, fields, ragged),
+            as_bytes(memory),
+            as_threads(threads),
+            as_count("processes", processes, 0, _MOST_THREADS),
+            ragged,
+            on_error,
+        )
 
 
 def as_bytes(memory: int | str | None) -> int:

@@ -1,7 +1,6 @@
 """Which order a dataset is read in, and what that means for its files."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.rowset import chosen
@@ -9,9 +8,7 @@ from ndfeed.dataset.show import size as shown_size
 from ndfeed.loader.members import Coded
 from ndfeed.loader.options import Shuffle
 from ndfeed.order.orders import Blocks, Exact, Order, Sequential, Windows
-from ndfeed.order.share import Share
-
-Ints = NDArray[np.int64]
+from ndfeed.order.permutation import Ints
 
 # Decoded bytes that the files of a window have together: an eighth of all, within these bounds.
 # It goes by the data alone, since an order is fixed by the data and the seed, never by the
@@ -66,7 +63,7 @@ def _window(coded: Coded, order: Order) -> int:
     return int(used[:2].sum()) if isinstance(order, Sequential) else int(used.sum())
 
 
-def planned(ds: Dataset, shuffle: Shuffle, share: Share) -> Plan:
+def planned(ds: Dataset, shuffle: Shuffle) -> Plan:
     """The order that ``shuffle`` means for a dataset."""
     coded = [one for one in map(Coded, ds.groups) if one.columns]
     order = _order(shuffle, coded)
@@ -87,17 +84,21 @@ def _order(shuffle: Shuffle, coded: list[Coded]) -> Order:
         return Sequential()
     if not coded:
         return Exact()
-    largest = max(coded, key=lambda one: int(one.sizes.sum()))
+    largest = _largest(coded)
     used = largest.sizes[largest.sizes > 0]
     window = min(max(int(used.sum()) // _OF_ALL, _LEAST), _MOST)
     fitting = window // max(int(used.mean()), 1)
     return Windows(files=max(min(fitting, len(largest.sizes)), _LEAST_FILES))
 
 
+def _largest(coded: list[Coded]) -> Coded:
+    """Whose files a window goes by: those with most to decode."""
+    return max(coded, key=lambda one: int(one.sizes.sum()))
+
+
 def _by_file(ds: Dataset, coded: list[Coded]) -> tuple[Ints, Places]:
     """The rows of each file, and where a view has them."""
-    groups = [max(coded, key=lambda one: int(one.sizes.sum())).group] if coded else ds.groups
-    group = groups[0]
+    group = _largest(coded).group if coded else ds.groups[0]
     if ds.rows is None:
         return np.diff(group.starts), Places(None)
     part = group.locate(chosen(ds.rows, np.arange(len(ds)))).part

@@ -25,7 +25,6 @@ from ndfeed.dataset.step import Batch, Step, stepped
 from ndfeed.errors import WorkerError
 from ndfeed.files.shared import Block, Handle, attached
 from ndfeed.loader.child import Child, Died, Orphaned, Parent, started
-from ndfeed.loader.clock import Clock
 from ndfeed.loader.draws import Seeded
 from ndfeed.loader.pool import SMALL, Pool, piece_of
 
@@ -68,7 +67,7 @@ class Processes:
         self._idle.append(made)
         self._free.notify_all()
 
-    def __call__(self, batch: Batch, steps: Sequence[Step], draws: Seeded, clock: Clock) -> Batch:
+    def __call__(self, batch: Batch, steps: Sequence[Step], draws: Seeded) -> Batch:
         """What the steps make of the batch, in a process."""
         process = self._borrow(draws.first)
         alive = False

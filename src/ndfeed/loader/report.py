@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ndfeed.dataset.dataset import Dataset
@@ -118,7 +118,7 @@ def reported(
     """The report of a loader."""
     if not machines:
         found = Report(order, threads=options.threads or 0, memory=options.memory)
-        return found if share.batches() else _with(found, limit=_no_batches(share))
+        return found if share.batches() else replace(found, limit=_no_batches(share))
     machine = machines[0]
     ever = machine.clock()
     done = ever - machine.before
@@ -150,11 +150,7 @@ def reported(
         skipped=machine.skipped.count,
         way="" if machine.adapter is None else machine.adapter.describe(),
     )
-    return _with(found, limit=_limit(found, ds, machine, done, share))
-
-
-def _with(report: Report, **changes: Any) -> Report:  # noqa: ANN401
-    return Report(**{name: getattr(report, name) for name in Report.__slots__} | changes)
+    return replace(found, limit=_limit(found, ds, machine, done, share))
 
 
 def _no_batches(share: Share) -> str:

@@ -14,25 +14,14 @@ import torch
 
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.loader import loader as arrays
-from ndfeed.loader.options import (
-    OnError,
-    Options,
-    Shuffle,
-    as_bytes,
-    as_count,
-    as_fields,
-    as_shard,
-    as_threads,
-    only,
-)
+from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only
 from ndfeed.loader.report import Report
-from ndfeed.loader.state import LARGEST_SEED
 from ndfeed.order.orders import Order
 from ndfeed.order.share import Share
 from ndfeed.torch.adapt import adapter_for, device_of
 from ndfeed.torch.convert import Convert
 from ndfeed.torch.distributed import agree, ranks
-from ndfeed.torch.form import RAGGED, Form, Ragged
+from ndfeed.torch.form import Form, Ragged
 
 
 class Batches(Iterator[Any]):
@@ -74,9 +63,8 @@ class Loader:
     begun with the first batch that is asked for: ``iter()`` alone begins nothing.
     """
 
-    def __init__(self, made: arrays.Loader, share: Share, form: Form, *, told: bool) -> None:
+    def __init__(self, made: arrays.Loader, form: Form, *, told: bool) -> None:
         self._arrays = made
-        self._share = share
         self._form = form
         self._told = told  # was the rank said, or is it that of torch.distributed?
 
@@ -88,7 +76,7 @@ class Loader:
     @property
     def batch_size(self) -> int:
         """Samples of a batch, on this rank."""
-        return self._share.batch_size
+        return self._arrays.share.batch_size
 
     def __len__(self) -> int:
         self._settle()
@@ -125,7 +113,7 @@ class Loader:
         self._settle()
         source = iter(self._arrays)
         if not self._told:
-            share = self._share
+            share = self._arrays.share
             agree(
                 {"batch_size": share.batch_size, "drop_last": share.drop_last} | self.state_dict()
             )
@@ -133,9 +121,9 @@ class Loader:
 
     def _settle(self) -> None:
         """Be the rank that torch.distributed says, also where it began after the loader."""
-        rank, world = (self._share.rank, self._share.world) if self._told else ranks()
-        if (rank, world) != (self._share.rank, self._share.world):
-            self._share = self._arrays._share = replace(self._share, rank=rank, world=world)
+        if not self._told:
+            rank, world = ranks()
+            self._arrays.share = replace(self._arrays.share, rank=rank, world=world)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the consumer stands, as JSON of a few hundred bytes; the same on every rank.
@@ -211,30 +199,27 @@ def loader(  # noqa: PLR0913 - the words that every loader shares, and a device'
       is done on the device.
     - ``resident=True``: hold the whole set in the memory of the CUDA device.
     """
-    if not isinstance(ds, Dataset):
-        raise TypeError(f"a Dataset is needed, got {type(ds).__name__}; ndfeed.open makes one")
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
-    if ragged not in RAGGED:
-        raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
-    where = device_of(device, resident)
     packed = "packed" if ragged == "nested" else ragged
-    names = as_fields(ds, fields, packed)
-    # What a jagged tensor is made of has names of its own: chosen from afterwards.
-    tupled = names if ragged != "nested" else None
-    options = Options(
-        as_count("seed", seed, -LARGEST_SEED, LARGEST_SEED),
-        tupled,
-        as_bytes(memory),
-        as_threads(threads),
-        as_count("processes", processes, 0, 256),
-        packed,
-        on_error,
+    options = Options.of(
+        ds,
+        seed=seed,
+        fields=fields,
+        memory=memory,
+        threads=threads,
+        processes=processes,
+        ragged=packed,
+        on_error=on_error,
     )
+    where = device_of(device, resident)
+    names = options.fields
+    if ragged == "nested":
+        # What a jagged tensor is made of has names of its own: chosen from afterwards.
+        options = replace(options, fields=None)
     rank, world = ranks() if shard is None else as_shard(shard)
     share = Share(len(ds), batch_size, rank, world, bool(drop_last))
     ds = only(ds, names, packed)
     form = Form(ds, names, convert, ragged)
-    adapt = adapter_for(ds, form, where, tupled=tupled is not None, resident=resident)
+    tupled = options.fields is not None
+    adapt = adapter_for(ds, form, where, tupled=tupled, resident=resident)
     made = arrays.Loader(ds, share, shuffle, options, adapt)
-    return Loader(made, share, form, told=shard is not None)
+    return Loader(made, form, told=shard is not None)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ndfeed.dataset import ahead
 from ndfeed.dataset.column import Group
@@ -103,12 +102,15 @@ class Feed:
             return made
         self._side.flight.settle()
         with self._side.work():
-            if self._names is None:
-                sent: Any = {name: self._moved(name, values) for name, values in made.items()}
-            else:
-                sent = tuple(map(self._moved, self._names, made))
+            sent = self._each(self._moved, made)
         self._side.keep(made)
         return self._converted(sent)
+
+    def _each(self, do: Callable[[str, Any], Any], made: Any) -> Any:  # noqa: ANN401
+        """The batch with something done to each of its fields; a tuple stays one."""
+        if self._names is None:
+            return {name: do(name, values) for name, values in made.items()}
+        return tuple(map(do, self._names, made))
 
     def _moved(self, name: str, values: Any) -> Any:  # noqa: ANN401
         made = self._form.tensor(name, values)
@@ -117,13 +119,9 @@ class Feed:
         return made.to(self._side.device, non_blocking=True)
 
     def _converted(self, made: Any) -> Sent:  # noqa: ANN401
-        convert = self._form.converted
         if self._form.convert:
             with self._side.work():
-                if self._names is None:
-                    made = {name: convert(name, t) for name, t in made.items()}
-                else:
-                    made = tuple(map(convert, self._names, made))
+                made = self._each(self._form.converted, made)
         return Sent(made, self._side.event)
 
     def receive(self, made: Any) -> Any:  # noqa: ANN401
@@ -182,8 +180,7 @@ def unsuited(ds: Dataset) -> str:
 def _warm(ds: Dataset, group: Group) -> bool:
     if not len(ds):
         return False
-    rows: NDArray[np.int64] = np.unique(np.linspace(0, len(ds) - 1, _PROBES).astype(np.int64))
-    return ahead.resident(group, chosen(ds.rows, rows))
+    return ahead.resident(group, chosen(ds.rows, ahead.spread(len(ds), _PROBES)))
 
 
 def check_fits(ds: Dataset, device: torch.device) -> None:

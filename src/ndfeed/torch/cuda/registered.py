@@ -10,16 +10,14 @@ import weakref
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ndfeed.files.maps import Maps
+from ndfeed.order.permutation import Ints
 from ndfeed.torch.cuda.driver import Driver, Refused
 
 _BITS = 28
 PIECE = 1 << _BITS
 _PAGE = 4096
-
-Ints = NDArray[np.int64]
 
 
 class Registered:

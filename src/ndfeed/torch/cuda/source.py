@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Group
 from ndfeed.dataset.dataset import Dataset
@@ -14,12 +13,12 @@ from ndfeed.dataset.step import Batch
 from ndfeed.files.maps import Maps, Unmappable
 from ndfeed.loader.fill import Source
 from ndfeed.loader.host import Host
+from ndfeed.order.permutation import Ints
 from ndfeed.torch.cuda.driver import Driver, Refused
 from ndfeed.torch.cuda.registered import PIECE, Registered
 from ndfeed.torch.cuda.stream import Side
 from ndfeed.torch.form import Form
 
-Ints = NDArray[np.int64]
 Kernel = Callable[[torch.Tensor, torch.Tensor, int, int], None]
 
 # From this size on copy engines reach the bus's rate; below, a kernel does.
@@ -31,9 +30,8 @@ _UNDER_WAY = 16  # pieces that are being sent
 class Sending:
     """Rows that another source reads into pinned memory, sent from there.
 
-    In pieces of some megabytes, of which a few are under way: they stay in the processor's
-    cache between being written and being sent, so that memory, which is the limit, is used once
-    for every byte and not three times.
+    In pieces of some megabytes, of which a few are under way: a set as large as the device takes
+    no more pinned memory than those. For one thread: several would wait for each other.
     """
 
     def __init__(self, host: Host, form: Form, side: Side) -> None:
@@ -142,6 +140,9 @@ class Files:
         maps.enter(file)
         leave = maps.leave
         try:
+            if maps.unleased:
+                # Who wrote to them while the GPU read could only be told on a lease.
+                raise Refused("the files cannot be leased")
             with self._side.work() as stream:
                 registered = self._pieces(group, maps)
                 for column in group.columns:
