@@ -21,7 +21,7 @@ from ndfeed.order.share import Share
 from ndfeed.torch.adapt import adapter_for, device_of
 from ndfeed.torch.convert import Convert
 from ndfeed.torch.distributed import agree, ranks
-from ndfeed.torch.form import Form, Ragged
+from ndfeed.torch.form import RAGGED, Form, Ragged
 
 
 class Batches(Iterator[Any]):
@@ -199,6 +199,8 @@ def loader(  # noqa: PLR0913 - the words that every loader shares, and a device'
       is done on the device.
     - ``resident=True``: hold the whole set in the memory of the CUDA device.
     """
+    if ragged not in RAGGED:
+        raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
     packed = "packed" if ragged == "nested" else ragged
     options = Options.of(
         ds,
