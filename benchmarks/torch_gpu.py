@@ -16,6 +16,7 @@ JSON line for every way and every bar.
 """
 
 import argparse
+import contextlib
 import itertools
 import os
 import tempfile
@@ -32,6 +33,7 @@ from measure import bar, report
 
 import ndfeed
 import ndfeed.torch
+from ndfeed.files import system
 from ndfeed.torch.cuda import feed
 
 DEVICE = torch.device("cuda:0")
@@ -264,6 +266,17 @@ def _wrong(
         return int(bad)
 
 
+@contextlib.contextmanager
+def without(capability: str) -> Iterator[None]:
+    """As on a platform that lacks something."""
+    had = getattr(system.can, capability)
+    object.__setattr__(system.can, capability, False)
+    try:
+        yield
+    finally:
+        object.__setattr__(system.can, capability, had)
+
+
 def changes(bench: Bench) -> None:
     """A writer while the GPU reads, and what is left after close."""
     for how in ("truncated", "replaced"):
@@ -300,6 +313,11 @@ def changes(bench: Bench) -> None:
     after = loader.report().way
     report(question="changes", during=during, after=after)
     bar("changes", "nothing registered after close", float("0 B registered" in after), 1)
+    with without("lease"), loader_of(bench.path("3KB"), 4096, "files") as loader:
+        next(iter(loader))
+        report(question="changes", without_leases=loader.report().way)
+        bar("changes", "without leases the GPU does not read files",
+            float("cannot be leased" in loader.report().way), 1)  # fmt: skip
 
 
 def training(bench: Bench) -> None:

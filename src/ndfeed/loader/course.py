@@ -29,16 +29,6 @@ _NONE = np.empty(0, np.int64)
 _WARM = 16  # how many times in a row nothing is looked at once all was in memory
 
 
-class _Chunk:
-    """Rows of some batches, once somebody has worked them out."""
-
-    __slots__ = ("lock", "rows")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.rows: Ints | None = None
-
-
 def _cut(joint: Batch, start: int, end: int) -> Batch:
     return {name: values[start:end] for name, values in joint.items()}
 
@@ -70,7 +60,7 @@ class Pass:
         # Batches worked out at a time. Many: every call of NumPy's hands the interpreter over.
         self._few = together * max(_AT_FIRST // (share.batch_size * together), 1)
         self._many = together * max(_AT_ONCE // (share.batch_size * together), 1)
-        self._chunks: dict[int, _Chunk] = {}
+        self._chunks: dict[int, Ints] = {}  # rows of some batches, by the first of them
         self._asking = threading.Lock()
         self._asked = 0  # batches looked at, and asked for if need be
         self._unasked = 0  # times that nothing was looked at
@@ -99,18 +89,21 @@ class Pass:
         return begin, begin + self._many
 
     def _chunk(self, begin: int) -> Ints:
-        """The rows of batches from ``begin`` on, worked out by one thread for all."""
+        """The rows of batches from ``begin`` on, worked out by one thread for all.
+
+        One at a time: two threads that work on the order take longer than one for both.
+        """
+        found = self._chunks.get(begin)
+        if found is not None:
+            return found
         with self._lock:
-            chunk = self._chunks.get(begin)
-            if chunk is None:
-                chunk = self._chunks[begin] = _Chunk()
+            found = self._chunks.get(begin)
+            if found is None:
                 for old in [one for one in self._chunks if one < begin - 2 * self._many]:
                     del self._chunks[old]
-        with chunk.lock:
-            if chunk.rows is None:
-                end = self._bounds(begin)[1]
-                chunk.rows = self._worked_out(begin, min(end, self.count))
-            return chunk.rows
+                found = self._worked_out(begin, min(self._bounds(begin)[1], self.count))
+                self._chunks[begin] = found
+            return found
 
     def _worked_out(self, first: int, stop: int) -> Ints:
         span = self._share.span
@@ -175,8 +168,11 @@ class Pass:
     def _work_ahead(self, number: int) -> None:
         """Work out what comes behind ``number``, before other threads would wait for it."""
         begin, end = self._bounds(number)
-        if end < self.count and number >= begin + (end - begin) // 4:
-            self._chunk(end)
+        if begin < number < begin + (end - begin) // 4:
+            return  # there is enough
+        first = begin if number == begin else end
+        if first < self.count:
+            self._chunk(first)
 
     def _ask(self, number: int, clock: Clock) -> None:
         size = max(self._filler.batch_bytes, 1)

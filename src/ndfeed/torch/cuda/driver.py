@@ -3,6 +3,9 @@
 Registering makes pages of this process known to the GPU, so that it can read them itself; for
 pages of a file they are registered read-only. ``copy_rows`` has the copy engines fetch many
 pieces with one call. Two forms of that call exist: CUDA 13 dropped a parameter.
+
+Calls that only leave work to the device keep the interpreter's lock: to let go of it and get it
+back among many threads takes ten times as long as the call.
 """
 
 import ctypes
@@ -15,6 +18,9 @@ from numpy.typing import NDArray
 _PORTABLE, _READ_ONLY = 0x01, 0x08
 _ANY_ORDER = 3  # the source does not change before the copy is done
 _OVERLAP = 1  # rather beside other work than a little sooner
+
+_UNTIMED = 2
+_NOT_READY = 600
 
 Addresses = NDArray[np.uint64]
 
@@ -34,6 +40,27 @@ class _Attributes(ctypes.Structure):
     ]
 
 
+class Mark:
+    """A place in a stream, which comes to pass when all work before it is done."""
+
+    def __init__(self, driver: "Driver") -> None:
+        self._driver = driver
+        handle = ctypes.c_void_p()
+        _check("cuEventCreate", driver.quick.cuEventCreate(ctypes.byref(handle), _UNTIMED))
+        self._handle = handle.value
+
+    def record(self, stream: int) -> None:
+        """Be behind what was left to the stream so far."""
+        _check("cuEventRecord", self._driver.quick.cuEventRecord(self._handle, stream))
+
+    def passed(self) -> bool:
+        """Did it come to pass? A broken device says so, too: nothing more will."""
+        return bool(self._driver.quick.cuEventQuery(self._handle) != _NOT_READY)
+
+    def __del__(self) -> None:
+        self._driver.quick.cuEventDestroy_v2(self._handle)
+
+
 class Driver:
     """The driver's library, where there is one."""
 
@@ -41,10 +68,20 @@ class Driver:
         try:
             name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
             self._library: Any = ctypes.CDLL(name)
+            self.quick: Any = ctypes.PyDLL(name)  # keeps the interpreter's lock
         except OSError:
             raise Refused("the CUDA driver's library cannot be loaded") from None
+        pointer, number = ctypes.c_void_p, ctypes.c_uint64
+        self.quick.cuMemcpyHtoDAsync_v2.argtypes = [number, pointer, ctypes.c_size_t, pointer]
+        self.quick.cuEventRecord.argtypes = [pointer, pointer]
+        self.quick.cuEventQuery.argtypes = self.quick.cuEventDestroy_v2.argtypes = [pointer]
         self._attributes = _Attributes(_ANY_ORDER, flags=_OVERLAP)
         self._first = ctypes.c_size_t(0)
+
+    def copy(self, target: int, source: int, size: int, stream: int) -> None:
+        """Copy ``size`` bytes of pinned memory to the device on a stream, without waiting."""
+        status = self.quick.cuMemcpyHtoDAsync_v2(target, source, size, stream)
+        _check("cuMemcpyHtoDAsync", status)
 
     def register(self, address: int, size: int) -> None:
         """Let the GPU read ``size`` bytes at ``address``, both multiples of a page."""
@@ -85,3 +122,8 @@ class Driver:
         status = call(*arguments, ctypes.c_void_p(stream))
         if status:
             raise Refused(f"the driver refuses to copy rows ({status})")
+
+
+def _check(name: str, status: int) -> None:
+    if status:
+        raise RuntimeError(f"the CUDA driver's {name} failed with status {status}")

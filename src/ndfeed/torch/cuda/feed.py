@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from ndfeed.dataset import ahead
@@ -23,13 +22,13 @@ from ndfeed.files import system
 from ndfeed.loader.fill import Source
 from ndfeed.loader.host import Host
 from ndfeed.loader.pool import Bytes
-from ndfeed.torch.cuda.source import LARGE, Files, Kernel, Resident, Sending
-from ndfeed.torch.cuda.stream import Sent, Side
+from ndfeed.torch.cuda.pinned import Pieces
+from ndfeed.torch.cuda.source import LARGE, Files, Kernel, Resident
+from ndfeed.torch.cuda.stream import Sent, Side, settled
 from ndfeed.torch.form import Form
 
 _PROBES = 64
 _MOST_THREADS = 16
-_SMALL_ROW = 1 << 10
 _MOST_OF_DEVICE = 0.9
 
 
@@ -60,29 +59,31 @@ class Feed:
         self._side = Side(device)
         self._form = form
         self._resident = resident
-        on_host = bool(ds.steps) or form.ragged
-        self._reason = "batches are made on the CPU" if on_host else unsuited(ds)
+        self._on_host = bool(ds.steps) or form.ragged
+        self._reason = "batches are made on the CPU" if self._on_host else unsuited(ds)
+        self._pieces: Pieces | None = None
         self._files: Files | None = None
         self._held: Mapping[str, torch.Tensor] | None = None
         self._loading = threading.Lock()
         self.threads: int | None = self._few()
 
     def _few(self) -> int:
-        """Threads that ask for rows: the smaller these, the more. Others copy them as well."""
+        """Threads that ask for rows, or copy them as well."""
         if self._reason and not self._resident:
-            # Not all processors: the consumer, who sends, must not wait for one.
-            return min(max(system.cores() * 3 // 4, 1), _MOST_THREADS)
-        size = min(c.size for group in self._ds.groups for c in group.columns)
-        return 3 if size < _SMALL_ROW else 2
+            return _some()
+        return 2
 
     def source(self, host: Host) -> Source:
         """Where stored fields come from."""
-        if self._resident:
-            return Resident(self._loaded(host), self._side)
-        if self._reason:
+        if self._on_host:
             return host
+        self._pieces = pieces = Pieces(host, self._form, self._side)
+        if self._resident:
+            return Resident(self._loaded(pieces), self._side)
+        if self._reason:
+            return pieces
         limit = (system.free_memory() or system.memory_bytes()) // 2
-        self._files = Files(self._ds, self._form.dtypes, self._side, kernel(), limit, host)
+        self._files = Files(self._ds, self._form.dtypes, self._side, kernel(), limit, pieces)
         return self._files
 
     def finish(self, made: Any) -> Any:  # noqa: ANN401
@@ -120,6 +121,7 @@ class Feed:
 
     def _converted(self, made: Any) -> Sent:  # noqa: ANN401
         if self._form.convert:
+            settled(self._side.event)
             with self._side.work():
                 made = self._each(self._form.converted, made)
         return Sent(made, self._side.event)
@@ -145,15 +147,23 @@ class Feed:
 
     def close(self) -> None:
         """Let go of registered pages; of resident data with the loader itself."""
+        if self._pieces is not None:
+            self._pieces.close()
         self._side.flight.settle(0)
         if self._files is not None:
             self._files.close()
 
-    def _loaded(self, host: Host) -> Mapping[str, torch.Tensor]:
+    def _loaded(self, pieces: Pieces) -> Mapping[str, torch.Tensor]:
         with self._loading:
             if self._held is None:
-                self._held = load(self._ds, Sending(host, self._form, self._side), self._side)
+                check_fits(self._ds, self._side.device)
+                self._held = pieces.load(_some())
             return self._held
+
+
+def _some() -> int:
+    """Threads that copy; not all processors, since somebody has to send as well."""
+    return min(max(system.cores() * 3 // 4, 1), _MOST_THREADS)
 
 
 def kernel() -> Kernel | None:
@@ -186,17 +196,9 @@ def _warm(ds: Dataset, group: Group) -> bool:
 def check_fits(ds: Dataset, device: torch.device) -> None:
     """Refuse a set that is larger than what the device has free."""
     free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if ds.nbytes > free * _MOST_OF_DEVICE:
         raise ValueError(
             f"resident=True needs {shown(ds.nbytes)} on {device}, {shown(free)} are free; "
             "select fewer fields, or leave it out"
         )
-
-
-def load(ds: Dataset, sending: Source, side: Side) -> Mapping[str, torch.Tensor]:
-    """All samples on the device."""
-    check_fits(ds, side.device)
-    held = sending.read(np.arange(len(ds)))
-    side.flight.settle(0)
-    torch.cuda.synchronize(side.device)
-    return held

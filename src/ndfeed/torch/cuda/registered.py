@@ -30,7 +30,7 @@ class Registered:
         counts = -(-self._sizes // PIECE)
         self._base = np.cumsum(counts) - counts  # the first piece of each file
         self._have = np.zeros(int(counts.sum()), bool)
-        self._complete = False  # is everything registered?
+        self.complete = False  # is everything registered?
         self._limit = limit
         self._lock = threading.Lock()
         self.nbytes = 0
@@ -40,15 +40,13 @@ class Registered:
 
     def ensure(self, file: Ints | int, start: Ints, size: int) -> None:
         """Register what ``size`` bytes from each start lie in; the files were entered."""
-        if self._complete:
-            return
         first = self._base[file] + (start >> _BITS)
         last = self._base[file] + (start + (size - 1) >> _BITS)
         wanted = np.unique(np.concatenate([first, last]))
         with self._lock:
             for piece in wanted[~self._have[wanted]].tolist():
                 self._register(piece)
-            self._complete = bool(self._have.all())
+            self.complete = bool(self._have.all())
 
     def _register(self, piece: int) -> None:
         file = int(np.searchsorted(self._base, piece, side="right")) - 1
@@ -67,7 +65,7 @@ class Registered:
         """Take everything back; nothing may be under way."""
         with self._lock:
             _take_back(self._driver, self._addresses, self._maps)
-            self._have[:] = self._complete = False
+            self._have[:] = self.complete = False
             self.nbytes = 0
 
 

@@ -1,4 +1,4 @@
-"""Stored fields of rows as tensors on the GPU: read there, sent there, or there already."""
+"""Stored fields of rows as tensors on the GPU: read by it, or there already."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,54 +12,15 @@ from ndfeed.dataset.rowset import chosen
 from ndfeed.dataset.step import Batch
 from ndfeed.files.maps import Maps, Unmappable
 from ndfeed.loader.fill import Source
-from ndfeed.loader.host import Host
 from ndfeed.order.permutation import Ints
 from ndfeed.torch.cuda.driver import Driver, Refused
 from ndfeed.torch.cuda.registered import PIECE, Registered
-from ndfeed.torch.cuda.stream import Side
-from ndfeed.torch.form import Form
+from ndfeed.torch.cuda.stream import Side, settled
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, int, int], None]
 
 # From this size on copy engines reach the bus's rate; below, a kernel does.
 LARGE = 32 << 10
-_PIECE = 8 << 20  # bytes that are sent at a time
-_UNDER_WAY = 16  # pieces that are being sent
-
-
-class Sending:
-    """Rows that another source reads into pinned memory, sent from there.
-
-    In pieces of some megabytes, of which a few are under way: a set as large as the device takes
-    no more pinned memory than those. For one thread: several would wait for each other.
-    """
-
-    def __init__(self, host: Host, form: Form, side: Side) -> None:
-        self._host = host
-        self._form = form
-        self._side = side
-        ds = host.ds
-        self._at_once = max(_PIECE * len(ds) // max(ds.nbytes, 1), 1)
-        fields = {c.field.name: c.field for group in ds.groups for c in group.columns}
-        self._shapes = {name: tuple(n or 0 for n in fields[name].shape or ()) for name in ds.names}
-
-    def read(self, rows: Ints) -> Batch:
-        """The fields of ``rows`` on the device."""
-        side, types = self._side, self._form.dtypes
-        with side.work():
-            made = {
-                name: torch.empty((len(rows), *shape), dtype=types[name], device=side.device)
-                for name, shape in self._shapes.items()
-            }
-        for start in range(0, len(rows), self._at_once):
-            side.flight.settle(_UNDER_WAY)
-            batch = self._host.read(rows[start : start + self._at_once])
-            with side.work():
-                for name, target in made.items():
-                    part = target[start : start + self._at_once]
-                    part.copy_(self._form.tensor(name, batch[name]), non_blocking=True)
-            side.keep(batch)
-        return made
 
 
 class Resident:
@@ -81,6 +42,34 @@ def on_device(numbers: Ints, device: torch.device) -> torch.Tensor:
     pinned = torch.empty(len(numbers), dtype=torch.int64, pin_memory=True)
     pinned.numpy()[:] = numbers
     return pinned.to(device, non_blocking=True)
+
+
+class Places:
+    """Where rows of mapped files lie, as numbers of the processor's or of the GPU's."""
+
+    def __init__(self, maps: Maps, file: Ints | int, row: Ints, device: torch.device) -> None:
+        self.row = row
+        self._base = maps.address[file]  # a number where there is one file
+        self._device = device
+        self._rows: torch.Tensor | None = None
+
+    def on_host(self, size: int, first: Ints | int) -> tuple[Ints, Ints]:
+        """Where each row begins in its file, and its address."""
+        at = self.row * size + first
+        return at, at + self._base
+
+    def on_device(self, size: int, first: Ints | int) -> tuple[torch.Tensor, int]:
+        """The address of each row, and the bytes of the words that all of them consist of."""
+        base = self._base + first
+        odd = int(np.bitwise_or.reduce(base, axis=None)) | size
+        if np.ndim(base):
+            found = on_device(self.row * size + base, self._device)
+        else:
+            # One number for all: worked out there, which costs the processor nothing.
+            if self._rows is None:
+                self._rows = on_device(self.row, self._device)
+            found = self._rows * size + int(base)
+        return found, min(odd & -odd, 8)
 
 
 class Files:
@@ -145,20 +134,18 @@ class Files:
                 raise Refused("the files cannot be leased")
             with self._side.work() as stream:
                 registered = self._pieces(group, maps)
+                places = Places(maps, file, row, self._side.device)
                 for column in group.columns:
-                    at = row * column.size
-                    at += column.first[part]
-                    registered.ensure(file, at, column.size)
-                    address = at + maps.address[file]
-                    batch[column.field.name] = self._fetch(column, address, at, stream)
+                    first = column.first[part]
+                    if not registered.complete:
+                        registered.ensure(file, row * column.size + first, column.size)
+                    batch[column.field.name] = self._fetch(column, places, first, stream)
         except BaseException:
             torch.cuda.synchronize(self._side.device)
             leave()
             raise
-        event = self._side.event
-        if event is not None:
-            # Nobody may write to the files before the GPU has read them.
-            self._side.flight.add(event, leave)
+        # Nobody may write to the files before the GPU has read them.
+        self._side.flight.add(settled(self._side.event), leave)
 
     def _pieces(self, group: Group, maps: Maps) -> Registered:
         found = self._registered.get(id(maps))
@@ -170,22 +157,23 @@ class Files:
         return found
 
     def _fetch(
-        self, column: Column, address: Ints, at: Ints, stream: torch.cuda.Stream
+        self, column: Column, places: "Places", first: Ints | int, stream: torch.cuda.Stream
     ) -> torch.Tensor:
         field, size = column.field, column.size
         shape = tuple(n or 0 for n in field.shape or ())
-        out = torch.empty((len(address), *shape), dtype=self._types[field.name],
+        out = torch.empty((len(places.row), *shape), dtype=self._types[field.name],
                           device=self._side.device)  # fmt: skip
         if size >= LARGE and self._driver.copies_rows:
-            self._by_engines(address, at, size, out, stream)
+            self._by_engines(*places.on_host(size, first), size, out, stream)
         elif self._kernel is None:
             raise Refused("Triton, which gathers small rows, is not installed")
         else:
-            self._by_kernel(address, size, out, self._kernel)
+            addresses, word = places.on_device(size, first)
+            self._kernel(addresses, out, size, word)
         return out
 
     def _by_engines(
-        self, address: Ints, at: Ints, size: int, out: torch.Tensor, stream: torch.cuda.Stream
+        self, at: Ints, address: Ints, size: int, out: torch.Tensor, stream: torch.cuda.Stream
     ) -> None:
         target = out.data_ptr() + np.arange(len(address)) * size
         sizes = np.full(len(address), size)
@@ -202,10 +190,6 @@ class Files:
             target.astype(np.uint64), address.astype(np.uint64), sizes.astype(np.uint64),
             stream.cuda_stream,
         )  # fmt: skip
-
-    def _by_kernel(self, address: Ints, size: int, out: torch.Tensor, kernel: Kernel) -> None:
-        odd = int(np.bitwise_or.reduce(address)) | size
-        kernel(on_device(address, self._side.device), out, size, min(odd & -odd, 8))
 
     @property
     def nbytes(self) -> int:

@@ -5,8 +5,10 @@ the event behind the work, and the allocator is told that the memory is in use t
 would give it away while the consumer's kernels still read.
 """
 
+import functools
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -14,12 +16,27 @@ import torch
 
 from ndfeed.torch.cuda.flight import Flight
 
+# Behind work on a stream; or somebody else's promise of one.
+Event = torch.cuda.Event | Future[torch.cuda.Event]
+
+
+def settled(event: Event) -> torch.cuda.Event:
+    """The event, once it is there."""
+    return event.result() if isinstance(event, Future) else event
+
 
 class Sent(NamedTuple):
     """A batch on its way to the GPU."""
 
     made: Any
-    event: torch.cuda.Event | None
+    event: Event
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all loaders: memory that one of them gave back is then another's at once."""
+    made: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return made
 
 
 class Side:
@@ -28,8 +45,18 @@ class Side:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.flight = Flight()
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = _stream(device)
         self._local = threading.local()
+        self._awaited: tuple[torch.cuda.Stream, Event] | None = None
+
+    def join(self) -> torch.cuda.Stream:
+        """Put all work of this thread on the stream: for threads that serve nobody else."""
+        if not hasattr(self._local, "joined"):
+            torch.cuda.set_device(self.device)
+            torch.cuda.set_stream(self._stream)
+            torch.cuda.mem_get_info(self.device)  # as in ``work``
+            self._local.joined = True
+        return self._stream
 
     @contextmanager
     def work(self) -> Iterator[torch.cuda.Stream]:
@@ -46,20 +73,24 @@ class Side:
 
     def keep(self, held: object) -> None:
         """Keep something until what this thread did last is done."""
-        if self.event is not None:
-            self.flight.add(self.event, [held].clear)
+        self.flight.add(settled(self.event), [held].clear)
 
     @property
-    def event(self) -> torch.cuda.Event | None:
-        """Behind what this thread did last."""
-        found: torch.cuda.Event | None = getattr(self._local, "event", None)
+    def event(self) -> Event:
+        """Behind what this thread did last, or had another do."""
+        found: Event = self._local.event
         return found
+
+    @event.setter
+    def event(self, event: Event) -> None:
+        self._local.event = event
 
     def receive(self, sent: Sent) -> Any:  # noqa: ANN401
         """The batch, safe to use on the stream that is current now."""
         stream = torch.cuda.current_stream(self.device)
-        if sent.event is not None:
-            stream.wait_event(sent.event)
+        if self._awaited != (stream, sent.event):  # small batches share one
+            stream.wait_event(settled(sent.event))
+            self._awaited = stream, sent.event
         made = sent.made
         for value in made.values() if isinstance(made, dict) else made:
             if isinstance(value, torch.Tensor) and value.is_cuda:

@@ -1,0 +1,182 @@
+"""Rows through pinned memory that stays in the processor's cache.
+
+Threads gather rows into pieces of some megabytes; one thread sends them, since calls of the
+driver from many take the interpreter's lock for most of their time. A piece is used again as
+soon as it was copied, and there are few: where the cache holds them, what is written to them and
+what the device reads out of them does not pass through memory, which only gives the rows.
+"""
+
+import contextlib
+import threading
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ndfeed.dataset.step import Batch
+from ndfeed.loader.host import Host
+from ndfeed.order.permutation import Ints
+from ndfeed.torch.cuda.driver import Driver, Mark
+from ndfeed.torch.cuda.stream import Side
+from ndfeed.torch.form import Form
+
+_PIECE = 20 << 20  # bytes that are sent at a time: with fewer, threads wait for the interpreter
+_LOOK_EVERY = 0.0005  # seconds, for pieces that were copied
+_ALL = 320 << 20  # bytes of pieces that are being filled or sent
+
+
+class _Copy(NamedTuple):
+    """Bytes of one field."""
+
+    target: int
+    source: int
+    size: int
+
+
+class _Job(NamedTuple):
+    """A piece to be sent, and who is told of the event behind it, if somebody waits for it."""
+
+    copies: list[_Copy]
+    batch: Batch  # kept until it was copied
+    sent: "Future[torch.cuda.Event]"
+    last: bool
+
+
+class Pieces:
+    """Rows that another source reads into pinned memory, sent from there piece by piece.
+
+    A set as large as the device takes no more pinned memory than a few pieces. The thread that
+    sends ends with ``close``, and begins anew if there is more.
+    """
+
+    def __init__(self, host: Host, form: Form, side: Side) -> None:
+        self._host = host
+        self._side = side
+        self._driver = Driver()
+        ds = host.ds
+        row = max(ds.nbytes // max(len(ds), 1), 1)
+        self._at_once = max(_PIECE // row, 1)
+        self._count = max(_ALL // max(_PIECE, row), 2)
+        self._room: SimpleQueue[None] = SimpleQueue()  # an entry for every piece not in use
+        for _ in range(self._count):
+            self._room.put(None)
+        fields = {c.field.name: c.field for group in ds.groups for c in group.columns}
+        self._fields = [
+            (name, tuple(n or 0 for n in fields[name].shape or ()), form.dtypes[name])
+            for name in ds.names
+        ]
+        self._thread: threading.Thread | None = None
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # the thread's own
+        self._lock = threading.Lock()
+
+    def read(self, rows: Ints) -> Batch:
+        """The fields of ``rows`` on the device; for threads of ours."""
+        self._side.join()
+        made = self._empty(len(rows))
+        self._side.event = self._send(rows, {name: made[name].data_ptr() for name in made})
+        return made
+
+    def load(self, threads: int) -> dict[str, torch.Tensor]:
+        """The fields of all rows on the device."""
+        count = len(self._host.ds)
+        with self._side.work():
+            made = self._empty(count)
+        step = max(-(-count // (4 * threads)), self._at_once)
+
+        def send(start: int) -> Future[torch.cuda.Event]:
+            rows = np.arange(start, min(start + step, count))
+            return self._send(rows, {name: made[name][start:].data_ptr() for name in made})
+
+        with ThreadPoolExecutor(threads) as pool:
+            for sent in list(pool.map(send, range(0, count, step))):
+                sent.result().synchronize()
+        return made
+
+    def _empty(self, count: int) -> dict[str, torch.Tensor]:
+        return {
+            name: torch.empty((count, *shape), dtype=dtype, device=self._side.device)
+            for name, shape, dtype in self._fields
+        }
+
+    def _send(self, rows: Ints, targets: dict[str, int]) -> Future[torch.cuda.Event]:
+        """Have the fields of ``rows`` copied to addresses of the device."""
+        count = len(rows)
+        step = -(-count // -(-count // self._at_once))  # pieces of about one size
+        sent: Future[torch.cuda.Event] = Future()
+        for start in range(0, count, step):
+            self._room.get()
+            try:
+                batch = self._host.read(rows[start : start + step])
+            except BaseException:
+                self._room.put(None)
+                raise
+            copies = []
+            for name, target in targets.items():
+                address, size = _memory(batch[name])
+                if size:
+                    copies.append(_Copy(target, address, size))
+                targets[name] = target + size
+            self._hand_over(_Job(copies, batch, sent, start + step >= count))
+            del batch
+        return sent  # behind all of them: they are sent in their order
+
+    def _hand_over(self, job: _Job) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._jobs = SimpleQueue()
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._jobs,), name="ndfeed-sender", daemon=True
+                )
+                self._thread.start()
+            self._jobs.put(job)
+
+    def _run(self, jobs: "SimpleQueue[_Job | None]") -> None:
+        stream = self._side.join()
+        idle = [Mark(self._driver) for _ in range(self._count)]
+        under_way: deque[tuple[Mark, _Job]] = deque()
+        ended = False
+        while under_way or not ended:
+            with contextlib.suppress(Empty):
+                job = jobs.get(timeout=_LOOK_EVERY if under_way else None)
+                ended = ended or job is None
+                if job is not None:
+                    under_way.append((idle.pop(), job))
+                    _issue(self._driver, *under_way[-1], stream)
+                    del job  # or its memory would be kept while this thread waits
+            while under_way and under_way[0][0].passed():
+                mark, done = under_way.popleft()
+                done.batch.clear()  # the memory goes back before there is room
+                idle.append(mark)
+                self._room.put(None)
+
+    def close(self) -> None:
+        """Wait for what is under way, and end the thread."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                self._jobs.put(None)
+        if thread is not None:
+            thread.join()
+
+
+def _memory(values: Any) -> tuple[int, int]:  # noqa: ANN401
+    """Where an array lies, and its bytes."""
+    return values.__array_interface__["data"][0], values.nbytes
+
+
+def _issue(driver: Driver, mark: Mark, job: _Job, stream: torch.cuda.Stream) -> None:
+    """Leave a piece to the copy engines; who waits for it is told."""
+    try:
+        for target, source, size in job.copies:
+            driver.copy(target, source, size, stream.cuda_stream)
+        mark.record(stream.cuda_stream)
+        event = stream.record_event() if job.last else None
+    except RuntimeError as error:
+        if not job.sent.done():
+            job.sent.set_exception(error)
+    else:
+        if event is not None and not job.sent.done():
+            job.sent.set_result(event)
