@@ -35,6 +35,7 @@ from ndfeed.errors import (
 from ndfeed.loader.loader import Loader, loader
 from ndfeed.loader.report import Report
 from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
+from ndfeed.pack.verify import Verified, verify
 
 __version__ = "0.1.0"
 
@@ -62,8 +63,10 @@ __all__ = [
     "SourceError",
     "TruncatedError",
     "UnsupportedError",
+    "Verified",
     "Windows",
     "WorkerError",
     "loader",
     "open",
+    "verify",
 ]
