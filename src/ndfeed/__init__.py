@@ -23,6 +23,7 @@ from ndfeed.errors import (
     FieldError,
     FormatError,
     LimitError,
+    ManifestError,
     MissingError,
     ResumeError,
     SchemaError,
@@ -34,6 +35,7 @@ from ndfeed.errors import (
 from ndfeed.loader.loader import Loader, loader
 from ndfeed.loader.report import Report
 from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
+from ndfeed.pack.verify import Verified, verify
 
 __version__ = "0.1.0"
 
@@ -52,6 +54,7 @@ __all__ = [
     "FormatError",
     "LimitError",
     "Loader",
+    "ManifestError",
     "MissingError",
     "Report",
     "ResumeError",
@@ -60,8 +63,10 @@ __all__ = [
     "SourceError",
     "TruncatedError",
     "UnsupportedError",
+    "Verified",
     "Windows",
     "WorkerError",
     "loader",
     "open",
+    "verify",
 ]

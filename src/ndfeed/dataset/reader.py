@@ -8,13 +8,13 @@ threads.
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset import rows
+from ndfeed.dataset import ragged, rows
 from ndfeed.dataset.column import Column, Group, Place
 from ndfeed.dataset.members import Decoded
 from ndfeed.dataset.target import Arrays, Target
@@ -23,6 +23,8 @@ from ndfeed.errors import ChangedError, MissingError, SourceError
 from ndfeed.files.maps import Maps, Unmappable
 from ndfeed.index.cache import doubt
 from ndfeed.index.table import Ints, Table
+
+T = TypeVar("T")
 
 _BYTE = np.dtype(np.uint8)
 
@@ -214,6 +216,9 @@ class Reader:
     def _fill_column(
         self, column: Column, place: Place, target: Target, maps: Maps | None, decoded: Decoded
     ) -> None:
+        if column.offsets is not None:
+            ragged.fill(column, place, target, maps, decoded)
+            return
         if not column.plain:
             rows.from_parts(column, place, target, maps, decoded)
             return
@@ -227,6 +232,27 @@ class Reader:
             rows.gather(column, place, target, maps)
         if column.any_swapped:
             target.swap(column.swapped[place.part])
+
+    def shapes(self, group: Group, column: Column, samples: Ints) -> Ints | list[ragged.Shape]:
+        """The shape of each of ``samples`` of a ragged column."""
+        place = group.locate(samples)
+        if column.offsets is None:
+            return column.shapes(place.part)
+        return self._located(ragged.shapes, group, column, place)
+
+    def spans(self, group: Group, column: Column, place: Place) -> ragged.Spans:
+        """Where samples of located parts lie."""
+        return self._located(ragged.where, group, column, place)
+
+    def _located(self, way: Callable[..., T], group: Group, column: Column, place: Place) -> T:
+        try:
+            try:
+                return way(column, place, self.maps)
+            except Unmappable:
+                return way(column, place, None)
+        except (ChangedError, MissingError):
+            doubt(group.table)
+            raise
 
 
 class _Process:
