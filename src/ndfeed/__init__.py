@@ -16,6 +16,7 @@ from ndfeed.dataset.open import open
 from ndfeed.errors import (
     AmbiguousError,
     BadFilesError,
+    CastError,
     ChangedError,
     ChecksumError,
     DeniedError,
@@ -41,6 +42,7 @@ __all__ = [
     "AmbiguousError",
     "BadFilesError",
     "Blocks",
+    "CastError",
     "ChangedError",
     "ChecksumError",
     "Dataset",
