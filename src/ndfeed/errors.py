@@ -170,9 +170,9 @@ class CastError(Error, ValueError):
         super().__init__(field, row, value, dtype)
         self.field, self.row, self.value, self.dtype = field, row, value, dtype
 
-    def in_row(self, rows: Sequence[int]) -> "CastError":
-        """The same, where ``row`` was a place in a batch of ``rows``."""
-        return CastError(self.field, int(rows[self.row]), self.value, self.dtype)
+    def in_row(self, row: int) -> "CastError":
+        """The same, where ``row`` was a place in a batch."""
+        return CastError(self.field, row, self.value, self.dtype)
 
     def __str__(self) -> str:
         return (

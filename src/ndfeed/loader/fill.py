@@ -173,7 +173,7 @@ class Filler:
         try:
             return made if self.finish is None else self.finish(made)
         except CastError as error:
-            raise error.in_row(rows) from None
+            raise error.in_row(int(rows[error.row])) from None
 
     def _formed(self, batch: Batch) -> Batch:
         """The batch with ragged fields brought into the form that was asked for."""

@@ -38,6 +38,9 @@ class Share:
             object.__setattr__(self, name, int(value))  # NumPy's would wrap, and are not JSON
         if not isinstance(self.drop_last, bool):
             raise TypeError(f"drop_last must be True or False, got {self.drop_last!r}")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
         if self.n < 0:
             raise ValueError(f"n must be at least 0, got {self.n}")
         if self.batch_size < 1:
