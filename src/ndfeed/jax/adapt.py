@@ -61,14 +61,15 @@ class Feed:
         return made
 
     def _put(self, named: dict[str, Any]) -> Any:  # noqa: ANN401
-        if self._layout is None:
+        layout = self._layout
+        if layout is None:
             with jax.default_device(self._default):
-                arrays = jax.device_put(named)
+                arrays = jax.device_put(list(named.values()))  # of a dict it would sort the names
         else:
-            layout = self._layout
-            arrays = {name: layout.put(name, rows) for name, rows in named.items()}
-        names = self._form.names
-        return arrays if names is None else tuple([arrays[name] for name in names])
+            arrays = [layout.put(name, rows) for name, rows in named.items()]
+        if self._form.names is not None:
+            return tuple(arrays)  # they are named in that order
+        return dict(zip(named, arrays, strict=True))
 
     def describe(self) -> str:
         """How batches get to where they are used."""

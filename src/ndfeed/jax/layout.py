@@ -8,7 +8,7 @@ device gets its part of them.
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset.field import Field
 
-Shardings = Sharding | Mapping[str, Sharding]
+Shardings: TypeAlias = Sharding | Mapping[str, Sharding]
 _ALL = (slice(None),)
 _LENGTH = "_length"  # of what padding puts beside a field
 
@@ -112,10 +112,7 @@ class Layout:
             indices = sharding.addressable_devices_indices_map((batch_size, *shape))
             for index in indices.values():
                 needed[(index or _ALL)[0]] = True
-        # As long as can be: they end where needed rows begin and end.
-        edges = np.flatnonzero(np.diff(needed, prepend=False, append=False)).tolist()
-        size = math.gcd(batch_size, *edges)
-        return batch_size // size, tuple(np.flatnonzero(needed[::size]).tolist())
+        return slices(needed)
 
     def put(self, name: str, rows: NDArray[Any]) -> jax.Array:
         """The global array, of which ``rows`` are those that this process has."""
@@ -130,6 +127,18 @@ class Layout:
 
         sharding = self.sharding(name, rows.ndim)
         return jax.make_array_from_callback((each * self.world, *rows.shape[1:]), sharding, part)
+
+
+def slices(needed: NDArray[np.bool_]) -> tuple[int, tuple[int, ...]]:
+    """How many equal slices rows are cut into so that some of them are what is needed.
+
+    >>> slices(np.array([0, 0, 1, 1, 0, 0, 1, 1], bool))
+    (4, (1, 3))
+    """
+    # As long as can be: they end where needed rows begin and end.
+    edges = np.flatnonzero(np.diff(needed, prepend=False, append=False)).tolist()
+    size = math.gcd(len(needed), *edges)
+    return len(needed) // size, tuple(np.flatnonzero(needed[::size]).tolist())
 
 
 def _shape(field: Field) -> tuple[int, ...]:

@@ -61,7 +61,8 @@ def holds(field: Field) -> bool:
 
 def kept(dtype: Dtype) -> Dtype:
     """What JAX makes of a type, which is less than 64 bits by default."""
-    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+    found: Dtype = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+    return found
 
 
 def whole(dtype: Dtype) -> bool:
