@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("jax")
 grain = pytest.importorskip("grain")
 
+from absl import flags  # noqa: E402
 from jax_making import ROWS, table  # noqa: E402
 from loader.making import MADE, made  # noqa: E402
 
@@ -75,6 +76,9 @@ def test_grain_s_loader_with_processes(tmp_path):
     again.set_state(state)
 
     assert [label.tolist() for label, _ in again] == rest
+    flags.FLAGS.mark_as_parsed()  # as absl.app.run does, without which Grain starts no process
+    there = [label.tolist() for label, _ in loader(1)]
+    assert there == [first[0].tolist(), *rest]
     np.testing.assert_array_equal(first[1], ds[first[0]]["x"])
 
 
