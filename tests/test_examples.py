@@ -13,8 +13,9 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_example_runs(example, tmp_path):
     """Each is what somebody will start from."""
-    if "import torch" in example.read_text(encoding="utf-8"):
-        pytest.importorskip("torch")
+    for framework in ("torch", "jax"):
+        if f"import {framework}" in example.read_text(encoding="utf-8"):
+            pytest.importorskip(framework)
     cache = str(tmp_path / "cache")
     caches = {"XDG_CACHE_HOME": cache, "TORCHINDUCTOR_CACHE_DIR": cache}  # torch makes it at once
     env = os.environ | caches | {"TMPDIR": str(tmp_path)}

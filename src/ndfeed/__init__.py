@@ -16,6 +16,7 @@ from ndfeed.dataset.open import open
 from ndfeed.errors import (
     AmbiguousError,
     BadFilesError,
+    CastError,
     ChangedError,
     ChecksumError,
     DeniedError,
@@ -43,6 +44,7 @@ __all__ = [
     "AmbiguousError",
     "BadFilesError",
     "Blocks",
+    "CastError",
     "ChangedError",
     "ChecksumError",
     "Dataset",

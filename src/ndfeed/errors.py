@@ -15,6 +15,7 @@
     ├── SchemaError       (ValueError)    fields, dtypes or shapes do not fit together
     │   └── AmbiguousError                the samples could be read two ways
     ├── FieldError        (KeyError)      no field of that name
+    ├── CastError         (ValueError)    a value that another type cannot hold
     ├── ResumeError       (ValueError)    a loader's state that does not fit
     └── WorkerError       (RuntimeError)  a process that ran a map died
 
@@ -30,6 +31,7 @@ from os import PathLike, fsdecode
 __all__ = [
     "AmbiguousError",
     "BadFilesError",
+    "CastError",
     "ChangedError",
     "ChecksumError",
     "DeniedError",
@@ -167,6 +169,24 @@ class FieldError(Error, KeyError):
         more = f" and {len(self.known) - _LISTED} more" if len(self.known) > _LISTED else ""
         where = "" if self.path is None else f"{shown(self.path)}: "
         return f"{where}no field {self.name!r}; the fields are {listed}{more}"
+
+
+class CastError(Error, ValueError):
+    """A value that does not fit the type it is cast to: says field, row, value and type."""
+
+    def __init__(self, field: str, row: int, value: object, dtype: str) -> None:
+        super().__init__(field, row, value, dtype)
+        self.field, self.row, self.value, self.dtype = field, row, value, dtype
+
+    def in_row(self, row: int) -> "CastError":
+        """The same, where ``row`` was a place in a batch."""
+        return CastError(self.field, row, self.value, self.dtype)
+
+    def __str__(self) -> str:
+        return (
+            f"field {self.field!r} has {self.value} in row {self.row}, which {self.dtype} cannot "
+            "hold; cast it to a wider type, or change such values with map()"
+        )
 
 
 class ResumeError(Error, ValueError):

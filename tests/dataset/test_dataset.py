@@ -378,3 +378,12 @@ def test_rows_of_nothing(tmp_path):
     assert ds[[4, 1]]["data"].shape == (2, 0)
     with pytest.raises(IndexError):
         ds[5]
+
+
+def test_fields_behind_a_map_that_raises(tmp_path):
+    """Asked twice, it is no other answer: the stored fields are not those of a batch."""
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    ds = ndfeed.open(tmp_path / "x.npy").map(lambda batch: {"y": batch["no such field"]})
+    for _ in range(2):
+        with pytest.raises(KeyError, match="no such field"):
+            _ = ds.fields

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from ndfeed.loader.pool import SMALL, Pool, piece_of
+from ndfeed.loader.pool import ALIGNED, LARGE, SMALL, Pool, piece_of
 
 SIZE = SMALL
 
@@ -67,6 +67,16 @@ def test_a_tensor_keeps_it():
     assert address(pool.lend(2 * SIZE)) != place
     del tensor
     assert address(pool.lend(2 * SIZE)) == place
+
+
+@pytest.mark.parametrize("size", [SIZE, SIZE + 1, 3 * SIZE, LARGE - 1, LARGE, LARGE + 1])
+def test_memory_is_aligned(size):
+    """At 64 bytes: else JAX, which could use it as it is, copies it."""
+    pool = Pool(2)
+    kept = [pool.lend(size) for _ in range(8)]
+
+    assert [address(one) % ALIGNED for one in kept] == [0] * 8
+    assert {one.nbytes for one in kept} == {size}
 
 
 def test_sizes_do_not_mix():

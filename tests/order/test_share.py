@@ -17,7 +17,7 @@ def delivered(n, batch_size, world, drop_last, start):
     assert len(counts) == 1  # or some rank would wait for others for ever
     batches = []
     for k in range(counts.pop()):
-        spans = [share.span(k, start) for share in shares]
+        spans = [span for share in shares for span in share.spans(k, start)]
         assert all(b - a <= batch_size for a, b in spans)
         batches.append([p for a, b in spans for p in range(a, b)])
     return batches
@@ -51,7 +51,7 @@ def test_every_sample_once_across_a_resume(n, first, second, drop_last, data):
 def test_a_short_last_batch_is_split_evenly(n, batch_size, world):
     """Sizes differ by one at most, the larger first."""
     shares = [Share(n, batch_size, rank, world) for rank in range(world)]
-    spans = [share.span(share.batches() - 1) for share in shares]
+    spans = [share.spans(share.batches() - 1)[0] for share in shares]
     lengths = [b - a for a, b in spans]
 
     assert lengths == sorted(lengths, reverse=True)
@@ -62,7 +62,7 @@ def test_what_each_rank_gets():
     """22 samples, two ranks of four: two full batches and three each of the rest."""
     shares = [Share(22, 4, rank, 2) for rank in range(2)]
 
-    assert [[s.span(k) for k in range(s.batches())] for s in shares] == [
+    assert [[s.spans(k)[0] for k in range(s.batches())] for s in shares] == [
         [(0, 4), (8, 12), (16, 19)],
         [(4, 8), (12, 16), (19, 22)],
     ]
@@ -70,15 +70,34 @@ def test_what_each_rank_gets():
     assert shares[0].together == 8
     assert Share(22, 4, 0, 2, drop_last=True).batches() == 2
     assert Share(22, 4, 0, 2, drop_last=True).batches(10) == 1
-    assert Share(10, 4, 3, 4).span(0) == (8, 10)
-    assert Share(2, 4, 3, 4).span(0) == (2, 2)
+    assert Share(10, 4, 3, 4).spans(0) == [(8, 10)]
+    assert Share(2, 4, 3, 4).spans(0) == [(2, 2)]
+
+
+def test_several_ranks_at_once():
+    """A process that feeds several devices takes the slices of all of them."""
+    share = Share(22, 2, 0, 4, others=(2,))
+
+    assert (share.ranks, share.size, share.together) == ((0, 2), 4, 8)
+    assert [share.spans(k) for k in range(share.batches())] == [
+        [(0, 2), (4, 6)],
+        [(8, 10), (12, 14)],
+        [(16, 18), (20, 21)],
+    ]
+
+
+@pytest.mark.parametrize("others", [(1,), (0, 2), (3, 2), (2, 4)])
+def test_ranks_must_rise(others):
+    """Samples come in the order of the epoch, each once."""
+    with pytest.raises(ValueError, match=r"ranks must rise within \[0, 4\)"):
+        Share(22, 2, 1, 4, others=others)
 
 
 def test_large_numbers_and_numpy_integers():
     """Nothing wraps, and integers of arrays are as good as any."""
     share = Share(np.int64(10**15), np.int64(1000), 7, 8)
 
-    assert share.span(share.batches() - 1) == (10**15 - 1000, 10**15)
+    assert share.spans(share.batches() - 1) == [(10**15 - 1000, 10**15)]
 
 
 @pytest.mark.parametrize(
@@ -106,8 +125,8 @@ def test_batches_and_starts_outside_are_refused():
     share = Share(10, 4)
 
     with pytest.raises(IndexError, match=r"batches must be in \[0, 3\), got 3"):
-        share.span(3)
+        share.spans(3)
     with pytest.raises(IndexError, match=r"batches must be in \[0, 3\), got -1"):
-        share.span(-1)
+        share.spans(-1)
     with pytest.raises(ValueError, match=r"start must be in \[0, 10\], got 11"):
         share.batches(11)

@@ -105,9 +105,10 @@ class Dataset:
         """The fields by name. Behind a ``map`` they are learned by running it on one sample."""
         if self._fields is None:
             stored = {column.field.name: column.field for column in self._columns()}
-            self._fields = {name: stored[name] for name in self.names}
-            if self.steps and len(self):
-                self._fields = fields_of(self.read([0]))
+            mapped = self.steps and len(self)
+            self._fields = (
+                fields_of(self.read([0])) if mapped else {name: stored[name] for name in self.names}
+            )
         return dict(self._fields)
 
     @property

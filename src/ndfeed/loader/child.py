@@ -165,8 +165,9 @@ def _forked(main: Main, argument: object, pipe: Pipe) -> int:
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
     with warnings.catch_warnings():
-        # Python warns of forks beside threads. The child touches none of their locks.
+        # Python and JAX warn of forks beside threads. The child touches none of their locks.
         warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
         pid = os.fork()
     if not pid:
         _live(main, argument, pipe, parent)

@@ -12,7 +12,7 @@ from ndfeed.dataset.members import Decoded
 from ndfeed.dataset.rowset import chosen
 from ndfeed.dataset.step import Batch
 from ndfeed.loader.clock import Clock
-from ndfeed.loader.draws import key_of
+from ndfeed.loader.draws import Seeded, key_of
 from ndfeed.loader.fill import Filler
 from ndfeed.loader.plan import Plan
 from ndfeed.loader.schedule import Schedule
@@ -58,8 +58,8 @@ class Pass:
         self._key = key_of(seed, epoch)
         self._lock = threading.Lock()
         # Batches worked out at a time. Many: every call of NumPy's hands the interpreter over.
-        self._few = together * max(_AT_FIRST // (share.batch_size * together), 1)
-        self._many = together * max(_AT_ONCE // (share.batch_size * together), 1)
+        self._few = together * max(_AT_FIRST // (share.size * together), 1)
+        self._many = together * max(_AT_ONCE // (share.size * together), 1)
         self._chunks: dict[int, Ints] = {}  # rows of some batches, by the first of them
         self._asking = threading.Lock()
         self._asked = 0  # batches looked at, and asked for if need be
@@ -71,7 +71,7 @@ class Pass:
 
     def rows(self, first: int, stop: int) -> Ints:
         """The rows of batches [first, stop), end to end."""
-        size = self._share.batch_size
+        size = self._share.size
         parts = []
         while first < stop:
             begin, end = self._bounds(first)
@@ -106,29 +106,37 @@ class Pass:
             return found
 
     def _worked_out(self, first: int, stop: int) -> Ints:
-        span = self._share.span
         if self._share.world == 1:
-            begin, end = span(first, self._start)[0], span(stop - 1, self._start)[1]
+            begin, end = self._spans(first)[0][0], self._spans(stop - 1)[-1][1]
             return self._plan.places(self._epoch.rows(begin, end))
-        parts = [self._epoch.rows(*span(number, self._start)) for number in range(first, stop)]
+        spans = [one for number in range(first, stop) for one in self._spans(number)]
+        parts = [self._epoch.rows(*span) for span in spans]
         return self._plan.places(np.concatenate(parts))
+
+    def _spans(self, number: int) -> list[tuple[int, int]]:
+        return self._share.spans(number, self._start)
 
     def make(self, first: int, stop: int, clock: Clock) -> Iterator[Any]:
         """The batches of the numbers [first, stop)."""
         began = time.perf_counter()
         rows = self.rows(first, stop)
         clock.order += time.perf_counter() - began
-        size = self._share.batch_size
+        size = self._share.size
         cuts = range(0, (stop - first) * size, size)
         joint = self._filler.read_together(rows, clock) if stop - first > 1 else None
         for number, at in enumerate(cuts, first):
             batch = None if joint is None else _cut(joint, at, at + size)
-            # Where it stands decides what maps draw, and nothing else.
-            place = self._share.span(number, self._start)[0] if self.slow else 0
-            made = self._filler.make(rows[at : at + size], place, self._key, clock, batch)
+            draws = self._draws(number) if self.slow else None
+            made = self._filler.make(rows[at : at + size], draws, clock, batch)
             if self._schedule is not None:
                 self._schedule.made(number)
             yield made
+
+    def _draws(self, number: int) -> Seeded:
+        """Where the batch stands decides what maps draw, and nothing else."""
+        spans = self._spans(number)
+        positions = np.concatenate([np.arange(*span) for span in spans])
+        return Seeded(self._key, spans[0][0], positions)
 
     def _arriving(self, number: int) -> Iterable[tuple[int, int]]:
         """Ranges of rows that batch ``number`` is the first to need, on any rank."""
@@ -177,7 +185,7 @@ class Pass:
     def _ask(self, number: int, clock: Clock) -> None:
         size = max(self._filler.batch_bytes, 1)
         if self._plan.shuffled:
-            size = max(size, self._share.batch_size * _PAGE)  # what a row costs a disk at least
+            size = max(size, self._share.size * _PAGE)  # what a row costs a disk at least
         far = max(_FAR_AHEAD // size, _BATCHES_AHEAD, self.together)
         end = min(number + far, self.count)
         first = max(self._asked, number - self.together)

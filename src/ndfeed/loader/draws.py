@@ -16,17 +16,18 @@ Key = NDArray[np.uint64]
 
 
 class Seeded:
-    """The generators of one batch, whose samples stand at positions from ``first`` on.
+    """The generators of one batch: where it begins, and where each of its samples stands."""
 
-    Where some samples were left out, ``kept`` has the places of the others.
-    """
+    __slots__ = ("_key", "_positions", "first")
 
-    __slots__ = ("_kept", "_key", "first")
-
-    def __init__(self, key: Key, first: int, kept: Ints | None) -> None:
+    def __init__(self, key: Key, first: int, positions: Ints) -> None:
         self._key = key
         self.first = first
-        self._kept = kept
+        self._positions = positions
+
+    def only(self, kept: Ints) -> "Seeded":
+        """Those of the samples ``kept``, where others were left out."""
+        return Seeded(self._key, self.first, self._positions[kept])
 
     def batch(self, step: int) -> np.random.Generator:
         """For a step that takes the whole batch."""
@@ -34,7 +35,7 @@ class Seeded:
 
     def sample(self, step: int, at: int) -> np.random.Generator:
         """For a step that takes sample ``at`` of it alone."""
-        return self._at(self.first + (at if self._kept is None else int(self._kept[at])), step, 0)
+        return self._at(int(self._positions[at]), step, 0)
 
     def _at(self, position: int, step: int, kind: int) -> np.random.Generator:
         # Philox counts in the first word: streams of different positions never meet.

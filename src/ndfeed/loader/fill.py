@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
 from ndfeed.dataset.step import Batch, Step, field_of, stepped
-from ndfeed.errors import Error, WorkerError
+from ndfeed.errors import CastError, Error, WorkerError
 from ndfeed.loader.child import Died
 from ndfeed.loader.clock import Clock
-from ndfeed.loader.draws import Key, Seeded
+from ndfeed.loader.draws import Seeded
 from ndfeed.loader.pool import Pool
 from ndfeed.loader.ragged import Ragged, Room, formed, owner
 from ndfeed.order.permutation import Ints
@@ -92,24 +92,18 @@ class Filler:
             return None
 
     def make(
-        self, rows: Ints, first: int, key: Key, clock: Clock, batch: Batch | None = None
+        self, rows: Ints, draws: Seeded | None, clock: Clock, batch: Batch | None = None
     ) -> Any:  # noqa: ANN401
-        """The batch of ``rows``, which stand at positions from ``first`` on.
+        """The batch of ``rows``; ``draws`` are for the maps, if there are any.
 
         ``batch`` has their stored fields where they were read already.
         """
         if self.skipped is not None and (batch is None or self.ds.steps):
-            return self._skipping(rows, first, key, clock, self.skipped)
-        return self._counted(self._made(rows, first, key, None, clock, batch), len(rows), clock)
+            return self._skipping(rows, draws, clock, self.skipped)
+        return self._counted(self._made(rows, draws, clock, batch), rows, clock)
 
     def _made(
-        self,
-        rows: Ints,
-        first: int,
-        key: Key,
-        kept: Ints | None,
-        clock: Clock,
-        batch: Batch | None = None,
+        self, rows: Ints, draws: Seeded | None, clock: Clock, batch: Batch | None = None
     ) -> Batch:
         """A batch read, with the maps run and ragged fields in form."""
         if not len(rows):
@@ -119,7 +113,6 @@ class Filler:
                 batch = self.source.read(rows)
         if not self.ds.steps and self._ragged == "list":
             return batch
-        draws = Seeded(key, first, kept)
         try:
             return self._worked(batch, rows, draws, clock)
         except Died:
@@ -154,10 +147,10 @@ class Filler:
         except Exception:  # noqa: BLE001 - a map may raise anything
             return self._stored
 
-    def _worked(self, batch: Batch, rows: Ints, draws: Seeded, clock: Clock) -> Batch:
+    def _worked(self, batch: Batch, rows: Ints, draws: Seeded | None, clock: Clock) -> Batch:
         began = time.perf_counter()
         try:
-            if self.ds.steps:
+            if draws is not None:
                 batch = self.transform(batch, self.ds.steps, draws)
         except Died:
             raise
@@ -169,15 +162,18 @@ class Filler:
         clock.transform += time.perf_counter() - began
         return batch
 
-    def _counted(self, batch: Batch, count: int, clock: Clock) -> Any:  # noqa: ANN401
+    def _counted(self, batch: Batch, rows: Ints, clock: Clock) -> Any:  # noqa: ANN401
         size = nbytes(batch)
         clock.batches += 1
-        clock.rows += count
+        clock.rows += len(rows)
         clock.nbytes += size
         if size > self.batch_bytes:
             self.batch_bytes = size
         made = batch if self._names is None else tuple([batch[name] for name in self._names])
-        return made if self.finish is None else self.finish(made)
+        try:
+            return made if self.finish is None else self.finish(made)
+        except CastError as error:
+            raise error.in_row(int(rows[error.row])) from None
 
     def _formed(self, batch: Batch) -> Batch:
         """The batch with ragged fields brought into the form that was asked for."""
@@ -195,12 +191,13 @@ class Filler:
                 made[name] = values
         return made
 
-    def _skipping(self, rows: Ints, first: int, key: Key, clock: Clock, skipped: Skipped) -> Any:  # noqa: ANN401
+    def _skipping(self, rows: Ints, draws: Seeded | None, clock: Clock, skipped: Skipped) -> Any:  # noqa: ANN401
         """The batch without the samples that cannot be read, or that a map refuses."""
         kept = np.arange(len(rows))
         while len(kept):
             try:
-                batch = self._made(rows[kept], first, key, kept, clock)
+                left = None if draws is None else draws.only(kept)
+                batch = self._made(rows[kept], left, clock)
             except Exception as error:
                 at = error.__dict__.pop("ndfeed_sample", None)
                 if at is not None:
@@ -214,8 +211,8 @@ class Filler:
                     raise  # they can be read now, or it was no sample's fault
                 kept = kept[good]
             else:
-                return self._counted(batch, len(kept), clock)
-        return self._counted(self._nothing(), 0, clock)
+                return self._counted(batch, rows[kept], clock)
+        return self._counted(self._nothing(), rows[:0], clock)
 
     def _readable(self, rows: Ints, skipped: Skipped) -> NDArray[np.bool_]:
         """Which of ``rows`` can be read; the others are found by halving."""

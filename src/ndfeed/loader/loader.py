@@ -113,14 +113,16 @@ class Loader:
         shuffle: Shuffle,
         options: Options,
         adapt: Callable[[], Adapter] | None = None,
+        check: "Callable[[Loader], None] | None" = None,
     ) -> None:
         self.dataset = ds
         self.share = share
         self._options = options
         self._seed = options.seed
         self._plan = planned(ds, shuffle)
-        self._batch_bytes = batch_bytes(ds, share.batch_size, options.memory)
+        self._batch_bytes = batch_bytes(ds, share.size, options.memory)
         self._adapt = adapt
+        self._check = check  # called before every pass, which it may refuse
         self._epoch = 0
         self._position = 0  # samples of the epoch delivered, to all ranks together
         self._begun = False
@@ -161,6 +163,9 @@ class Loader:
         self._left()
         if self._begun:
             self._advance()
+            self._begun = False
+        if self._check is not None:
+            self._check(self)
         self._begun = True
         self._passes += 1
         self._pass = self._passes

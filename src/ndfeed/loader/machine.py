@@ -151,8 +151,8 @@ class Machine:
         if not batches or self._pass is None:
             return 0, 0
         share, start = self._pass
-        low, high = share.span(batches - 1, start)
-        return batches, (batches - 1) * share.batch_size + high - low
+        last = sum(high - low for low, high in share.spans(batches - 1, start))
+        return batches, (batches - 1) * share.size + last
 
     def end(self) -> None:
         """The pass is over; threads rest until the next."""

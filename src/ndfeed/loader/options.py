@@ -2,11 +2,12 @@
 
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.field import Field
 from ndfeed.errors import FieldError
 from ndfeed.files import system
 from ndfeed.loader.ragged import RAGGED, Ragged, added_names, check, owner
@@ -114,6 +115,16 @@ def only(ds: Dataset, fields: Sequence[str] | None, ragged: Ragged) -> Dataset:
         return ds
     needed = (name if name in ds.names else owner(name, ds.names, ragged) for name in fields)
     return ds.select(*dict.fromkeys(name for name in needed if name))
+
+
+def known_fields(ds: Dataset) -> Mapping[str, Field] | None:
+    """The fields of a batch; unknown where a map cannot be tried on the first sample."""
+    if ds.steps and not len(ds):
+        return None
+    try:
+        return ds.fields
+    except Exception:  # noqa: BLE001 - a map may raise anything; it is raised in its batch
+        return None
 
 
 def as_fields(ds: Dataset, fields: Sequence[str] | None, ragged: str) -> tuple[str, ...] | None:

@@ -29,6 +29,8 @@ Bytes = NDArray[np.uint8]
 SMALL = 64 << 10
 # From here on memory is the system's own, and goes back there: an allocator would keep it.
 LARGE = 1 << 20
+# Where memory begins: at a multiple of this other libraries use it as it is, or else copy it.
+ALIGNED = 64
 
 
 class _Loan:
@@ -58,7 +60,9 @@ def piece_of(array: NDArray[Any]) -> Bytes | None:
 
 def _fresh(size: int) -> Bytes:
     if size < LARGE:
-        return np.empty(size, np.uint8)
+        room = np.empty(size + ALIGNED, np.uint8)
+        start = -room.ctypes.data % ALIGNED
+        return room[start : start + size]
     return np.frombuffer(system.private_memory(size), np.uint8)
 
 

@@ -6,6 +6,9 @@ that was left after some global batches can be taken up at that position by anot
 ranks. All ranks get the same number of batches. A short last global batch is split evenly, the
 first ranks getting one sample more where it does not come out; where samples are fewer than
 ranks, the last ranks get an empty batch.
+
+A process that feeds several devices may be several ranks at once: it takes the slices of all of
+them, one behind the other.
 """
 
 from dataclasses import dataclass
@@ -15,13 +18,17 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One rank's part of ``n`` positions. ``batch_size`` is that of one rank."""
+    """One rank's part of ``n`` positions. ``batch_size`` is that of one rank.
+
+    ``others`` are ranks above ``rank``, in order, whose slices are taken as well.
+    """
 
     n: int
     batch_size: int
     rank: int = 0
     world: int = 1
     drop_last: bool = False
+    others: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("n", "batch_size", "rank", "world"):
@@ -31,6 +38,9 @@ class Share:
             object.__setattr__(self, name, int(value))  # NumPy's would wrap, and are not JSON
         if not isinstance(self.drop_last, bool):
             raise TypeError(f"drop_last must be True or False, got {self.drop_last!r}")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
         if self.n < 0:
             raise ValueError(f"n must be at least 0, got {self.n}")
         if self.batch_size < 1:
@@ -39,6 +49,18 @@ class Share:
             raise ValueError(f"world must be at least 1, got {self.world}")
         if not 0 <= self.rank < self.world:
             raise ValueError(f"rank must be in [0, {self.world}), got {self.rank}")
+        if list(self.ranks) != sorted({*self.ranks}) or self.ranks[-1] >= self.world:
+            raise ValueError(f"ranks must rise within [0, {self.world}), got {self.ranks}")
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Whose slices are taken."""
+        return self.rank, *self.others
+
+    @property
+    def size(self) -> int:
+        """Samples of a full batch here."""
+        return self.batch_size * len(self.ranks)
 
     @property
     def together(self) -> int:
@@ -51,15 +73,15 @@ class Share:
         whole, rest = divmod(self.n - start, self.together)
         return whole + (rest > 0 and not self.drop_last)
 
-    def span(self, k: int, start: int = 0) -> tuple[int, int]:
-        """This rank's positions of global batch ``k``, half open."""
+    def spans(self, k: int, start: int = 0) -> list[tuple[int, int]]:
+        """The positions of global batch ``k`` that are taken: half open, one for each rank."""
         count = self.batches(start)
         if not 0 <= k < count:
             raise IndexError(f"batches must be in [0, {count}), got {k}")
         first = start + k * self.together
         each, more = divmod(min(self.together, self.n - first), self.world)
-        begin = first + self.rank * each + min(self.rank, more)
-        return begin, begin + each + (self.rank < more)
+        begins = [(rank, first + rank * each + min(rank, more)) for rank in self.ranks]
+        return [(begin, begin + each + (rank < more)) for rank, begin in begins]
 
     def consumed(self, k: int, start: int = 0) -> int:
         """Samples of the epoch that all ranks have had after ``k`` batches."""

@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.errors import FieldError
-from ndfeed.torch.form import Batch, Form, fields_of
+from ndfeed.loader.options import known_fields
+from ndfeed.torch.form import Batch, Form
 
 
 class Samples(Sequence[Batch]):
@@ -108,7 +109,7 @@ def dataset(ds: Dataset, fields: Sequence[str] | None = None) -> TensorDataset:
     names = () if isinstance(fields, str) else tuple(fields)
     if not names:
         raise TypeError(f'fields must be a tuple of names such as ("image",), got {fields!r}')
-    known = fields_of(ds)
+    known = known_fields(ds)
     for name in names:
         if known is not None and name not in known:
             raise FieldError(name, list(known), ds.files[0])

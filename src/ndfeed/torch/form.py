@@ -13,6 +13,7 @@ from torch import Tensor
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
 from ndfeed.errors import FieldError, SchemaError
+from ndfeed.loader.options import known_fields
 from ndfeed.torch.convert import Convert
 from ndfeed.torch.ragged import nested
 from ndfeed.torch.tensors import dtype_of, is_small, tensor_of
@@ -37,7 +38,7 @@ class Form:
         convert: Mapping[str, Convert] | None = None,
         ragged: Ragged = "list",
     ) -> None:
-        fields = fields_of(ds)
+        fields = known_fields(ds)
         known = fields or {}
         self.names = names
         self.convert = dict(convert or {})
@@ -83,16 +84,6 @@ class Form:
         if self._nested:
             tensors = nested(tensors, self._own)
         return tensors if self.names is None else tuple([tensors[name] for name in self.names])
-
-
-def fields_of(ds: Dataset) -> Mapping[str, Field] | None:
-    """The fields of a batch; unknown where a map cannot be tried on the first sample."""
-    if ds.steps and not len(ds):
-        return None
-    try:
-        return ds.fields
-    except Exception:  # noqa: BLE001 - a map may raise anything; it is raised in its batch
-        return None
 
 
 def _check_converts(

@@ -1,0 +1,16 @@
+"""ndfeed for JAX: batches as arrays on devices and meshes, and samples for Grain.
+
+    import ndfeed.jax
+
+    for batch in ndfeed.jax.loader(ds, 256, shuffle=True): ...
+    for batch in ndfeed.jax.loader(ds, 256, sharding=NamedSharding(mesh, P("data"))): ...
+    grain.MapDataset.source(ndfeed.jax.source(ds)).shuffle(0).batch(256)
+
+Process and their number come from JAX. No value is changed in silence: 64-bit integers become
+32-bit ones only if they fit, and fractions lose precision only where that was said.
+"""
+
+from ndfeed.jax.loader import loader
+from ndfeed.jax.source import Source, source
+
+__all__ = ["Source", "loader", "source"]

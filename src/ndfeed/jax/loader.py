@@ -1,0 +1,123 @@
+"""``ndfeed.jax.loader``: epochs of batches as arrays of JAX.
+
+The batches, their order and their states are those of ``ndfeed.loader``, and so is the loader
+itself. What is added: arrays on devices and meshes, casts that lose nothing in silence, and the
+processes of ``jax.distributed``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.jax.adapt import Feed
+from ndfeed.jax.form import Form, PadTo
+from ndfeed.jax.layout import Layout, Shardings
+from ndfeed.jax.processes import agree, ranks
+from ndfeed.loader.loader import Loader
+from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only
+from ndfeed.loader.ragged import Ragged
+from ndfeed.order.share import Share
+
+
+def loader(  # noqa: PLR0913 - the words that every loader shares, and a mesh's
+    ds: Dataset,
+    batch_size: int,
+    *,
+    shuffle: Shuffle = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    fields: Sequence[str] | None = None,
+    shard: Sequence[int] | None = None,
+    memory: int | str | None = None,
+    threads: int | None = None,
+    processes: int = 0,
+    ragged: Ragged = "pad",
+    on_error: OnError = "raise",
+    sharding: Shardings | None = None,
+    cast: Mapping[str, Any] | None = None,
+    pad_to: PadTo | None = None,
+) -> Loader:
+    """Batches of a dataset as arrays of JAX, put where they are used ahead of use.
+
+    The words of ``ndfeed.loader`` mean the same here, and the same seed gives the same batches.
+    ``batch_size`` is the length of the arrays that come out.
+
+    - ``shard=(rank, world)``: by default process and number of processes of JAX; then all
+      processes begin a pass together, and it is an error if they would read other orders.
+    - ``ragged``: samples of different shapes are ``"pad"``-ded by default.
+    - ``sharding``: where arrays lie, or a dict of field name to that. With devices of several
+      processes batches are global arrays, and each process reads the rows of its own devices.
+      Axes that an array does not have are left out of a ``NamedSharding``.
+    - ``cast``: a dict of field name to type. 64-bit integers become 32-bit ones without being
+      asked, unless ``jax_enable_x64`` is on; float64 needs ``{"x": "float32"}``. Every value is
+      looked at: ``CastError`` for one that does not fit.
+    - ``pad_to``: a dict of ragged field to the length that it is padded to in every batch.
+    """
+    options = Options.of(
+        ds,
+        seed=seed,
+        fields=fields,
+        memory=memory,
+        threads=threads,
+        processes=processes,
+        ragged=ragged,
+        on_error=on_error,
+    )
+    if pad_to and ragged != "pad":
+        raise ValueError(
+            f'pad_to is for ragged="pad", got ragged={ragged!r}; leave one of them out'
+        )
+    ds = only(ds, options.fields, ragged)
+    whole = Share(len(ds), batch_size, drop_last=bool(drop_last))
+    form = Form(ds, options.fields, cast, pad_to)
+    layout = None
+    if sharding is not None:
+        if on_error == "skip":
+            raise ValueError(
+                'on_error="skip" makes batches shorter, which a sharding cannot divide; leave out '
+                "one of them"
+            )
+        if ds.steps and len(ds):
+            _ = ds.fields  # what a map makes has to be known: raises what it raises
+        layout = Layout(sharding, form.fields, options.fields, whole.batch_size)
+    share = _share(whole, layout, shard)
+    _check_last(layout, share, 0)
+    asks = shard is None and (layout is None or layout.is_everybody_s)
+    check = partial(_before, layout, asks)
+    return Loader(ds, share, shuffle, options, partial(Feed, form, layout), check)
+
+
+def _share(whole: Share, layout: Layout | None, shard: Sequence[int] | None) -> Share:
+    """The samples that this process reads."""
+    if layout is None or not layout.spans_processes:
+        rank, world = ranks() if shard is None else as_shard(shard)
+        return replace(whole, rank=rank, world=world)
+    if shard is not None:
+        raise ValueError(
+            "shard is said by a sharding with devices of several processes; leave out one of them"
+        )
+    (rank, *others), world = layout.ranks, layout.world
+    size = whole.batch_size // world
+    return replace(whole, batch_size=size, rank=rank, world=world, others=tuple(others))
+
+
+def _check_last(layout: Layout | None, share: Share, start: int) -> None:
+    """Refuse a short last batch that a sharding does not divide."""
+    left = (share.n - start) % share.together
+    if layout is None or share.drop_last or not left:
+        return
+    lengths = {left}
+    if not layout.spans_processes:  # each process has an array of its own
+        lengths = {left // share.world, -(-left // share.world)}
+    for length in lengths:
+        layout.check(length, "the last batch", "drop_last=True leaves it out")
+
+
+def _before(layout: Layout | None, asks: bool, loader: Loader) -> None:
+    """Before a pass: would all processes read the same, and can all of it be laid out?"""
+    state, share = loader.state_dict(), loader.share
+    if asks:
+        agree({"batch_size": share.together, "drop_last": share.drop_last} | state)
+    _check_last(layout, share, state["samples"])

@@ -1,0 +1,486 @@
+"""Batches as arrays of JAX: the same as NumPy's, in the same order, and never changed."""
+
+import gc
+import inspect
+import json
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+import jax_making  # noqa: E402
+from jax_making import labels, table  # noqa: E402
+from loader.making import MADE, large_rows, made, numbers, ragged  # noqa: E402
+
+import ndfeed  # noqa: E402
+import ndfeed.jax  # noqa: E402
+from ndfeed.loader.pool import ALIGNED  # noqa: E402
+
+NARROW = {"int64": "int32", "uint64": "uint32"}
+
+
+@pytest.fixture
+def wide():
+    """64 bits are kept."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+def assert_same(found, expected):
+    """An array for every one of NumPy's, with its values."""
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        found, expected = list(found.values()), list(expected.values())
+    if isinstance(expected, list | tuple):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+        return
+    assert isinstance(found, jax.Array)
+    assert found.dtype.name == NARROW.get(expected.dtype.name, expected.dtype.name)
+    np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*Fortran order")
+@pytest.mark.parametrize("name", MADE)
+def test_batches_are_those_of_arrays(tmp_path, name):
+    """Whatever the files, the order and the values are those of ndfeed.loader."""
+    ds = made(tmp_path / "files", name)
+    with ndfeed.loader(ds, 5, shuffle=True, seed=7) as arrays:
+        expected = [list(arrays), list(arrays)]
+    with ndfeed.jax.loader(ds, 5, shuffle=True, seed=7, ragged="list") as loader:
+        assert len(loader) == len(expected[0])
+        assert_same([list(loader), list(loader)], expected)
+        assert loader.epoch == 2
+
+
+@pytest.mark.parametrize("shuffle", [False, ndfeed.Blocks(rows=4, window=2)])
+@pytest.mark.parametrize("shard", [(0, 1), (1, 3)])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_words_mean_the_same(tmp_path, shuffle, shard, drop_last):
+    """Every word is passed on."""
+    words = {"shuffle": shuffle, "shard": shard, "drop_last": drop_last, "seed": 3}
+    ds = table(tmp_path)
+
+    assert labels(ndfeed.jax.loader(ds, 7, **words)) == labels(ndfeed.loader(ds, 7, **words))
+
+
+def test_words_are_the_same():
+    """The copy of the signature must not drift. Only the ragged form is another."""
+    ours = inspect.signature(ndfeed.jax.loader).parameters
+    theirs = inspect.signature(ndfeed.loader).parameters
+    same = [name for name in theirs if name != "ragged"]
+
+    assert list(ours)[: len(theirs)] == list(theirs)
+    assert [ours[n].default for n in same] == [theirs[n].default for n in same]
+    assert list(ours)[len(theirs) :] == ["sharding", "cast", "pad_to"]
+
+
+def test_fields_make_tuples(tmp_path):
+    """In the order they are named in."""
+    label, x = next(iter(ndfeed.jax.loader(table(tmp_path), 3, fields=("label", "x"))))
+
+    assert label.tolist() == [0, 1, 2]
+    assert x.shape == (3, 8)
+
+
+def test_arrays_are_for_any_device(tmp_path):
+    """Without a sharding they are not tied to one: they go with what they are used with."""
+    batch = next(iter(ndfeed.jax.loader(table(tmp_path), 4)))
+    other = jax.device_put(np.ones(8, np.float32), jax.devices()[3])
+
+    assert (batch["x"] + other).devices() == {jax.devices()[3]}
+
+
+def test_the_consumer_s_default_device_counts(tmp_path):
+    """It is said for a thread, and batches are made in others."""
+    with jax.default_device(jax.devices()[2]):
+        batch = next(iter(ndfeed.jax.loader(table(tmp_path), 4)))
+
+    assert batch["x"].devices() == {jax.devices()[2]}
+
+
+def address(array):
+    return array.unsafe_buffer_pointer()
+
+
+def test_aligned_memory_is_used_as_it_is(tmp_path):
+    """One copy, from the file: what was read is what JAX has."""
+    ds = large_rows(tmp_path, 16)
+    with ndfeed.jax.loader(ds, 8) as loader:
+        batch = next(iter(loader))
+        seen = np.asarray(batch["image"])
+
+        assert address(batch["image"]) == seen.ctypes.data
+        assert address(batch["image"]) % ALIGNED == 0
+        assert loader.report().buffers >= 1
+
+
+# Bytes of a row and rows of a batch: large ones, whose memory begins at 64 bytes; small ones cut
+# out of 8 MB, where each begins at 64 bytes, or few do; and small ones that nothing is lent for.
+KEPT = [(64 << 10, 4), (1 << 20, 1), (128, 64), (100, 33), (20, 3)]
+
+
+@pytest.mark.parametrize(("size", "batch_size"), KEPT)
+@pytest.mark.parametrize("cast", [False, True])
+def test_kept_batches_never_change(tmp_path, size, batch_size, cast):
+    """Memory is used again only when no array of JAX sees it any more, nor copies it."""
+    n = 64 if size > 10_000 else 5000
+    rows = np.repeat(np.arange(n, dtype="<i8" if cast else "<i4")[:, None], size // 4, axis=1)
+    np.save(tmp_path / "x.npy", rows)
+    kept, count = [], 0
+    with ndfeed.jax.loader(
+        ndfeed.open(tmp_path / "x.npy"), batch_size, shuffle=True, memory="24MB", threads=2
+    ) as loader:
+        while count < 600:
+            for batch in loader:
+                count += 1
+                x = batch["data"]
+                if count % 7 == 0:
+                    kept.append((x, np.array(x)))
+                if count == 600:
+                    break
+        made_of = loader.report().buffers
+    wrong = [at for at, (x, then) in enumerate(kept) if not np.array_equal(np.asarray(x), then)]
+
+    assert not wrong
+    assert all((then == then[:, :1]).all() for _, then in kept)
+    assert len(kept) == 85
+    assert made_of < 300  # and memory is used again
+    del kept, x, batch
+    gc.collect()
+
+
+def test_a_batch_that_is_copied_behind_our_back(tmp_path):
+    """Large arrays that begin elsewhere are copied later: their memory must wait for that."""
+    rows = np.repeat(np.arange(40, dtype="u1")[:, None], 2_000_003, axis=1)
+    np.save(tmp_path / "x.npy", rows)
+    offset = ndfeed.open(tmp_path / "x.npy").map(lambda batch: {"x": batch["data"][:, 1:]})
+    found = []
+    with ndfeed.jax.loader(offset, 2, memory="32MB") as loader:
+        for batch in loader:
+            found += [(int(row[0]), bool((row == row[0]).all())) for row in batch["x"]]
+
+    assert found == [(row, True) for row in range(40)]
+
+
+def test_donated_batches(tmp_path):
+    """A step that is given a batch to use up takes nothing that others see."""
+    ds = large_rows(tmp_path, 64)
+    step = jax.jit(lambda image: (image + 1, image.sum()), donate_argnums=0)
+    with ndfeed.jax.loader(ds, 4, shuffle=True, memory="4MB") as loader:
+        for _ in range(5):
+            for batch in loader:
+                rows = batch["label"].tolist()
+                image, _ = step(batch["image"])
+                assert image[:, 0].tolist() == [row + 1 for row in rows]
+
+
+def test_a_training_step_is_compiled_once(tmp_path):
+    """All batches but a short last one have one shape and one type."""
+    step = jax.jit(lambda batch: batch["x"].sum() + batch["label"].sum())
+    with ndfeed.jax.loader(table(tmp_path), 16, shuffle=True) as loader:
+        for batch in loader:
+            step(batch)
+
+    assert step._cache_size() == 1
+
+
+# Types.
+
+
+@pytest.mark.parametrize(
+    ("dtype", "becomes"),
+    [
+        ("int64", "int32"),
+        ("uint64", "uint32"),
+        ("int32", "int32"),
+        (">i8", "int32"),
+        (">f4", "float32"),
+        ("bool", "bool"),
+        ("uint8", "uint8"),
+        ("float16", "float16"),
+        ("complex64", "complex64"),
+    ],
+)
+def test_types(tmp_path, dtype, becomes):
+    """64-bit integers lose nothing but zeros; all else stays what it is."""
+    values = np.array([[0, 1], [1, 0], [1, 1]]).astype(dtype)
+    np.save(tmp_path / "x.npy", values)
+    (batch,) = ndfeed.jax.loader(ndfeed.open(tmp_path / "x.npy"), 3)
+
+    assert batch["data"].dtype == becomes
+    np.testing.assert_array_equal(np.asarray(batch["data"]), values)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_small_types(tmp_path, name):
+    """What NumPy lacks and ml_dtypes has, as tensors files hold it."""
+    save_file = pytest.importorskip("safetensors.numpy").save_file
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    values = np.arange(6).reshape(3, 2).astype(getattr(ml_dtypes, name))
+    save_file({"x": values}, tmp_path / "x.safetensors")
+    (batch,) = ndfeed.jax.loader(ndfeed.open(tmp_path / "x.safetensors"), 3)
+
+    assert batch["x"].dtype == name
+    assert batch["x"].astype(jnp.float32).tolist() == values.astype("f4").tolist()
+
+
+@pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 2**32 + 1])
+@pytest.mark.parametrize("batch_size", [5, 64])
+def test_a_label_that_does_not_fit(tmp_path, value, batch_size):
+    """JAX would make another label of it. The error says where it is, as ds[row] has it."""
+    values = np.arange(100)
+    values[77] = value
+    np.save(tmp_path / "label.npy", values)
+    ds = ndfeed.open(tmp_path / "label.npy")
+    loader = ndfeed.jax.loader(ds, batch_size, shuffle=True)
+    with pytest.raises(
+        ndfeed.CastError, match=f"field 'data' has {value} in row 77, which int32 cannot hold"
+    ) as caught:
+        list(loader)
+
+    assert int(ds[caught.value.row]["data"]) == value == caught.value.value
+    assert isinstance(caught.value, ValueError)
+    (batch,) = ndfeed.jax.loader(ds.take(range(70)), 70)
+    assert batch["data"].tolist() == list(range(70))
+
+
+def test_the_largest_that_fit(tmp_path):
+    """The bounds themselves are kept."""
+    for dtype, bounds in {"i8": [-(2**31), 2**31 - 1], "u8": [0, 2**32 - 1]}.items():
+        np.save(tmp_path / f"{dtype}.npy", np.array(bounds, dtype))
+        (batch,) = ndfeed.jax.loader(ndfeed.open(tmp_path / f"{dtype}.npy"), 2)
+
+        assert batch["data"].tolist() == bounds
+
+
+def test_fractions_are_cast_where_it_is_said(tmp_path):
+    """float64 would lose digits: that takes a word."""
+    values = np.array([[0.1, 1e300], [np.inf, np.nan], [1.0, -2.0]])
+    np.save(tmp_path / "x.npy", values)
+    ds = ndfeed.open(tmp_path / "x.npy")
+    with pytest.raises(
+        ndfeed.SchemaError, match=r"x\.npy: field 'data' has dtype float64, of which JAX keeps "
+        r'float32 .* say cast=\{"data": "float32"\}',
+    ):  # fmt: skip
+        ndfeed.jax.loader(ds, 2)
+    with pytest.raises(ndfeed.CastError, match="'data' has 1e\\+300 in row 0, which float32"):
+        list(ndfeed.jax.loader(ds, 2, cast={"data": "float32"}))
+    (batch,) = ndfeed.jax.loader(ds.take([1, 2]), 2, cast={"data": np.float32})
+    np.testing.assert_array_equal(np.asarray(batch["data"]), values[1:].astype("f4"))
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked"),
+    [("u1", "float32"), ("u1", "bfloat16"), ("i8", "int8"), ("f4", "float16"), ("?", "float32")],
+)
+def test_other_casts(tmp_path, stored, asked):
+    """To whatever a model wants, as long as it fits."""
+    values = np.array([0, 1, 100, 127]).astype(stored)
+    np.save(tmp_path / "x.npy", values)
+    (batch,) = ndfeed.jax.loader(ndfeed.open(tmp_path / "x.npy"), 4, cast={"data": asked})
+
+    assert batch["data"].dtype == asked
+    assert batch["data"].astype("float32").tolist() == values.astype("f4").tolist()
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "error", "text"),
+    [
+        ("f4", "int32", ndfeed.SchemaError, "float32, which is not cast to int32; round in map"),
+        ("c8", "float32", ndfeed.SchemaError, "is not cast to float32"),
+        ("i8", "int64", ValueError, "JAX would make int32 of it while jax_enable_x64 is off"),
+        ("i8", "U3", TypeError, "JAX has no such type"),
+        ("i8", "nothing", TypeError, "cast takes types such as 'float32', got 'nothing'"),
+    ],
+)
+def test_wrong_casts(tmp_path, stored, asked, error, text):
+    """Refused before anything is read."""
+    np.save(tmp_path / "x.npy", np.zeros(3, stored))
+    with pytest.raises(error, match=text):
+        ndfeed.jax.loader(ndfeed.open(tmp_path / "x.npy"), 2, cast={"data": asked})
+
+
+def test_64_bits_where_jax_keeps_them(tmp_path, wide):
+    """With jax_enable_x64 on nothing is cast."""
+    np.savez(tmp_path / "x.npz", big=np.array([2**40, 1]), real=np.array([0.1, 1e300]))
+    (batch,) = ndfeed.jax.loader(ndfeed.open(tmp_path / "x.npz"), 2)
+
+    assert batch["big"].tolist() == [2**40, 1]
+    assert batch["real"].tolist() == [0.1, 1e300]
+    (batch,) = ndfeed.jax.loader(ndfeed.open(tmp_path / "x.npz"), 2, cast={"big": "float32"})
+    assert batch["big"].dtype == "float32"
+
+
+def test_64_bits_for_a_while(tmp_path):
+    """A context counts in one thread only; in the others JAX would narrow in silence."""
+    ds = numbers(tmp_path, 10)
+    jax.config.update("jax_enable_x64", True)
+    try:
+        loader = ndfeed.jax.loader(ds, 2)
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+    with pytest.raises(RuntimeError, match="jax_enable_x64 was True when the loader was made"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("dtype", ["U3", "S4", "M8[s]", "longdouble"])
+def test_types_that_jax_lacks(tmp_path, dtype):
+    """By the field's name, when the loader is made; other fields can be had."""
+    np.savez(tmp_path / "x.npz", bad=np.zeros(3, dtype), good=np.arange(3, dtype="i4"))
+    ds = ndfeed.open(tmp_path / "x.npz")
+    with pytest.raises(ndfeed.SchemaError, match=r"x\.npz: field 'bad' has dtype .*JAX cannot"):
+        ndfeed.jax.loader(ds, 2)
+    (good,) = next(iter(ndfeed.jax.loader(ds, 3, fields=("good",))))
+
+    assert good.tolist() == [0, 1, 2]
+
+
+def test_structured_types_are_fields(tmp_path):
+    """As everywhere in ndfeed."""
+    rows = np.array([(1, 0.5), (2, 1.5)], [("a", "<i4"), ("b", "<f4")])
+    np.save(tmp_path / "x.npy", rows)
+    ds = ndfeed.open(tmp_path / "x.npy")
+    (batch,) = ndfeed.jax.loader(ds, 2)
+
+    assert [array.tolist() for array in batch.values()] == [[1, 2], [0.5, 1.5]]
+
+
+# Maps.
+
+
+def test_what_a_map_makes_is_checked_before(tmp_path):
+    """It is tried on a sample when the loader is made."""
+    ds = table(tmp_path).map(jax_making.widened)
+    with pytest.raises(ndfeed.SchemaError, match="field 'wide' has dtype float64"):
+        ndfeed.jax.loader(ds, 4)
+    batch = next(iter(ndfeed.jax.loader(ds, 4, cast={"wide": "float32"})))
+
+    assert batch["wide"].dtype == "float32"
+
+
+@pytest.mark.parametrize("options", [{"threads": 3}, {"processes": 1}])
+def test_maps_run_in_threads_and_processes(tmp_path, options):
+    """Random ones draw the same wherever they run."""
+    ds = table(tmp_path).map(jax_making.noisy)
+    expected = [batch["noise"] for batch in ndfeed.loader(ds, 10, shuffle=True)]
+    with ndfeed.jax.loader(ds, 10, shuffle=True, **options) as loader:
+        assert_same([batch["noise"] for batch in loader], expected)
+
+
+# Samples of different lengths.
+
+
+def test_padded_by_default(tmp_path):
+    """To the longest of the batch, with lengths beside."""
+    ds = ragged(tmp_path / "r", [3, 1, 2, 5])
+    batches = list(ndfeed.jax.loader(ds, 2))
+
+    assert [batch["x"].shape for batch in batches] == [(2, 3), (2, 5)]
+    assert [batch["x_length"].tolist() for batch in batches] == [[3, 1], [2, 5]]
+    assert batches[0]["x"][1].tolist() == [100, 0, 0]
+    assert batches[0]["x_length"].dtype == "int32"
+
+
+@pytest.mark.parametrize("form", ["list", "packed"])
+def test_other_forms(tmp_path, form):
+    """Those of arrays, as arrays of JAX."""
+    ds = ragged(tmp_path / "r", [3, 1, 2, 5])
+
+    expected = list(ndfeed.loader(ds, 2, ragged=form))
+    assert_same(list(ndfeed.jax.loader(ds, 2, ragged=form)), expected)
+
+
+def test_pad_to_gives_one_shape(tmp_path):
+    """So a step is compiled once."""
+    ds = ragged(tmp_path / "r", [3, 1, 2, 5, 4, 4])
+    step = jax.jit(lambda x, length: (x * (jnp.arange(8) < length[:, None])).sum())
+    totals = []
+    for x, length in ndfeed.jax.loader(ds, 2, fields=("x", "x_length"), pad_to={"x": 8}):
+        assert x.shape == (2, 8)
+        totals.append(float(step(x, length)))
+
+    assert totals == [float(sum(x.sum() for x in b["x"])) for b in ndfeed.loader(ds, 2)]
+    assert step._cache_size() == 1
+
+
+def test_pad_to_of_several_axes(tmp_path):
+    """A length for each that differs."""
+    ds = ragged(tmp_path / "r", [3, 1, 2], shape=lambda n: (n, 7, n + 1))
+    (batch,) = ndfeed.jax.loader(ds, 3, pad_to={"x": (4, 6)})
+
+    assert batch["x"].shape == (3, 4, 7, 6)
+    assert float(batch["x"].sum()) == sum(float(ds[i]["x"].sum()) for i in range(3))
+    assert batch["x_length"].tolist() == [[3, 4], [1, 2], [2, 3]]
+
+
+def test_what_is_longer_than_pad_to_is_refused(tmp_path):
+    """Headers say how long samples are: before anything is read."""
+    ds = ragged(tmp_path / "r", [3, 1, 2, 5])
+    with pytest.raises(ndfeed.SchemaError, match=r"003\.npz: field 'x' has a sample of \(5,\)"):
+        ndfeed.jax.loader(ds, 2, pad_to={"x": 4})
+    assert len(list(ndfeed.jax.loader(ds.take([0, 1, 2]), 3, pad_to={"x": 4}))) == 1
+    longer = ds.map(lambda batch: {"x": [np.zeros(9) for _ in batch["x"]]})
+    loader = ndfeed.jax.loader(longer, 2, pad_to={"x": 4}, cast={"x": "float32"})
+    with pytest.raises(ValueError, match=r"samples of up to \(9,\), pad_to makes \(4,\)"):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"pad_to": {"y": 8}}, ndfeed.FieldError, "no field 'y'"),
+        ({"pad_to": {"n": 8}}, ValueError, "pad_to is for fields whose samples differ"),
+        ({"pad_to": {"x": (8, 8)}}, ValueError, "a length for each of 1 axes"),
+        ({"pad_to": {"x": -1}}, ValueError, "pad_to takes a length"),
+        ({"pad_to": {"x": 8}, "ragged": "list"}, ValueError, 'pad_to is for ragged="pad"'),
+        ({"cast": {"y": "int8"}}, ndfeed.FieldError, "no field 'y'"),
+        ({"fields": ("y",)}, ndfeed.FieldError, "no field 'y'"),
+        ({"fields": ("n",), "cast": {"x": "int8"}}, ndfeed.FieldError, "no field 'x'"),
+        ({"ragged": "nested"}, ValueError, "ragged must be one of"),
+        ({"shard": 3}, TypeError, "shard must be"),
+        ({"sharding": "cpu"}, TypeError, "sharding must be a jax.sharding.Sharding"),
+    ],
+)
+def test_wrong_words(tmp_path, options, error, text):
+    """Refused before anything is read."""
+    ds = ragged(tmp_path / "r", [3, 1])
+    with pytest.raises(error, match=text):
+        ndfeed.jax.loader(ds, 2, **options)
+
+
+# States.
+
+
+def test_resume_within_an_epoch(tmp_path):
+    """Through JSON, with another batch size."""
+    ds = table(tmp_path)
+    loader = ndfeed.jax.loader(ds, 12, shuffle=True, seed=4)
+    batches = iter(loader)
+    seen = labels([next(batches), next(batches)])
+    state = json.loads(json.dumps(loader.state_dict()))
+    later = ndfeed.jax.loader(ds, 9, shuffle=True)
+    later.load_state_dict(state)
+    rest = labels(later)
+
+    assert seen + rest == labels(ndfeed.loader(ds, 12, shuffle=True, seed=4))
+    assert (len(later), later.epoch) == (11, 1)
+    arrays = ndfeed.loader(ds, 12, shuffle=True)
+    arrays.load_state_dict(state)
+    assert labels(arrays) == rest  # one state for all frameworks
+
+
+def test_bad_samples_can_be_left_out(tmp_path):
+    """As with arrays."""
+    ds = ragged(tmp_path / "r", [4] * 6)
+    (tmp_path / "r" / "002.npz").write_bytes(b"no longer what it was")
+    loader = ndfeed.jax.loader(ds, 6, on_error="skip")
+    (batch,) = loader
+
+    assert batch["n"].tolist() == [0, 1, 3, 4, 5]
+    assert [row for row, _ in loader.skipped] == [2]

@@ -1,0 +1,161 @@
+"""What the tests of JAX share: data, and processes that meet through gloo.
+
+What runs in other processes lives here too: a child that is spawned imports this module and no
+test.
+"""
+
+import json
+import multiprocessing
+import os
+import socket
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import ndfeed
+import ndfeed.jax
+
+P = PartitionSpec
+ROWS = 96
+DEVICES = 4  # of a process
+
+
+def table(folder, n=ROWS):
+    """``n`` rows of eight numbers, and a label of 64 bits that says which row it is."""
+    x = np.arange(n * 8, dtype="<f4").reshape(n, 8)
+    np.savez(folder / "table.npz", x=x, label=np.arange(n))
+    return ndfeed.open(folder / "table.npz")
+
+
+def labels(batches):
+    """The rows that batches of ``table`` hold, one after the other."""
+    return [label for batch in batches for label in np.asarray(batch["label"]).tolist()]
+
+
+def refused(loader):
+    """What is raised when a pass begins."""
+    try:
+        next(iter(loader))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def meshes():
+    """Meshes over all devices: in their order, and so that no process has neighbours."""
+    devices = np.array(jax.devices())
+    mixed = devices.reshape(2, -1).T
+    return {
+        "data": (Mesh(devices, ("data",)), P("data")),
+        "mixed": (Mesh(mixed.reshape(-1), ("data",)), P("data")),
+        "both": (Mesh(devices.reshape(4, 2), ("data", "model")), P("data", "model")),
+        "columns over processes": (Mesh(mixed, ("data", "model")), P("data", "model")),
+        "columns alone": (Mesh(devices, ("model",)), P(None, "model")),
+        "copies": (Mesh(devices, ("data",)), P()),
+    }
+
+
+def laid_out(ds):
+    """A pass for every mesh: how many rows were read, and whether all is as NumPy has it."""
+    found = {}
+    expected = list(ndfeed.loader(ds, 16, shuffle=True, seed=5))
+    for name, (mesh, spec) in meshes().items():
+        loader = ndfeed.jax.loader(ds, 16, shuffle=True, seed=5, sharding=NamedSharding(mesh, spec))
+        right = []
+        for batch, other in zip(loader, expected, strict=True):
+            whole = multihost_utils.process_allgather(batch, tiled=True)
+            right += [np.array_equal(whole[key], other[key]) for key in ("x", "label")]
+            right += [
+                np.array_equal(shard.data, other["x"][shard.index])
+                for shard in batch["x"].addressable_shards
+            ]
+        report = loader.report()
+        found[name] = {"rows": report.rows, "right": all(right), "len": len(loader)}
+    return found
+
+
+def together(process, world, source):
+    """What processes read, what they must agree on, and a state of both."""
+    ds = ndfeed.open(source)
+    loader = ndfeed.jax.loader(ds, 8, shuffle=True, seed=5)
+    found = {"len": len(loader), "first": labels(loader), "second": labels(loader)}
+    found["laid out"] = laid_out(ds)
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    sharding = NamedSharding(mesh, P("data"))
+    wrong = {
+        "seed": ndfeed.jax.loader(ds, 8, shuffle=True, seed=process, sharding=sharding),
+        "batch_size": ndfeed.jax.loader(ds, 8 + 8 * process, sharding=sharding),
+        "order": ndfeed.jax.loader(ds, 8, shuffle=bool(process)),
+        "drop_last": ndfeed.jax.loader(ds, 8, drop_last=bool(process)),
+        "rows": ndfeed.jax.loader(ds.take(range(80 + process)), 8),
+    }
+    late = ndfeed.jax.loader(ds, 8)
+    late.epoch = process
+    found["refused"] = {name: refused(one) for name, one in (wrong | {"epoch": late}).items()}
+    found["own"] = labels(ndfeed.jax.loader(ds, 8, shard=(0, 1))) if process else None
+    try:
+        ndfeed.jax.loader(ds, 8, sharding=sharding, shard=(process, world))
+    except ValueError as error:
+        found["two words"] = str(error)
+    small = NamedSharding(Mesh(np.array(jax.local_devices()), ("data",)), P("data"))
+    found["local mesh"] = labels(ndfeed.jax.loader(ds, 8, sharding=small))
+
+    loader = ndfeed.jax.loader(ds, 16, shuffle=True, seed=7, sharding=sharding)
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    found["state"] = loader.state_dict()
+    loader.close()
+    loader.load_state_dict(found["state"])
+    rest = [multihost_utils.process_allgather(batch, tiled=True) for batch in loader]
+    found["rest"] = labels(rest)
+    return found
+
+
+def run_processes(function, world, folder, *args, timeout=100):
+    """``function(process, world, *args)`` in as many processes of one JAX; what each returned."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    children = [
+        context.Process(target=_process, args=(function, at, world, port, folder, args))
+        for at in range(world)
+    ]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(timeout)
+        if child.is_alive():
+            child.kill()
+            child.join()
+            raise TimeoutError("a process did not end")
+    assert [child.exitcode for child in children] == [0] * world
+    return [json.loads((folder / f"{at}.json").read_text()) for at in range(world)]
+
+
+def _process(function, process, world, port, folder, args):
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"localhost:{port}", world, process)
+    made = function(process, world, *args)
+    (folder / f"{process}.json").write_text(json.dumps(made))
+    multihost_utils.sync_global_devices("the end")
+    jax.distributed.shutdown()
+    os._exit(0)
+
+
+# Maps.
+
+
+def noisy(batch, rng):
+    """Of a whole batch."""
+    return {**batch, "noise": rng.random(len(batch["label"]), np.float32)}
+
+
+def widened(batch):
+    """A fraction of 64 bits."""
+    return {**batch, "wide": batch["x"].astype(np.float64)}
