@@ -128,6 +128,11 @@ class Pass:
         size = self._share.batch_size
         cuts = range(0, (stop - first) * size, size)
         joint = self._filler.read_together(rows, clock) if stop - first > 1 else None
+        if joint is not None and self._filler.joint:
+            for number in range(first, stop) if self._schedule is not None else ():
+                self._schedule.made(number)
+            yield self._filler.several(joint, stop - first, len(rows), clock)
+            return
         for number, at in enumerate(cuts, first):
             batch = None if joint is None else _cut(joint, at, at + size)
             # Where it stands decides what maps draw, and nothing else.
