@@ -129,8 +129,9 @@ class Pass:
         cuts = range(0, (stop - first) * size, size)
         joint = self._filler.read_together(rows, clock) if stop - first > 1 else None
         if joint is not None and self._filler.joint:
-            for number in range(first, stop) if self._schedule is not None else ():
-                self._schedule.made(number)
+            if self._schedule is not None:
+                for number in range(first, stop):
+                    self._schedule.made(number)
             yield self._filler.several(joint, stop - first, len(rows), clock)
             return
         for number, at in enumerate(cuts, first):

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from ndfeed.dataset.dataset import Dataset
+from ndfeed.loader import ragged as arrays
 from ndfeed.loader.loader import Loader
 from ndfeed.loader.options import OnError, Options, Shuffle, as_count, as_shard, only
 from ndfeed.loader.plan import batch_bytes
@@ -20,7 +21,7 @@ from ndfeed.order.share import Share
 from ndfeed.tf.adapt import Pieces
 from ndfeed.tf.distribute import batch_and_shard
 from ndfeed.tf.form import RAGGED, Form, Ragged
-from ndfeed.tf.passes import Passes
+from ndfeed.tf.passes import Passes, Source
 from ndfeed.tf.state import State
 
 _HELD = 2  # batches that TensorFlow holds besides the one in use: handed over, and waiting
@@ -60,7 +61,7 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and TensorFl
         raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
     if epochs is not None:
         as_count("epochs", epochs, 1, 1 << 40)
-    form = "pad" if ragged == "pad" else "packed"
+    form: arrays.Ragged = "pad" if ragged == "pad" else "packed"
     options = Options.of(
         ds,
         seed=seed,
@@ -76,9 +77,7 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and TensorFl
     share = Share(len(ds), size, rank, world, bool(drop_last))
     ds = only(ds, options.fields, form)
     bytes_each = batch_bytes(ds, size, options.memory)
-    own = replace(
-        options, fields=None, memory=max(options.memory - _HELD * bytes_each, bytes_each)
-    )
+    own = replace(options, fields=None, memory=max(options.memory - _HELD * bytes_each, bytes_each))
     joint = _joint(ds, bytes_each, own.memory)
     loader = Loader(ds, share, shuffle, own, partial(Pieces, joint))
     if state is not None:
@@ -97,7 +96,7 @@ def _joint(ds: Dataset, bytes_each: int, memory: int) -> bool:
 
 
 def _built(passes: Passes, form: Form, count: int, epochs: int | None) -> tf.data.Dataset:
-    made = tf.data.Dataset.from_generator(passes, output_signature=form.given)
+    made = tf.data.Dataset.from_generator(Source(passes), output_signature=form.given)
     if form.joint:
         made = made.flat_map(_cut)
     # A pass is exactly so many batches by construction: TensorFlow can tell without reading.
@@ -108,7 +107,9 @@ def _built(passes: Passes, form: Form, count: int, epochs: int | None) -> tf.dat
         made = made.map(form.element)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return made.prefetch(1).with_options(options)
+    made = made.prefetch(1).with_options(options)
+    made._ndfeed = passes  # whatever is made of the dataset, and its iterators, refer to it
+    return made
 
 
 def _cut(*parts: Any) -> tf.data.Dataset:  # noqa: ANN401

@@ -30,7 +30,7 @@ _TYPES = {
 # Types that NumPy lacks and TensorFlow has, as those of ml_dtypes, which comes with it.
 _SMALL = {
     name: getattr(tf, name, None) or getattr(tf.dtypes.experimental, name)
-    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+    for name in ("bfloat16", "float8_e4m3fn")
 }
 
 

@@ -1,5 +1,6 @@
 """Passes over a dataset, as TensorFlow asks for them."""
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,26 @@ from ndfeed.tf.form import Form
 from ndfeed.tf.state import State
 
 
+class Source:
+    """What TensorFlow calls for a pass.
+
+    It keeps every function that it was ever given. So this one holds no loader: the dataset
+    does, and the loader's threads and memory end with it.
+    """
+
+    def __init__(self, passes: "Passes") -> None:
+        self._passes = weakref.ref(passes)
+
+    def __call__(self) -> Iterator[Any]:
+        """What the batches of a pass are made of."""
+        passes = self._passes()
+        if passes is None:
+            raise RuntimeError("the dataset is gone: keep what ndfeed.tf.dataset returned")
+        return passes.arrays()
+
+
 class Passes:
-    """Called for every pass; gives what its batches are made of. One pass at a time.
+    """The passes over a dataset, one at a time.
 
     A pass that goes on in the middle is shorter than others, and TensorFlow is told how many
     batches all have: it asks for one more pass, in the place of what is missing. That one is
@@ -26,8 +45,8 @@ class Passes:
         self._next = 0  # the epoch that the next pass begins with, where no state says it
         self._over = False
 
-    def __call__(self) -> Iterator[Any]:
-        """The arrays of a pass."""
+    def arrays(self) -> Iterator[Any]:
+        """What the batches of the next pass are made of."""
         if self._over:
             self._over = False
             return

@@ -99,9 +99,7 @@ class State(tf.train.experimental.PythonState):  # type: ignore[misc]
 
     def _place(self, loader: Loader) -> Place:
         known = Place.of(loader.state_dict())
-        return Place(
-            known.seed, self._epoch, self.samples, known.order, known.rows, known.data
-        )
+        return Place(known.seed, self._epoch, self.samples, known.order, known.rows, known.data)
 
     def _bound(self) -> Loader:
         if self._loader is None:
