@@ -41,6 +41,7 @@ ROWS = {
     "3KB": ((32, 32, 3), 256, 400_000),
     "128B": ((128,), 1024, 8_000_000),
 }
+IMAGE = (32, 32, 3)
 BARS = {"150KB": 4, "3KB": 2.5, "128B": 4}
 AT_A_TIME = 64  # index batches that the unguarded way is given at a time
 
@@ -83,49 +84,52 @@ def timed(batches: Iterator[tuple[tf.Tensor, ...]], seconds: float) -> float:
 def rows(folder: Path, quick: bool) -> None:
     """Raw rows of three sizes."""
     for name, (shape, size, count) in ROWS.items():
-        count = count // 20 if quick else count
+        some = count // 20 if quick else count
         path = folder / f"{name}.npy"
         if not path.exists():
-            made = np.lib.format.open_memmap(path, "w+", np.uint8, (count, *shape))
+            made = np.lib.format.open_memmap(path, "w+", np.uint8, (some, *shape))
             rng = np.random.default_rng(0)
-            for at in range(0, count, 1 << 14):
+            for at in range(0, some, 1 << 14):
                 made[at : at + (1 << 14)] = rng.integers(0, 256, made[at : at + (1 << 14)].shape)
             del made
-        mapped = np.load(path, mmap_mode="c")
-        mapped.reshape(-1)[::4096].sum()  # in the page cache
-        ds = ndfeed.open(path)
-        spec = tf.TensorSpec((size, *shape), tf.uint8)
-        expected = mapped[next(order_of(count, size))]
-        ways: dict[str, Way] = {
-            "from_generator": lambda: tf.data.Dataset.from_generator(
-                lambda: ((mapped[ix],) for ix in order_of(count, size)), output_signature=(spec,)
-            ).prefetch(2),
-            "numpy_function": lambda: (
-                indices(count, size)
-                .map(lambda ix: (looked_up(mapped, ix, spec),), num_parallel_calls=2)
-                .prefetch(2)
-            ),
-            "unguarded gather": lambda: unguarded(mapped, count, size),
-            "ours": lambda: ndfeed.tf.dataset(
-                ds, size, shuffle=True, drop_last=True, fields=("data",), epochs=None
-            ),
-        }
-        if mapped.nbytes < 1 << 31:
-            array = np.array(mapped)
-            ways["from_tensor_slices"] = lambda array=array: (
-                tf.data.Dataset.from_tensor_slices((array,))
-                .shuffle(10_000).repeat().batch(size, drop_remainder=True).prefetch(2)
-            )  # fmt: skip
-        found = compare(
-            f"rows {name}", ways, expected, size, 0.5 if quick else 2, 3 if quick else 5
+        row_size(f"rows {name}", path, size, BARS[name], quick)
+
+
+def row_size(question: str, path: Path, size: int, wanted: float, quick: bool) -> None:
+    """Rows of one size."""
+    mapped = np.load(path, mmap_mode="c")
+    mapped.reshape(-1)[::4096].sum()  # in the page cache
+    count = len(mapped)
+    ds = ndfeed.open(path)
+    spec = tf.TensorSpec((size, *mapped.shape[1:]), tf.uint8)
+    ways: dict[str, Way] = {
+        "from_generator": lambda: tf.data.Dataset.from_generator(
+            lambda: ((mapped[ix],) for ix in order_of(count, size)), output_signature=(spec,)
+        ).prefetch(2),
+        "numpy_function": lambda: (
+            indices(count, size)
+            .map(lambda ix: (looked_up(mapped, ix, spec),), num_parallel_calls=2)
+            .prefetch(2)
+        ),
+        "unguarded gather": lambda: unguarded(mapped, count, size),
+        "ours": lambda: ndfeed.tf.dataset(
+            ds, size, shuffle=True, drop_last=True, fields=("data",), epochs=None
+        ),
+    }
+    if mapped.nbytes < 1 << 31:
+        ways["from_tensor_slices"] = lambda: (
+            tf.data.Dataset.from_tensor_slices((np.asarray(mapped),))
+            .shuffle(10_000)
+            .repeat()
+            .batch(size, drop_remainder=True)
+            .prefetch(2)
         )
-        bar(f"rows {name}", "ours / from_generator", found["ours"] / found["from_generator"],
-            BARS[name])  # fmt: skip
-        today = max(v for k, v in found.items() if k not in ("ours", "unguarded gather"))
-        bar(f"rows {name}", "ours / best of today", found["ours"] / today, 1)
-        bar(f"rows {name}", "ours / unguarded gather", found["ours"] / found["unguarded gather"],
-            0.8)  # fmt: skip
-        ways.clear()
+    expected = mapped[next(order_of(count, size))]
+    found = compare(question, ways, expected, size, 0.5 if quick else 2, 3 if quick else 5)
+    bar(question, "ours / from_generator", found["ours"] / found["from_generator"], wanted)
+    today = max(v for k, v in found.items() if k not in ("ours", "unguarded gather"))
+    bar(question, "ours / best of today", found["ours"] / today, 1)
+    bar(question, "ours / unguarded gather", found["ours"] / found["unguarded gather"], 0.8)
 
 
 def indices(count: int, size: int) -> tf.data.Dataset:
@@ -155,57 +159,63 @@ def unguarded(mapped: np.ndarray, count: int, size: int) -> tf.data.Dataset:
     return gathered.prefetch(2)
 
 
+def load(path: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """A file, whole."""
+    with np.load(path.decode()) as file:
+        return file["x"], file["n"]
+
+
+def loaded(path: tf.Tensor) -> tf.data.Dataset:
+    """The rows of a file."""
+    x, n = tf.numpy_function(load, [path], (tf.uint8, tf.int64))
+    x, n = tf.ensure_shape(x, (None, *IMAGE)), tf.ensure_shape(n, (None,))
+    return tf.data.Dataset.from_tensor_slices((x, n))
+
+
+def windows(paths: list[str], size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Sixteen files at a time, their rows shuffled."""
+    rng = np.random.default_rng(0)
+    while True:
+        for some in np.array_split(rng.permutation(len(paths)), max(len(paths) // 16, 1)):
+            parts = [load(paths[i].encode()) for i in some]
+            x, n = (np.concatenate(one) for one in zip(*parts, strict=True))
+            order = rng.permutation(len(n))
+            for at in range(0, len(n) - size + 1, size):
+                yield x[order[at : at + size]], n[order[at : at + size]]
+
+
 def compressed(folder: Path, quick: bool) -> None:
     """Deflated files of many rows each."""
     files, each, size = (50 if quick else 500), 200, 256
     (folder / "npz").mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
-    for i in range(files):
-        path = folder / "npz" / f"{i:04}.npz"
-        if not path.exists():
-            x = rng.integers(0, 16, (each, 32, 32, 3)).astype(np.uint8)
+    paths = [str(folder / "npz" / f"{i:04}.npz") for i in range(files)]
+    for i, path in enumerate(paths):
+        if not os.path.exists(path):
+            x = rng.integers(0, 16, (each, *IMAGE)).astype(np.uint8)
             np.savez_compressed(path, x=x, n=np.arange(i * each, (i + 1) * each))
-    paths = sorted(map(str, (folder / "npz").glob("*.npz")))[:files]
     ds = ndfeed.open(paths, sample="row")
-    shape = (32, 32, 3)
-
-    def load(path: bytes) -> tuple[np.ndarray, np.ndarray]:
-        with np.load(path.decode()) as file:
-            return file["x"], file["n"]
-
-    def loaded(path: tf.Tensor) -> tf.data.Dataset:
-        x, n = tf.numpy_function(load, [path], (tf.uint8, tf.int64))
-        x, n = tf.ensure_shape(x, (None, *shape)), tf.ensure_shape(n, (None,))
-        return tf.data.Dataset.from_tensor_slices((x, n))
-
-    def interleave() -> tf.data.Dataset:
-        names = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths)).repeat()
-        rows = names.interleave(loaded, cycle_length=16, block_length=16, num_parallel_calls=2)
-        return rows.shuffle(4096).batch(size, drop_remainder=True).prefetch(2)
-
-    def generator() -> tf.data.Dataset:
-        def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-            rng = np.random.default_rng(0)
-            while True:
-                for some in np.array_split(rng.permutation(len(paths)), max(len(paths) // 16, 1)):
-                    parts = [load(paths[i].encode()) for i in some]
-                    x, n = (np.concatenate(one) for one in zip(*parts, strict=True))
-                    order = rng.permutation(len(n))
-                    for at in range(0, len(n) - size + 1, size):
-                        yield x[order[at : at + size]], n[order[at : at + size]]
-
-        spec = (tf.TensorSpec((size, *shape), tf.uint8), tf.TensorSpec((size,), tf.int64))
-        return tf.data.Dataset.from_generator(batches, output_signature=spec).prefetch(2)
-
-    def ours() -> tf.data.Dataset:
-        return ndfeed.tf.dataset(
+    spec = (tf.TensorSpec((size, *IMAGE), tf.uint8), tf.TensorSpec((size,), tf.int64))
+    ways: dict[str, Way] = {
+        "parallel interleave": lambda: (
+            tf.data.Dataset.from_tensor_slices(paths)
+            .shuffle(files)
+            .repeat()
+            .interleave(loaded, cycle_length=16, block_length=16, num_parallel_calls=2)
+            .shuffle(4096)
+            .batch(size, drop_remainder=True)
+            .prefetch(2)
+        ),
+        "from_generator": lambda: tf.data.Dataset.from_generator(
+            lambda: windows(paths, size), output_signature=spec
+        ).prefetch(2),
+        "ours": lambda: ndfeed.tf.dataset(
             ds, size, shuffle=True, drop_last=True, fields=("x", "n"), epochs=None
-        )
-
-    for way in (interleave, generator, ours):  # each has an order of its own
+        ),
+    }
+    for name, way in ways.items():  # each has an order of its own
         x, n = next(iter(way()))
-        np.testing.assert_array_equal(x.numpy(), ds.read(n.numpy())["x"], err_msg=way.__name__)
-    ways = {"parallel interleave": interleave, "from_generator": generator, "ours": ours}
+        np.testing.assert_array_equal(x.numpy(), ds.read(n.numpy())["x"], err_msg=name)
     found = compare("compressed", ways, None, size, 1 if quick else 4, 3 if quick else 5)
     best = max(found["parallel interleave"], found["from_generator"])
     bar("compressed", "ours / best of today", found["ours"] / best, 3)

@@ -148,6 +148,8 @@ for workers, processes in ((0, False), (1, False), (3, False), (2, True)):
                                 workers=workers, use_multiprocessing=processes)
     steps = Steps()
     one = model()
+    if workers > 1:
+        one.test_on_batch(*data[0])  # or Keras would do so in fit, and use what it fetched twice
     one.fit(data, epochs=2, verbose=0, shuffle=False, callbacks=[steps])
     held = ndfeed.keras.dataset(pairs, 10, fields=("x", "y"), workers=workers)
     given = one.predict(ndfeed.keras.dataset(pairs, 10, fields=("x",), workers=workers), verbose=0)

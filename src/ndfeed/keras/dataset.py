@@ -108,7 +108,10 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and Keras's
     pass ``shuffle=False`` to ``fit``, or Keras shuffles the order of batches once more. Samples
     of different shapes are padded.
 
-    - ``workers``, ``use_multiprocessing``, ``max_queue_size``: those of ``PyDataset``.
+    - ``workers``, ``use_multiprocessing``, ``max_queue_size``: those of ``PyDataset``. With more
+      than one worker and PyTorch or JAX, have the model built before ``fit``, such as by
+      ``model.test_on_batch(*data[0])``: else Keras takes batches to build it with, and hands
+      those that it fetched meanwhile out once more.
     """
     options = Options.of(
         ds,

@@ -25,6 +25,7 @@ from ndfeed.tf.passes import Passes, Source
 from ndfeed.tf.state import State
 
 _HELD = 2  # batches that TensorFlow holds besides the one in use: handed over, and waiting
+_SMALL_AHEAD = 4
 _LEAST_TOGETHER = 4  # fewer batches in a piece are not worth the copy of cutting it
 
 
@@ -107,7 +108,7 @@ def _built(passes: Passes, form: Form, count: int, epochs: int | None) -> tf.dat
         made = made.map(form.element)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    made = made.prefetch(1).with_options(options)
+    made = made.prefetch(_SMALL_AHEAD if form.joint else 1).with_options(options)
     made._ndfeed = passes  # whatever is made of the dataset, and its iterators, refer to it
     return made
 
