@@ -166,6 +166,15 @@ def test_a_promise_of_full_batches_is_kept(ds):
         next(iter(data))
 
 
+def test_somebody_must_count(tmp_path):
+    """Else every pass would begin at the same place, and nobody would notice."""
+    data = ndfeed.tf.dataset(numbers(tmp_path, 600), 2, shuffle=True, state=ndfeed.tf.State())
+    assert len(list(data)) == 300
+
+    with pytest.raises(tf.errors.OpError, match=r"call state\.advance\(\) behind each"):
+        next(iter(data))
+
+
 # Keras.
 
 

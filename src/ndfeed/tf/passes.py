@@ -10,6 +10,8 @@ from ndfeed.loader.loader import Loader
 from ndfeed.tf.form import Form
 from ndfeed.tf.state import State
 
+_MANY = 256  # batches; fewer may have been asked for ahead, by somebody who used only one
+
 
 class Source:
     """What TensorFlow calls for a pass.
@@ -44,6 +46,8 @@ class Passes:
         self._state = state
         self._next = 0  # the epoch that the next pass begins with, where no state says it
         self._over = False
+        self._begun: tuple[int, int] | None = None  # where the last pass began, with a state
+        self._whole = False  # was all of its first epoch handed over?
 
     def arrays(self) -> Iterator[Any]:
         """What the batches of the next pass are made of."""
@@ -61,7 +65,14 @@ class Passes:
 
     def _begin(self) -> tuple[int, int]:
         if self._state is not None:
-            return self._state.begin()
+            begun, place = self._begun, self._state.begin()
+            if begun == place and self._whole and len(self._loader) > _MANY:
+                raise RuntimeError(
+                    "a pass was used and no batch of it counted; call state.advance() behind "
+                    "each, or give fit the callback ndfeed.keras.Resume(state)"
+                )
+            self._begun, self._whole = place, False
+            return place
         epoch = self._next
         self._next += self._epochs or 1
         return epoch, 0
@@ -84,5 +95,6 @@ class Passes:
             found = next(batches)
             left -= counted(found)
             if not left:
+                self._whole = True
                 next(batches, None)  # the epoch is over: threads may go on with the next
             yield from self._form.arrays(found)
