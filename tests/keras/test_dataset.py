@@ -4,6 +4,9 @@ import pickle
 
 import numpy as np
 import pytest
+
+pytest.importorskip("keras")
+
 from loader.making import MADE, compressed, epoch_of, made, noisy, numbers
 from tf_making import images, labels, run, same
 

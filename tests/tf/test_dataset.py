@@ -4,14 +4,16 @@ import gc
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from loader.making import MADE, chained, compressed, eventually, made, numbers, ragged, threads
-from tf_making import images, labels, recorder, run, same
 
-import ndfeed
-import ndfeed.tf
+tf = pytest.importorskip("tensorflow")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from loader.making import MADE, chained, compressed, eventually, made, numbers, ragged, threads  # noqa: E402
+from tf_making import images, labels, recorder, run, same  # noqa: E402
+
+import ndfeed  # noqa: E402
+import ndfeed.tf  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Fortran")
 

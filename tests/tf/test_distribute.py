@@ -1,12 +1,14 @@
 """Under ``tf.distribute``: every row once in an epoch, whoever reads it, and nobody warns."""
 
 import pytest
-import tensorflow as tf
-from loader.making import chained
-from tf_making import images, labels, run, run_workers
 
-import ndfeed
-import ndfeed.tf
+tf = pytest.importorskip("tensorflow")
+
+from loader.making import chained  # noqa: E402
+from tf_making import images, labels, run, run_workers  # noqa: E402
+
+import ndfeed  # noqa: E402
+import ndfeed.tf  # noqa: E402
 
 MIRRORED = """
 import json, sys

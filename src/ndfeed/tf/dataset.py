@@ -83,8 +83,9 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and TensorFl
     loader = Loader(ds, share, shuffle, own, partial(Pieces, joint))
     if state is not None:
         state.bind(loader, epochs)
-    start = 0 if state is None else state.samples
-    full = on_error == "raise" and (bool(drop_last) or not (len(ds) - start) % share.together)
+    starts = {0, 0 if state is None else state.samples}  # of epochs, this and the next ones
+    even = all((len(ds) - start) % share.together == 0 for start in starts)
+    full = on_error == "raise" and (bool(drop_last) or even)
     made = Form(ds, options.fields, ragged, size, full=full, joint=joint)
     return _built(Passes(loader, made, epochs, state), made, len(loader), epochs)
 
