@@ -27,6 +27,7 @@ class Feed:
         self.allocate: Callable[[int], Bytes] | None = None
         self.threads: int | None = None
         self.together = 8 << 20  # as for arrays
+        self.joint = False
         self._form = form
         self._layout = layout
         # The consumer's: threads have one of their own.

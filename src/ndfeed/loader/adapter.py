@@ -13,6 +13,8 @@ class Adapter(Protocol):
 
     - ``allocate`` makes memory for batches, or is nothing where any memory will do.
     - ``source`` may put something in the place of what reads into host memory.
+    - ``joint`` says that batches which were read together are taken in one piece, as ``Several``;
+      only where no map runs and no field is ragged, and only if there are several.
     - ``finish`` is called with every batch by the thread that made it; ``send`` with what that
       gave by the consumer, ``ahead`` batches before it is due; ``receive`` when it is due.
     - ``describe`` says for the report how batches get to where they are used.
@@ -23,6 +25,7 @@ class Adapter(Protocol):
     threads: int | None  # how many make batches fastest, if that is known
     ahead: int  # batches that are sent before they are due
     together: int  # bytes of small batches that are worth making at a time
+    joint: bool  # are they taken in one piece?
 
     def source(self, host: Host) -> Source:
         """Where stored fields come from."""

@@ -124,19 +124,20 @@ class Pass:
         size = self._share.size
         cuts = range(0, (stop - first) * size, size)
         joint = self._filler.read_together(rows, clock) if stop - first > 1 else None
+        if joint is not None and self._filler.joint:
+            if self._schedule is not None:
+                for number in range(first, stop):
+                    self._schedule.made(number)
+            yield self._filler.several(joint, stop - first, rows, clock)
+            return
         for number, at in enumerate(cuts, first):
             batch = None if joint is None else _cut(joint, at, at + size)
-            draws = self._draws(number) if self.slow else None
+            # Where it stands decides what maps draw, and nothing else.
+            draws = Seeded.of(self._key, self._spans(number)) if self.slow else None
             made = self._filler.make(rows[at : at + size], draws, clock, batch)
             if self._schedule is not None:
                 self._schedule.made(number)
             yield made
-
-    def _draws(self, number: int) -> Seeded:
-        """Where the batch stands decides what maps draw, and nothing else."""
-        spans = self._spans(number)
-        positions = np.concatenate([np.arange(*span) for span in spans])
-        return Seeded(self._key, spans[0][0], positions)
 
     def _arriving(self, number: int) -> Iterable[tuple[int, int]]:
         """Ranges of rows that batch ``number`` is the first to need, on any rank."""

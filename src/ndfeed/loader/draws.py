@@ -6,6 +6,7 @@ one by the position of the batch's first sample.
 """
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,11 @@ class Seeded:
         self._key = key
         self.first = first
         self._positions = positions
+
+    @classmethod
+    def of(cls, key: Key, spans: Sequence[tuple[int, int]]) -> "Seeded":
+        """Those of a batch whose samples stand at ``spans`` of the epoch."""
+        return cls(key, spans[0][0], np.concatenate([np.arange(*span) for span in spans]))
 
     def only(self, kept: Ints) -> "Seeded":
         """Those of the samples ``kept``, where others were left out."""

@@ -39,7 +39,7 @@ class Course(Protocol):
     slow: bool  # may a batch take long, so that those before it should be delivered first?
 
     def make(self, first: int, stop: int, clock: Clock) -> Iterator[Any]:
-        """The batches of the numbers [first, stop)."""
+        """The batches of the numbers [first, stop); or ``Several``, all of them in one piece."""
         ...
 
     def look_ahead(self, number: int, clock: Clock) -> None:
@@ -60,6 +60,19 @@ class Failure:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
+
+
+class Several:
+    """Some batches in a row, in one piece."""
+
+    def __init__(self, made: Any, count: int) -> None:  # noqa: ANN401
+        self.made = made
+        self.count = count
+
+
+def counted(found: Any) -> int:  # noqa: ANN401
+    """How many batches something delivered is."""
+    return found.count if isinstance(found, Several) else 1
 
 
 class _Run:
@@ -126,7 +139,7 @@ class Engine:
             if not wait:
                 return None
             found = self._wait(run, number)
-        run.given = number + 1
+        run.given = number + counted(found)
         if self._resting:
             coming = self._next_run()
             if coming is not None and self._room(coming):

@@ -14,6 +14,7 @@ from ndfeed.errors import CastError, Error, WorkerError
 from ndfeed.loader.child import Died
 from ndfeed.loader.clock import Clock
 from ndfeed.loader.draws import Seeded
+from ndfeed.loader.engine import Several
 from ndfeed.loader.pool import Pool
 from ndfeed.loader.ragged import Ragged, Room, formed, owner
 from ndfeed.order.permutation import Ints
@@ -71,6 +72,7 @@ class Filler:
         self.transform: Transform = stepped  # in the thread that read the batch
         self.finish: Callable[[Any], Any] | None = None  # what a framework does with a batch
         self.together = 1  # small batches that are read together and cut
+        self.joint = False  # or not cut
         self.batch_bytes = 0  # of the largest batch so far, what a map was given counted in
         self._ragged = ragged
         self._names = names
@@ -101,6 +103,13 @@ class Filler:
         if self.skipped is not None and (batch is None or self.ds.steps):
             return self._skipping(rows, draws, clock, self.skipped)
         return self._counted(self._made(rows, draws, clock, batch), rows, clock)
+
+    def several(self, joint: Batch, count: int, rows: Ints, clock: Clock) -> Several:
+        """Some batches that were read together, uncut."""
+        clock.batches += count
+        clock.rows += len(rows)
+        clock.nbytes += nbytes(joint)
+        return Several(self._handed(joint, rows), count)
 
     def _made(
         self, rows: Ints, draws: Seeded | None, clock: Clock, batch: Batch | None = None
@@ -169,6 +178,10 @@ class Filler:
         clock.nbytes += size
         if size > self.batch_bytes:
             self.batch_bytes = size
+        return self._handed(batch, rows)
+
+    def _handed(self, batch: Batch, rows: Ints) -> Any:  # noqa: ANN401
+        """The batch as the consumer gets it."""
         made = batch if self._names is None else tuple([batch[name] for name in self._names])
         try:
             return made if self.finish is None else self.finish(made)

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.loader.adapter import Adapter
-from ndfeed.loader.engine import Failure
+from ndfeed.loader.engine import Failure, counted
 from ndfeed.loader.machine import Machine
 from ndfeed.loader.options import OnError, Options, Shuffle, as_count, as_shard, only
 from ndfeed.loader.plan import batch_bytes, planned
@@ -70,7 +70,7 @@ class Batches(Iterator[Any]):
         except BaseException:  # interrupted, closed meanwhile, or an error of the batch's own
             self._leave(loader)
             raise
-        self._given += 1
+        self._given += counted(found)
         loader._position = loader.share.consumed(self._given, self._start)
         machine.look()
         return found

@@ -74,6 +74,7 @@ class Machine:
         together = _TOGETHER if adapter is None else adapter.together
         fits = min(together, self._buffers // 4) // max(batch_bytes, 1)
         self.filler.together = min(max(fits, 1), _MOST_TOGETHER) if host.even else 1
+        self.filler.joint = adapter is not None and adapter.joint and not ds.steps
         # A thread waits while its batch is with a process: one more reads meanwhile.
         fixed = options.threads or (options.processes + 1 if self.processes else None)
         fixed = fixed or (adapter.threads if adapter is not None else None)

@@ -23,6 +23,7 @@ class OnHost:
         self.threads: int | None = None
         self.ahead = 0
         self.together = 8 << 20  # as for arrays: tensors of them cost next to nothing
+        self.joint = False
         self._form = form
 
     def source(self, host: Host) -> Source:

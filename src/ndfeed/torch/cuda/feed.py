@@ -44,6 +44,7 @@ class Feed:
     allocate: Callable[[int], Bytes] | None = staticmethod(pinned)
     ahead = 2
     together = 64 << 20  # starting work on a device costs more than on a CPU
+    joint = False
 
     def __init__(
         self,

@@ -1,0 +1,119 @@
+"""``ndfeed.tf.dataset``: epochs of batches as a ``tf.data.Dataset``.
+
+Threads of a loader make batches ahead of use; TensorFlow takes them through a generator, the
+memory of arrays as it is, small batches several at a time. What is in the graph is the generator
+and no data.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.loader import ragged as arrays
+from ndfeed.loader.loader import Loader
+from ndfeed.loader.options import OnError, Options, Shuffle, as_count, as_shard, only
+from ndfeed.loader.plan import batch_bytes
+from ndfeed.order.share import Share
+from ndfeed.tf.adapt import Pieces
+from ndfeed.tf.distribute import batch_and_shard
+from ndfeed.tf.form import RAGGED, Form, Ragged
+from ndfeed.tf.passes import Passes, Source
+from ndfeed.tf.state import State
+
+_HELD = 2  # batches that TensorFlow holds besides the one in use: handed over, and waiting
+_SMALL_AHEAD = 4
+_LEAST_TOGETHER = 4  # fewer batches in a piece are not worth the copy of cutting it
+
+
+def dataset(  # noqa: PLR0913 - the words that every loader shares, and TensorFlow's
+    ds: Dataset,
+    batch_size: int,
+    *,
+    shuffle: Shuffle = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    fields: Sequence[str] | None = None,
+    shard: Sequence[int] | None = None,
+    memory: int | str | None = None,
+    threads: int | None = None,
+    processes: int = 0,
+    ragged: Ragged = "ragged",
+    on_error: OnError = "raise",
+    epochs: int | None = 1,
+    state: State | None = None,
+    context: tf.distribute.InputContext | None = None,
+) -> tf.data.Dataset:
+    """Batches of a dataset as a ``tf.data.Dataset``, for ``fit``, loops and ``tf.function``.
+
+    The words of ``ndfeed.loader`` mean the same here, and the same seed gives the same batches.
+    Each pass over it is the next epoch, one pass at a time.
+
+    - ``epochs``: a pass has so many epochs, one after the other; with ``None`` it never ends.
+    - ``ragged``: samples of different lengths as a ``tf.RaggedTensor``, or ``"pad"``-ded.
+    - ``state``: a ``State``, which says where a pass begins and is saved with a checkpoint.
+    - ``context``: that of ``strategy.distribute_datasets_from_function``. Then ``batch_size`` is
+      the global one, and each worker reads its own part.
+    """
+    if ragged not in RAGGED:
+        raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
+    if epochs is not None:
+        as_count("epochs", epochs, 1, 1 << 40)
+    form: arrays.Ragged = "pad" if ragged == "pad" else "packed"
+    options = Options.of(
+        ds,
+        seed=seed,
+        fields=fields,
+        memory=memory,
+        threads=threads,
+        processes=processes,
+        ragged=form,
+        on_error=on_error,
+    )
+    size, (rank, world) = batch_and_shard(batch_size, None if shard is None else as_shard(shard),
+                                          context)  # fmt: skip
+    share = Share(len(ds), size, rank, world, bool(drop_last))
+    ds = only(ds, options.fields, form)
+    bytes_each = batch_bytes(ds, size, options.memory)
+    own = replace(options, fields=None, memory=max(options.memory - _HELD * bytes_each, bytes_each))
+    joint = _joint(ds, bytes_each, own.memory)
+    loader = Loader(ds, share, shuffle, own, partial(Pieces, joint))
+    if state is not None:
+        state.bind(loader, epochs)
+    starts = {0, 0 if state is None else state.samples}  # of epochs, this and the next ones
+    even = all((len(ds) - start) % share.together == 0 for start in starts)
+    full = on_error == "raise" and (bool(drop_last) or even)
+    made = Form(ds, options.fields, ragged, size, full=full, joint=joint)
+    return _built(Passes(loader, made, epochs, state), made, len(loader), epochs)
+
+
+def _joint(ds: Dataset, bytes_each: int, memory: int) -> bool:
+    """Are batches so small that they should be handed over several at a time?"""
+    even = not any(c.field.ragged for group in ds.groups for c in group.columns)
+    at_once = min(Pieces.together, memory // 4)
+    return even and not ds.steps and bytes_each * _LEAST_TOGETHER <= at_once
+
+
+def _built(passes: Passes, form: Form, count: int, epochs: int | None) -> tf.data.Dataset:
+    made = tf.data.Dataset.from_generator(Source(passes), output_signature=form.given)
+    if form.joint:
+        made = made.flat_map(_cut)
+    # A pass is exactly so many batches by construction: TensorFlow can tell without reading.
+    made = made.repeat()
+    if epochs is not None:
+        made = made.take(count * epochs)
+    if form.ragged:
+        made = made.map(form.element)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    made = made.prefetch(_SMALL_AHEAD if form.joint else 1).with_options(options)
+    made._ndfeed = passes  # whatever is made of the dataset, and its iterators, refer to it
+    return made
+
+
+def _cut(*parts: Any) -> tf.data.Dataset:  # noqa: ANN401
+    """Batches of a piece; a tuple comes as several arguments."""
+    return tf.data.Dataset.from_tensor_slices(parts[0] if isinstance(parts[0], dict) else parts)

@@ -1,0 +1,180 @@
+"""What becomes of a batch of arrays: which tensors, of which types and shapes, in which container.
+
+Everything is known before anything is read. Axes whose length is not are those along which
+samples differ, and the first where a last batch may be short.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.field import Field
+from ndfeed.errors import FieldError, SchemaError
+from ndfeed.loader.engine import Several
+
+Ragged = Literal["ragged", "pad"]
+RAGGED = ("ragged", "pad")
+Arrays = dict[str, NDArray[Any]]
+
+_TYPES = {
+    np.dtype(name): tf.as_dtype(name)
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+}
+# Types that NumPy lacks and TensorFlow has, as those of ml_dtypes, which comes with it.
+_SMALL = {
+    name: getattr(tf, name, None) or getattr(tf.dtypes.experimental, name)
+    for name in ("bfloat16", "float8_e4m3fn")
+}
+
+
+def type_of(field: Field) -> tf.DType | None:
+    """The type of a field's tensors; nothing where TensorFlow has none."""
+    if field.dtype.kind in "SU":
+        return tf.string
+    return _SMALL.get(field.dtype.name) or _TYPES.get(field.dtype.newbyteorder("="))
+
+
+class Form:
+    """How the batches of a dataset are handed to TensorFlow.
+
+    ``names`` are the fields that make a batch a tuple, ``size`` how many samples a batch has,
+    ``full`` whether all of them have so many, and ``joint`` whether they may come several in one
+    piece.
+    """
+
+    def __init__(
+        self,
+        ds: Dataset,
+        names: tuple[str, ...] | None,
+        ragged: Ragged,
+        size: int,
+        *,
+        full: bool,
+        joint: bool,
+    ) -> None:
+        self.full = full
+        self.joint = joint
+        self._size = size
+        self._names = names
+        self._mapped = bool(ds.steps)
+        self.signature: dict[str, tf.TensorSpec] = {}  # of what the generator gives
+        self.ragged: dict[str, str] = {}  # field to its offsets
+        every = size if full else None
+        own = (None, every) if joint else (every,)
+        for name, field in ds.fields.items():
+            if names is not None and name not in _owners(names, ds.fields, ragged):
+                continue
+            dtype = _checked(ds, field)
+            if not field.ragged:
+                self._add(name, (*own, *(field.shape or ())), dtype)
+            elif ragged == "pad":
+                uneven = sum(length is None for length in _shape(field))
+                self._add(name, (every, *_shape(field)), dtype)
+                self._add(f"{name}_length", (every, *[uneven][uneven == 1 :]), tf.int64)
+            else:
+                _check_ragged(field)
+                self._add(name, (None, *_shape(field)[1:]), dtype)
+                self._add(f"{name}_offsets", (size + 1 if full else None,), tf.int64)
+                self.ragged[name] = f"{name}_offsets"
+
+    def _add(self, name: str, shape: tuple[int | None, ...], dtype: tf.DType) -> None:
+        if name in self.signature:
+            raise ValueError(f"a ragged field would add {name!r}, which is a field; rename it")
+        self.signature[name] = tf.TensorSpec(shape, dtype)
+
+    @property
+    def given(self) -> Any:  # noqa: ANN401
+        """The types and shapes of what the generator gives."""
+        return self._arranged(self.signature)
+
+    def arrays(self, found: Any) -> Iterator[Any]:  # noqa: ANN401
+        """What the generator gives for something that a loader delivered."""
+        if not self.joint:
+            yield self._arranged(self._checked(found))
+            return
+        made = found.made if isinstance(found, Several) else found
+        rows, size = len(next(iter(made.values()))), self._size
+        end = rows - rows % size
+        if end:
+            parts = {n: a[:end].reshape(-1, size, *a.shape[1:]) for n, a in made.items()}
+            yield self._arranged(parts)
+        if rows > end or not rows:  # a last batch that is short
+            yield self._arranged({n: a[None, end:] for n, a in made.items()})
+
+    def _arranged(self, parts: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        """A tuple where that was asked for, and all parts of a field are there."""
+        if self._names is None or self.ragged:
+            return dict(parts)
+        return tuple([parts[name] for name in self._names])
+
+    def _checked(self, batch: Mapping[str, Any]) -> Arrays:
+        """The arrays that go over; a map may have made something else of some samples."""
+        arrays = {name: batch[name] for name in self.signature if name in batch}
+        for name in self.signature if self._mapped else ():
+            found = arrays.get(name)
+            spec = self.signature[name]
+            if not isinstance(found, np.ndarray) or not spec.shape.is_compatible_with(found.shape):
+                shape = "nothing" if found is None else getattr(found, "shape", "different shapes")
+                raise ValueError(
+                    f"field {name!r}: batches of {spec.shape} were expected by what map makes of "
+                    f"the first sample, found {shape}; give all samples one shape in map"
+                )
+        return arrays
+
+    def element(self, tensors: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        """The element of the ``tf.data.Dataset``, where some of its fields are ragged."""
+        made = dict(tensors)
+        for name, offsets in self.ragged.items():
+            made[name] = tf.RaggedTensor.from_row_splits(
+                made[name], made.pop(offsets), validate=False
+            )
+        return made if self._names is None else tuple([made[name] for name in self._names])
+
+
+def _owners(names: tuple[str, ...], fields: Mapping[str, Field], ragged: Ragged) -> set[str]:
+    """The fields that names are of, or stand beside."""
+    beside = "_length" if ragged == "pad" else None
+    found = set()
+    for name in names:
+        if name in fields:
+            found.add(name)
+        elif beside and name.endswith(beside) and name.removesuffix(beside) in fields:
+            found.add(name.removesuffix(beside))
+        else:
+            raise FieldError(name, list(fields))
+    return found
+
+
+def _shape(field: Field) -> tuple[int | None, ...]:
+    if field.shape is None:
+        raise ValueError(
+            f"field {field.name!r} has samples of different numbers of dimensions, which no "
+            "tensor can hold; give them one in map()"
+        )
+    return field.shape
+
+
+def _check_ragged(field: Field) -> None:
+    if None in _shape(field)[1:]:
+        raise ValueError(
+            f"field {field.name!r} {field.shape_text} differs in another than its first axis; "
+            'use ragged="pad", or give samples one shape in map()'
+        )
+
+
+def _checked(ds: Dataset, field: Field) -> tf.DType:
+    dtype = type_of(field)
+    if dtype is None:
+        raise SchemaError(
+            ds.files[0],
+            f"field {field.name!r} has dtype {field.dtype_text}, which TensorFlow cannot hold; "
+            "leave it out with select() or fields=, or make numbers of it with map()",
+        )
+    return dtype

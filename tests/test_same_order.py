@@ -1,0 +1,69 @@
+"""The same seed gives the same rows in the same order, in NumPy and in every framework."""
+
+import numpy as np
+import pytest
+from loader.making import compressed
+
+import ndfeed
+
+SIZE, EPOCHS = 7, 2
+
+
+@pytest.fixture(scope="module", params=["raw", "compressed"])
+def ds(request, tmp_path_factory):
+    """Rows that can be read alone, and rows that cannot: an exact order and a window."""
+    folder = tmp_path_factory.mktemp("rows")
+    if request.param == "compressed":
+        return compressed(folder / "c", 6, 10)[0]
+    np.savez(folder / "x.npz", x=np.arange(120, dtype="u1").reshape(60, 2), n=np.arange(60))
+    return ndfeed.open(folder / "x.npz")
+
+
+def numpy_batches(ds):
+    """The rows of every batch, and the values that belong to them."""
+    loader = ndfeed.loader(ds, SIZE, shuffle=True, seed=11, fields=("n", "x"))
+    return [batch for _ in range(EPOCHS) for batch in loader]
+
+
+def with_torch(ds):
+    pytest.importorskip("torch")
+    import ndfeed.torch
+
+    loader = ndfeed.torch.loader(ds, SIZE, shuffle=True, seed=11, fields=("n", "x"))
+    return [batch for _ in range(EPOCHS) for batch in loader]
+
+
+def with_tensorflow(ds):
+    pytest.importorskip("tensorflow")
+    import ndfeed.tf
+
+    data = ndfeed.tf.dataset(ds, SIZE, shuffle=True, seed=11, fields=("n", "x"))
+    return [batch for _ in range(EPOCHS) for batch in data]
+
+
+def with_keras(ds):
+    pytest.importorskip("keras")
+    import ndfeed.keras
+
+    data = ndfeed.keras.dataset(ds, SIZE, shuffle=True, seed=11, fields=("n", "x"))
+    found = []
+    for _ in range(EPOCHS):
+        data.on_epoch_begin()
+        found += [data[i] for i in range(len(data))]
+        data.on_epoch_end()
+    return found
+
+
+@pytest.mark.parametrize("batches", [with_torch, with_tensorflow, with_keras])
+def test_frameworks_read_the_same(ds, batches):
+    """Whoever changes the framework need not train anew to compare."""
+    expected = numpy_batches(ds)
+    found = batches(ds)
+
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        for mine, theirs in zip(one, other, strict=True):
+            np.testing.assert_array_equal(np.asarray(mine), theirs)
+            np.testing.assert_array_equal(
+                theirs, ds.read(other[0])["n" if theirs.ndim == 1 else "x"]
+            )
