@@ -174,8 +174,8 @@ def _together(parts: "list[_Part | Dataset]", fields: tuple[str, ...] | None) ->
         )
         raise SchemaError(
             _path(parts[0]),
-            f"the sources differ in their number of samples: {listed}; leave out what has none "
-            f"beside it",
+            f"the sources differ in their number of samples: {listed}; take() as many of "
+            f"each, or open what belongs together",
         )
     settled = []
     for part, own in zip(parts, counts, strict=True):
