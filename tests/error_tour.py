@@ -356,6 +356,7 @@ STOPS = [
         errors.UnsupportedError, "another format", content("x.h5", b"\x89HDF\r\n\x1a\n"), "x.h5"
     ),
     opened(errors.UnsupportedError, "a pickle", content("x.pkl", b"\x80\x04K\x01."), "x.pkl"),
+    opened(errors.UnsupportedError, "a pickle named .pt", content("x.pt", b"\x80\x04K."), "x.pt"),
     Stop(errors.ChangedError, "a file that was written again", rewritten, "ds[0]"),
     opened(errors.BadFilesError, "several of them", three_short, "folder"),
     opened(errors.SchemaError, "files of different types", other_types, "folder"),

@@ -43,7 +43,7 @@ def describe(file: File, layout: raw.Layout | None = None) -> Description:
     if safetensors.looks_like(head, file.size):
         return safetensors.describe(file)
     _refuse_known(file.path, head)
-    if file.path.endswith(_ARCHIVES):
+    if file.path.endswith(_ARCHIVES) and not head.startswith(_PICKLES):
         return _archive(file)
     layout = layout or raw.beside(file.path)
     if layout is None:
