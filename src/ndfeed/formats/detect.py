@@ -43,7 +43,7 @@ def describe(file: File, layout: raw.Layout | None = None) -> Description:
     if safetensors.looks_like(head, file.size):
         return safetensors.describe(file)
     _refuse_known(file.path, head)
-    if file.path.endswith(_ARCHIVES) and not head.startswith(_PICKLES):
+    if file.path.endswith(_ARCHIVES):
         return _archive(file)
     layout = layout or raw.beside(file.path)
     if layout is None:
@@ -76,6 +76,8 @@ def _refuse_known(path: bytes, head: bytes) -> None:
             raise UnsupportedError(path, f"found {what}")
     if pt.legacy(head):
         raise UnsupportedError(path, pt.LEGACY)
+    if path.endswith(_ARCHIVES) and head.startswith(_PICKLES):
+        raise _unknown(path, head)
     if head.startswith(b"BZh") and head[4:10] == _BZIP2:
         raise UnsupportedError(path, "found bzip2; unpack it first")
 
