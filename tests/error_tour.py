@@ -374,6 +374,7 @@ STOPS = [
         "ndfeed.open('x.npy', dtype='uint16')",
         "inspect x.npy --dtype uint16",
     ),
+    Stop(errors.SchemaError, "a sum behind a map", a_state, "ds.map(dict) + ds"),
     Stop(errors.AmbiguousError, "rows, or files?", either_way, OPEN.format("folder")),
     Stop(
         errors.FieldError,
