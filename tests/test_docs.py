@@ -1,29 +1,34 @@
 """What the documentation shows is true: its Python runs, and its links lead somewhere.
 
+The site is built by mkdocs, which has checks of its own; these need nothing but the pages.
+
 The ``python`` blocks of a page run in order, in one namespace, in a folder of their own. A block
 behind a comment ``<!-- not run -->`` is only compiled.
 """
 
 import re
+import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+import ndfeed
 
-BLOCK = re.compile(r"^(<!-- not run -->\n)?```python\n(.*?)^```$", re.M | re.S)
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+BLOCK = re.compile(r"^(<!-- not run -->\n)?( *)```python\n(.*?)^\2```$", re.M | re.S)
 LINK = re.compile(r"\]\(([^)#]+)[^)]*\)")
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
 def blocks(text):
     """(line, code, is it run?) of every block."""
     for match in BLOCK.finditer(text):
-        line = text.count("\n", 0, match.start(2))
-        yield line, match[2], match[1] is None
+        line = text.count("\n", 0, match.start(3))
+        yield line, textwrap.dedent(match[3]), match[1] is None
 
 
 @pytest.fixture
@@ -63,14 +68,27 @@ def test_links_lead_somewhere(page):
     assert not broken
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
-def test_page_is_linked_from_the_readme(page):
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.stem)
+def test_page_is_in_the_navigation(page):
     """A page nobody can find helps nobody."""
-    assert f"(docs/{page.name})" in PAGES[0].read_text(encoding="utf-8")
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    name = page.relative_to(ROOT / "docs").as_posix()
+
+    assert re.search(rf"^ *- [^#]*: {re.escape(name)}$", nav, re.M)
+
+
+@pytest.mark.parametrize("name", sorted({*ndfeed.__all__} - {"__version__"}))
+def test_reference_has_every_public_name(name):
+    """Errors come all together, from their module."""
+    text = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
+
+    assert re.search(rf"^::: ndfeed\S*\.{name}$", text, re.M) or name.endswith("Error")
 
 
 def test_blocks_of_a_known_text():
     """The check itself."""
     text = "a\n```python\nx = 1\n```\n```sh\nls\n```\n<!-- not run -->\n```python\ny\n\nz\n```\n"
+    tab = '=== "b"\n\n    ```python\n    if x:\n        y\n    ```\n'
 
     assert list(blocks(text)) == [(2, "x = 1\n", True), (9, "y\n\nz\n", False)]
+    assert list(blocks(tab)) == [(3, "if x:\n    y\n", True)]

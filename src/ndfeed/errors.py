@@ -77,7 +77,7 @@ class _FileError(Error):
         self.offset = offset
 
     def __str__(self) -> str:
-        where = "" if self.offset is None else f" at byte {self.offset}"
+        where = f" at byte {self.offset}" if self.offset else ""
         remedy = f"; {self.remedy}" if self.remedy and ";" not in self.problem else ""
         return f"{shown(self.path or '')}{where}: {self.problem}{remedy}"
 
@@ -115,6 +115,8 @@ class ChecksumError(FormatError):
 class LimitError(FormatError):
     """A header asks for more than any honest file needs, or than its file can hold."""
 
+    remedy = "do not trust the file, or save it again"
+
 
 class ManifestError(FormatError):
     """The ``ndfeed.json`` of a packed dataset is damaged, or was edited."""
@@ -124,6 +126,8 @@ class ManifestError(FormatError):
 
 class UnsupportedError(FormatError):
     """A sound file of a kind that is not read; the message has the way out."""
+
+    remedy = "save the arrays with np.savez"
 
 
 class ChangedError(_FileError, RuntimeError):

@@ -44,7 +44,7 @@ def test_damage_is_listed_with_its_rows(ndfeed_process, packed):
     assert "[5, 10)" in done.stdout
     assert "all sound" not in done.stdout
     assert done.stderr == (
-        f"ndfeed: {packed}: 1 damaged stretch; ndfeed pack --repair writes them again\n"
+        f"ndfeed: {packed}: 1 damaged stretch; ndfeed pack --repair writes it again\n"
     )
 
 

@@ -150,7 +150,7 @@ def test_adding_what_does_not_fit_is_refused(ds, tmp_path):
     ):
         ds + ndfeed.open(tmp_path / "f.npz")
     assert (ds + ndfeed.open(tmp_path / "g.npz")).fields["x"].shape == (None,)
-    with pytest.raises(ndfeed.SchemaError, match="add datasets before map"):
+    with pytest.raises(ndfeed.SchemaError, match="add datasets first"):
         ds + ds.map(dict)
     with pytest.raises(TypeError):
         ds + 1

@@ -150,7 +150,7 @@ def test_wrong_checksum(write):
     whole[-20] ^= 1
     path = write(bytes(whole))
 
-    with pytest.raises(ChecksumError, match=r"x\.npy\.gz .*damaged"):
+    with pytest.raises(ChecksumError, match=r"x\.npy\.gz.*damaged"):
         read_whole(path)
 
 

@@ -52,7 +52,7 @@ def verify(
             count = len(found.damaged)
             complain(
                 f"{found.path}: {count:,} damaged stretch{'es' * (count > 1)}; ndfeed pack "
-                f"--repair writes them again"
+                f"--repair writes {'them' if count > 1 else 'it'} again"
             )
             failed = True
     if failed:

@@ -257,7 +257,7 @@ class Dataset:
         if not isinstance(other, Dataset):
             return NotImplemented
         if self.steps != other.steps:
-            raise SchemaError(self.files[0], "add datasets before map, not behind different ones")
+            raise SchemaError(self.files[0], "behind another map; add datasets first, then map")
         rows: Rows = None
         origin = ""
         if self._origin or other._origin:

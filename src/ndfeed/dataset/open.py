@@ -39,14 +39,14 @@ def open(
     told by the files' first bytes: .npy, .npz, .npy.gz, .pt, .safetensors, or raw. A folder with
     an ``ndfeed.json`` is a packed dataset, and a list of such folders their samples in turn.
 
-    ``sample``  what one sample is: ``"row"`` of the first axis, a whole ``"file"``, or ``"auto"``,
-                which refuses to guess where both make sense. In a dict of sources, a dict too.
-    ``fields``  the fields to open; all by default.
-    ``dtype``, ``shape``  for raw files: the element type and the shape of one sample. ``dtype``
-                also names the type of opaque elements in .npy files (bfloat16, float8).
-    ``mapped``  ``False`` reads by position only and never maps a file.
-    ``cache``   ``False`` neither uses nor keeps the index of an earlier run. Of more than 10,000
-                files an index of an earlier run is checked by a sample, the rest when read.
+    - ``sample``: what one sample is: ``"row"`` of the first axis, a whole ``"file"``, or
+      ``"auto"``, which refuses to guess where both make sense. In a dict of sources, a dict too.
+    - ``fields``: the fields to open; all by default.
+    - ``dtype``, ``shape``: for raw files, the element type and the shape of one sample. ``dtype``
+      also names the type of opaque elements in .npy files (bfloat16, float8).
+    - ``mapped=False``: read by position only and never map a file.
+    - ``cache=False``: neither use nor keep the index of an earlier run. Of more than 10,000 files
+      an index of an earlier run is checked by a sample, the rest when read.
     """
     if shape is not None and dtype is None:
         raise ValueError("shape= is for raw files and needs dtype= beside it")
@@ -174,8 +174,8 @@ def _together(parts: "list[_Part | Dataset]", fields: tuple[str, ...] | None) ->
         )
         raise SchemaError(
             _path(parts[0]),
-            f"the sources differ in their number of samples: {listed}; leave out what has none "
-            f"beside it",
+            f"the sources differ in their number of samples: {listed}; take() as many of "
+            f"each, or open what belongs together",
         )
     settled = []
     for part, own in zip(parts, counts, strict=True):

@@ -131,7 +131,10 @@ def _made(size: int) -> tuple[int, bytes]:
     free = free_memory()
     if can.memfd and free is not None and size > free:
         # The system would not refuse it, but end some process to make room.
-        raise SourceError("shared memory", f"{size} bytes cannot be had, {free} are free")
+        problem = (
+            f"{size} bytes cannot be had, {free} are free; take() fewer samples, or select() fields"
+        )
+        raise SourceError("shared memory", problem)
     if can.memfd:
         fd = os.memfd_create("ndfeed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         path = f"/proc/self/fd/{fd}".encode()

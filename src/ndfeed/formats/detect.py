@@ -76,6 +76,8 @@ def _refuse_known(path: bytes, head: bytes) -> None:
             raise UnsupportedError(path, f"found {what}")
     if pt.legacy(head):
         raise UnsupportedError(path, pt.LEGACY)
+    if path.endswith(_ARCHIVES) and head.startswith(_PICKLES):
+        raise _unknown(path, head)
     if head.startswith(b"BZh") and head[4:10] == _BZIP2:
         raise UnsupportedError(path, "found bzip2; unpack it first")
 

@@ -170,15 +170,17 @@ def _next_member(file: File, data: bytes, offset: int, end: int) -> tuple[bytes,
 
 
 def _refuse_stream(path: bytes, problem: str, offset: int) -> NoReturn:
-    kind = ChecksumError if "check" in problem.lower() or "crc" in problem.lower() else FormatError
-    raise kind(path, f"the compressed stream is damaged: {problem}", offset) from None
+    if "check" in problem.lower() or "crc" in problem.lower():
+        found = "another checksum than the one behind the compressed stream: the bytes are damaged"
+        raise ChecksumError(path, found, offset) from None
+    raise FormatError(path, f"the compressed stream is damaged: {problem}", offset) from None
 
 
 def _check_length(path: bytes, found: int, wanted: int) -> None:
     if found < wanted:
         raise TruncatedError(path, f"{wanted} bytes promised by the header, {found} decoded")
     if found > wanted:
-        raise FormatError(path, f"{wanted} bytes promised by the header, more decoded; refused")
+        raise FormatError(path, f"{wanted} bytes promised by the header, more decoded")
 
 
 def checksum_error(path: bytes, wanted: int, found: int) -> ChecksumError:

@@ -133,7 +133,10 @@ def header_bytes(path: bytes, prefix: bytes, size: int, at: int = 0) -> int:
         length = 12 + int.from_bytes(prefix[8:12], "little")
     else:
         raise UnsupportedError(
-            path, f".npy version 1.0, 2.0 or 3.0 expected, found {version[0]}.{version[1]}", at
+            path,
+            f".npy version 1.0, 2.0 or 3.0 expected, found {version[0]}.{version[1]}; save it "
+            f"again with np.save",
+            at,
         )
     if length > MOST_HEADER:
         raise LimitError(

@@ -20,6 +20,7 @@ from ndfeed.errors import shown as printable
 
 VERSION = 1
 LARGEST_SEED = 1 << 255
+_OTHER = "load what state_dict() gave, or begin anew"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +50,23 @@ class State:
     def of(cls, state: object) -> "State":
         """The state in a dict, every value of it checked."""
         if not isinstance(state, Mapping):
-            raise ResumeError(f"a state is a dict, got {type(state).__name__}")
+            raise ResumeError(f"a state is a dict, got {type(state).__name__}; {_OTHER}")
         if state.get("version") != VERSION:
             raise ResumeError(
-                f"a state of version {VERSION} is needed, found {state.get('version')!r}"
+                f"a state of version {VERSION} expected, found {state.get('version')!r}; {_OTHER}"
             )
         order = state.get("order")
         if not isinstance(order, Mapping) or not isinstance(state.get("data"), str):
-            raise ResumeError("the state is damaged: it has no order or no fingerprint of its data")
+            raise _damaged("it has no order or no fingerprint of its data")
         numbers = {name: state.get(name) for name in ("seed", "epoch", "samples", "rows")}
         for name, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int):
-                raise ResumeError(f"the state is damaged: {name} is {value!r}")
+                raise _damaged(f"{name} is {value!r}")
             if not (-LARGEST_SEED if name == "seed" else 0) <= value <= LARGEST_SEED:
-                raise ResumeError(f"the state is damaged: {name} is out of bounds")
+                raise _damaged(f"{name} is out of bounds")
         made = cls(order=dict(order), data=state["data"], **numbers)  # type: ignore[arg-type]
         if made.samples > made.rows:
-            raise ResumeError(
-                f"the state is damaged: {made.samples} of {made.rows} samples delivered"
-            )
+            raise _damaged(f"{made.samples} of {made.rows} samples delivered")
         return made
 
     def check(self, data: str, rows: int, order: Mapping[str, int | str]) -> None:
@@ -82,6 +81,10 @@ class State:
                 f"the state is of another order: {shown(self.order)}, this is {shown(order)}; "
                 "pass the same shuffle="
             )
+
+
+def _damaged(problem: str) -> ResumeError:
+    return ResumeError(f"the state is damaged: {problem}; {_OTHER}")
 
 
 def shown(order: Mapping[str, int | str]) -> str:

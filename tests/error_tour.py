@@ -1,0 +1,525 @@
+"""A tour of the errors: each provoked by a call, and by a command where one can meet it.
+
+    python tests/error_tour.py           print what is said today
+    python tests/error_tour.py --write   … into error_tour.txt, to be reviewed
+
+A stop has a class, a title, what makes its files (in the current folder; what it returns are names
+for the call), the call, and the command. To add one is to add a line to ``STOPS``.
+"""
+
+import contextlib
+import gzip
+import io
+import os
+import re
+import shlex
+import struct
+import sys
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+import packed_making
+
+import ndfeed
+from ndfeed import cli, errors
+
+REVIEWED = Path(__file__).parent / "error_tour.txt"
+OPEN = "ndfeed.open({!r})"
+
+
+class Stop(NamedTuple):
+    """One mistake, and who hears of it."""
+
+    error: type[Exception]
+    title: str
+    make: Callable[[], dict[str, Any] | None]
+    call: str
+    command: str | None = None
+
+
+class Heard(NamedTuple):
+    """What was said at a stop; paths as seen from its folder."""
+
+    error: BaseException | None
+    said: str
+    status: int | None
+    complaint: str
+
+
+def opened(error, title, make, path):
+    """A stop where a file, or what a path names, is opened."""
+    return Stop(error, title, make, OPEN.format(path), f"inspect {shlex.quote(path)}")
+
+
+def nothing():
+    """No files are needed."""
+
+
+def content(name, data):
+    """A file of these bytes."""
+    return lambda: Path(name).write_bytes(data) and None
+
+
+def npy(name="x.npy", array=None):
+    """A sound file."""
+    np.save(name, np.zeros((10, 4), "<f4") if array is None else array)
+
+
+def edited(name, start, data):
+    """Other bytes in the middle of a file, or from its end."""
+    whole = bytearray(Path(name).read_bytes())
+    start %= len(whole)
+    whole[start : start + len(data)] = data
+    Path(name).write_bytes(whole)
+
+
+def header(text, version=b"\1\0"):
+    """A ``.npy`` that has only a header."""
+    return b"\x93NUMPY" + version + struct.pack("<H", len(text)) + text.encode()
+
+
+# Files and folders
+
+
+def a_pipe():
+    os.mkfifo("pipe.npy")
+
+
+def a_loop():
+    Path("folder").mkdir()
+    Path("folder/again").symlink_to("../folder")
+    npy("folder/x.npy")
+
+
+def only_text():
+    Path("folder").mkdir()
+    Path("folder/notes.txt").write_text("none here")
+
+
+def forbidden():
+    npy()
+    Path("x.npy").chmod(0)
+
+
+def one_short():
+    npy()
+    with open("x.npy", "rb+") as file:
+        file.truncate(200)
+
+
+def three_short():
+    Path("folder").mkdir()
+    npy("folder/sound.npy")
+    for i in range(3):
+        npy(f"folder/{i}.npy")
+        with open(f"folder/{i}.npy", "rb+") as file:
+            file.truncate(100 + i)
+
+
+# Formats
+
+
+def short_npz():
+    np.savez("x.npz", x=np.zeros(100))
+    with open("x.npz", "rb+") as file:
+        file.truncate(500)
+
+
+def damaged_npz():
+    np.savez("x.npz", x=np.arange(100), y=1)
+    edited("x.npz", 400, b"damaged!")
+    return {"ds": ndfeed.open("x.npz", sample="file")}
+
+
+def damaged_gzip():
+    with gzip.GzipFile("x.npy.gz", "wb", mtime=0) as file:
+        np.save(file, np.arange(100))
+    edited("x.npy.gz", -6, b"!!")
+    return {"ds": ndfeed.open("x.npy.gz")}
+
+
+def short_gzip():
+    with gzip.GzipFile("x.npy.gz", "wb", mtime=0) as file:
+        np.save(file, np.arange(1000))
+    with open("x.npy.gz", "rb+") as file:
+        file.truncate(900)
+    return {"ds": ndfeed.open("x.npy.gz")}
+
+
+def bzip2_npz():
+    npy()
+    with zipfile.ZipFile("x.npz", "w", zipfile.ZIP_BZIP2) as file:
+        file.write("x.npy")
+
+
+def a_bomb():
+    text = repr({"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)}) + "\n"
+    with zipfile.ZipFile("x.npz", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("x.npy", header(text) + bytes(1000))
+    data = Path("x.npz").read_bytes()
+    size = struct.pack("<L", len(header(text)) + 1000)
+    Path("x.npz").write_bytes(data.replace(size, struct.pack("<L", (1 << 31) - 1)))
+
+
+def objects():
+    np.save("x.npy", np.array([{"a": 1}, None], dtype=object), allow_pickle=True)
+
+
+def cut_safetensors():
+    text = b'{"x":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'
+    Path("x.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(10))
+
+
+def odd_raw():
+    Path("x.bin").write_bytes(bytes(1001))
+
+
+# Packed datasets
+
+
+def packed():
+    packed_making.write("packed", {"x": np.arange(40).reshape(10, 4)})
+
+
+def edited_manifest():
+    packed()
+    text = Path("packed/ndfeed.json").read_text(encoding="utf-8")
+    Path("packed/ndfeed.json").write_text(text.replace('"rows"', '"ROWS"', 1), encoding="utf-8")
+
+
+def short_column():
+    packed()
+    with open("packed/00000/x.npy", "rb+") as file:
+        file.truncate(400)
+
+
+def damaged_header():
+    packed()
+    edited("packed/00000/x.npy", 100, b"?")
+
+
+def no_column():
+    packed()
+    Path("packed/00000/x.npy").unlink()
+
+
+# What belongs together
+
+
+def other_types():
+    Path("folder").mkdir()
+    npy("folder/a.npy", np.zeros((10, 4), "<f4"))
+    npy("folder/b.npy", np.zeros((10, 4), "<f8"))
+
+
+def other_fields():
+    Path("folder").mkdir()
+    np.savez("folder/a.npz", x=1, y=2)
+    np.savez("folder/b.npz", x=1, z=2)
+
+
+def other_counts():
+    npy("x.npy", np.zeros((10, 4)))
+    npy("y.npy", np.zeros(9))
+
+
+def either_way():
+    Path("folder").mkdir()
+    for i in range(3):
+        np.savez(f"folder/{i}.npz", x=np.zeros((10, 5)), y=np.zeros(10))
+
+
+def fields():
+    np.savez("x.npz", image=np.zeros((10, 4)), label=np.zeros(10))
+
+
+# What happens later
+
+
+def rewritten():
+    npy()
+    ds = ndfeed.open("x.npy")
+    npy(array=np.ones((12, 4)))
+    return {"ds": ds}
+
+
+def wide_numbers():
+    import ndfeed.jax  # the call names it
+
+    npy(array=np.array([1, 2, 3 << 40]))
+    return {"ds": ndfeed.open("x.npy")}
+
+
+def a_state():
+    npy()
+    ds = ndfeed.open("x.npy")
+    loader = ndfeed.loader(ds, 2, shuffle=True)
+    return {"ds": ds, "loader": loader, "state": loader.state_dict()}
+
+
+def another_state():
+    npy("y.npy", np.zeros((12, 4)))
+    other = ndfeed.loader(ndfeed.open("y.npy"), 2, shuffle=True)
+    return a_state() | {"state": other.state_dict()}
+
+
+def _dies(batch):
+    os._exit(3)
+
+
+def a_map_that_dies():
+    npy()
+    before = os.getpid()
+    # Making a loader tries the function here, where it must not end anything.
+    ds = ndfeed.open("x.npy").map(lambda batch: batch if os.getpid() == before else _dies(batch))
+    return {"ds": ds}
+
+
+STOPS = [
+    Stop(
+        errors.SourceError, "a URL", nothing, OPEN.format("s3://bucket/x"), "inspect s3://bucket/x"
+    ),
+    opened(errors.SourceError, "something that is no file", a_pipe, "pipe.npy"),
+    opened(errors.SourceError, "a folder that holds itself", a_loop, "folder"),
+    opened(errors.MissingError, "a path with a slip", nothing, "trian/"),
+    opened(errors.MissingError, "a pattern that nothing fits", nothing, "*.npz"),
+    opened(errors.MissingError, "a folder without arrays", only_text, "folder"),
+    opened(errors.MissingError, "a packed dataset without one of its columns", no_column, "packed"),
+    opened(errors.DeniedError, "a file that may not be read", forbidden, "x.npy"),
+    opened(errors.FormatError, "an empty file", lambda: Path("x.npy").touch(), "x.npy"),
+    opened(
+        errors.FormatError,
+        "bytes that are no format",
+        content("x.npy", b"0.1,0.2,0.3\n"),
+        "x.npy",
+    ),
+    opened(
+        errors.FormatError,
+        "a header that is none",
+        content("x.npy", header("{'descr': '<f4', }\n")),
+        "x.npy",
+    ),
+    opened(errors.FormatError, "an archive that was cut short", short_npz, "x.npz"),
+    Stop(
+        errors.FormatError,
+        "a raw file of another size",
+        odd_raw,
+        "ndfeed.open('x.bin', dtype='uint16', shape=(100,))",
+        "inspect x.bin --dtype uint16 --shape 100",
+    ),
+    opened(errors.FormatError, "raw files of which nothing is said", odd_raw, "x.bin"),
+    opened(errors.TruncatedError, "a file that was cut short", one_short, "x.npy"),
+    opened(errors.TruncatedError, "tensors that were cut short", cut_safetensors, "x.safetensors"),
+    opened(errors.TruncatedError, "a column that was cut short", short_column, "packed"),
+    Stop(errors.TruncatedError, "a stream that was cut short", short_gzip, "ds[0]"),
+    Stop(errors.ChecksumError, "damaged bytes in an archive", damaged_npz, "ds[0]"),
+    Stop(errors.ChecksumError, "damaged bytes behind gzip", damaged_gzip, "ds[0]"),
+    Stop(
+        errors.ChecksumError,
+        "a column with a damaged header",
+        damaged_header,
+        OPEN.format("packed"),
+        "verify packed",
+    ),
+    opened(errors.LimitError, "an archive that would never end", a_bomb, "x.npz"),
+    opened(
+        errors.LimitError,
+        "a shape that no machine holds",
+        content(
+            "x.npy",
+            header("{'descr': '<f8', 'fortran_order': False, 'shape': (9" + "0" * 18 + ",), }\n"),
+        ),
+        "x.npy",
+    ),
+    Stop(
+        errors.ManifestError,
+        "a manifest that was edited",
+        edited_manifest,
+        "ndfeed.verify('packed')",
+        "verify packed",
+    ),
+    opened(errors.UnsupportedError, "Python objects", objects, "x.npy"),
+    opened(errors.UnsupportedError, "another compression", bzip2_npz, "x.npz"),
+    opened(
+        errors.UnsupportedError,
+        "a version that is not there yet",
+        content("x.npy", header("{}\n", b"\x09\x00")),
+        "x.npy",
+    ),
+    opened(
+        errors.UnsupportedError, "another format", content("x.h5", b"\x89HDF\r\n\x1a\n"), "x.h5"
+    ),
+    opened(errors.UnsupportedError, "a pickle", content("x.pkl", b"\x80\x04K\x01."), "x.pkl"),
+    opened(errors.UnsupportedError, "a pickle named .pt", content("x.pt", b"\x80\x04K."), "x.pt"),
+    Stop(errors.ChangedError, "a file that was written again", rewritten, "ds[0]"),
+    opened(errors.BadFilesError, "several of them", three_short, "folder"),
+    opened(errors.SchemaError, "files of different types", other_types, "folder"),
+    opened(errors.SchemaError, "files with different fields", other_fields, "folder"),
+    Stop(
+        errors.SchemaError,
+        "sources of different lengths",
+        other_counts,
+        "ndfeed.open({'x': 'x.npy', 'y': 'y.npy'})",
+    ),
+    Stop(
+        errors.SchemaError,
+        "a dtype for a file that has one",
+        npy,
+        "ndfeed.open('x.npy', dtype='uint16')",
+        "inspect x.npy --dtype uint16",
+    ),
+    Stop(errors.SchemaError, "a sum behind a map", a_state, "ds.map(dict) + ds"),
+    Stop(errors.AmbiguousError, "rows, or files?", either_way, OPEN.format("folder")),
+    Stop(
+        errors.FieldError,
+        "a field with a slip",
+        fields,
+        "ndfeed.open('x.npz', fields=('image', 'labels'))",
+        "inspect x.npz --fields image,labels",
+    ),
+    Stop(
+        errors.FieldError,
+        "a batch without that field",
+        fields,
+        "ndfeed.loader(ndfeed.open('x.npz'), 2, fields=('image', 'labels'))",
+    ),
+    Stop(
+        errors.CastError,
+        "a number that 32 bits cannot hold",
+        wide_numbers,
+        "list(ndfeed.jax.loader(ds, 3))",
+    ),
+    Stop(
+        errors.ResumeError, "a state of other data", another_state, "loader.load_state_dict(state)"
+    ),
+    Stop(
+        errors.ResumeError,
+        "a state of another order",
+        a_state,
+        "ndfeed.loader(ds, 2).load_state_dict(state)",
+    ),
+    Stop(
+        errors.ResumeError,
+        "a state that is damaged",
+        a_state,
+        "loader.load_state_dict(state | {'epoch': None})",
+    ),
+    Stop(errors.ResumeError, "a state that is none", a_state, "loader.load_state_dict({})"),
+    Stop(
+        errors.WorkerError,
+        "a function that ends its process",
+        a_map_that_dies,
+        "list(ndfeed.loader(ds, 5, processes=1))",
+    ),
+    Stop(TypeError, "a path instead of a dataset", npy, "ndfeed.loader('x.npy', 2)"),
+    Stop(ValueError, "no samples in a batch", a_state, "ndfeed.loader(ds, 0)"),
+    Stop(TypeError, "an order that is none", a_state, "ndfeed.loader(ds, 2, shuffle='yes')"),
+    Stop(
+        ValueError, "a rank that is not there", a_state, "ndfeed.loader(ds, 2, shard=(4, 4))"
+    ),
+    Stop(ValueError, "memory in a unit of its own", a_state, "ndfeed.loader(ds, 2, memory='2 GG')"),
+    Stop(
+        ValueError, "a sample that is neither", npy, "ndfeed.open('x.npy', sample='image')"
+    ),
+    Stop(ValueError, "a shape without a type", odd_raw, "ndfeed.open('x.bin', shape=(100,))"),
+    Stop(IndexError, "a row that is not there", a_state, "ds[10]"),
+]  # fmt: skip
+
+
+def errors_of(module):
+    """The classes that somebody may meet: all but the base that none is raised of."""
+    return [getattr(module, name) for name in module.__all__ if name != "Error"]
+
+
+@contextlib.contextmanager
+def _folder():
+    """A new current folder that everybody may enter."""
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        os.chdir(folder)
+        try:
+            with patch.dict(os.environ, {"XDG_CACHE_HOME": os.path.join(folder, ".cache")}):
+                yield os.path.realpath(folder)
+        finally:
+            os.chdir(before)
+
+
+@contextlib.contextmanager
+def _as_nobody(wanted):
+    """Root may read everything: what is forbidden can be seen only as somebody else."""
+    if not wanted or os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def _raised(call, names):
+    try:
+        eval(call, {"ndfeed": ndfeed, "np": np} | names)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is looked at
+        return error
+    return None
+
+
+def _complained(command):
+    """Exit status, and what was written to standard error."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        patch.object(sys, "argv", ["ndfeed", *shlex.split(command)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        warnings.catch_warnings(),
+    ):
+        try:
+            status = cli.main()
+        except SystemExit as ended:
+            status = ended.code
+    return status, err.getvalue()
+
+
+def heard(stop):
+    """Visit one stop."""
+    with _folder() as folder:
+        names = stop.make() or {}
+        with _as_nobody(stop.error is errors.DeniedError):
+            error = _raised(stop.call, names)
+            status, complaint = _complained(stop.command) if stop.command else (None, "")
+
+        def near(text):
+            text = text.replace(f"{folder}/", "").replace(folder, ".")
+            return re.sub(r"process \d+", "process …", text)
+
+        return Heard(error, near(str(error)), status, near(complaint))
+
+
+def told(stop, found):
+    """A stop as it stands in the reviewed file."""
+    lines = [f"# {stop.title}", f">>> {stop.call}"]
+    lines += [f"{type(found.error).__name__}: {found.said}"]
+    if stop.command:
+        lines += [f"$ ndfeed {stop.command}", found.complaint.rstrip("\n")]
+    return "\n".join(lines) + "\n"
+
+
+def tour():
+    """The whole text."""
+    return "\n".join(told(stop, heard(stop)) for stop in STOPS)
+
+
+if __name__ == "__main__":
+    text = tour()
+    if sys.argv[1:] == ["--write"]:
+        REVIEWED.write_text(text, encoding="utf-8")
+    else:
+        print(text, end="")  # noqa: T201

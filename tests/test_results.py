@@ -1,0 +1,89 @@
+"""Every figure of speed in README and documentation is one that a results file has."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+# Rates, times shorter than a second, and comparisons: what only a measurement can tell.
+MEASURED = re.compile(
+    r"\d ?[kMGT]?(rows|files|images|samples|batches|[kMGT]?i?B)/s"
+    r"|\d ?(ns|µs|us|ms)\b"
+    r"|\d ?(×|x|times) (as )?(fast|slow|quick)"
+)
+
+
+def module(name):
+    """A script of the benchmarks, which are no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+table = module("table")
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+
+
+@each_page
+def test_tables_are_those_of_the_results(page):
+    """Run ``python benchmarks/table.py`` after a new run, never edit a table."""
+    text = page.read_text(encoding="utf-8")
+
+    assert text == table.filled(text)
+    assert text.count("<!-- results:") == len(table.BLOCK.findall(text))
+
+
+@each_page
+def test_figures_of_speed_stand_in_tables(page):
+    """A number in prose is never measured again."""
+    text = table.BLOCK.sub("", page.read_text(encoding="utf-8"))
+    found = [line for line in text.splitlines() if MEASURED.search(line)]
+
+    assert not found
+
+
+@pytest.mark.parametrize("name", ["gpu"])
+def test_pictures_are_those_of_the_results(name):
+    """Run ``python benchmarks/plot.py`` after a new run."""
+    newest = sorted((ROOT / "benchmarks/results").glob("torch_gpu-????-??-??.jsonl"))[-1]
+    facts = [json.loads(line) for line in newest.read_text(encoding="utf-8").splitlines()]
+
+    drawn = (ROOT / f"docs/images/{name}.svg").read_text(encoding="utf-8")
+    assert drawn == module("plot").drawing(facts)
+
+
+def test_some_tables_are_there():
+    """A marker with a slip would make every check above pass."""
+    blocks = [block for p in PAGES for block in table.BLOCK.findall(p.read_text(encoding="utf-8"))]
+
+    assert len(blocks) >= 4
+
+
+def test_a_table_of_known_results(tmp_path):
+    """The check itself."""
+    lines = [
+        {"question": "warm 3KB", "way": "ours", "rows_per_s": 1},
+        {"question": "warm 3KB", "bar": "ours / floor", "ratio": 1.456, "wanted": 0.8},
+        {"question": "cold 3KB", "bar": "ours / floor", "ratio": 1234.5, "wanted": 1000},
+    ]
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    head = "| question | what is compared | measured | bar |\n|---|---|---|---|\n"
+    warm = "| warm 3KB | ours / floor | 1.46 | ≥ 0.8 |\n"
+    cold = "| cold 3KB | ours / floor | 1,234 | ≥ 1,000 |\n"
+
+    def page(words, rows):
+        return f"a\n<!-- results: x.jsonl{words} -->\n{rows}<!-- end -->\nb\n"
+
+    assert table.filled(page("", "old\n"), tmp_path) == page("", f"\n{head}{warm}{cold}\n")
+    assert table.filled(page(" warm", ""), tmp_path) == page(" warm", f"\n{head}{warm}\n")
+    with pytest.raises(ValueError, match="no bars"):
+        table.filled(page(" wrm", ""), tmp_path)
+    assert MEASURED.search("at 3 GB/s")
+    assert MEASURED.search("42 ns a row")
+    assert not MEASURED.search("256 rows of 3 KB, 2 GB of memory")
