@@ -8,6 +8,7 @@
     │   ├── TruncatedError                fewer bytes present than promised
     │   ├── ChecksumError                 the bytes were damaged
     │   ├── LimitError                    a bomb: a size no honest file needs
+    │   ├── ManifestError                 a packed dataset's ndfeed.json is wrong
     │   └── UnsupportedError              sound, but of a kind that is not read
     ├── ChangedError      (RuntimeError)  the file is not the one that was indexed
     ├── BadFilesError     (ValueError)    several files are wrong; lists them
@@ -40,6 +41,7 @@ __all__ = [
     "FieldError",
     "FormatError",
     "LimitError",
+    "ManifestError",
     "MissingError",
     "ResumeError",
     "SchemaError",
@@ -116,6 +118,12 @@ class ChecksumError(FormatError):
 
 class LimitError(FormatError):
     """A header asks for more than any honest file needs, or than its file can hold."""
+
+
+class ManifestError(FormatError):
+    """The ``ndfeed.json`` of a packed dataset is damaged, or was edited."""
+
+    remedy = "copy the dataset again, or pack it again"
 
 
 class UnsupportedError(FormatError):

@@ -27,6 +27,7 @@ from ndfeed.errors import (
     UnsupportedError,
 )
 from ndfeed.formats.array import MOST_DIMENSIONS
+from ndfeed.formats.npy import preamble
 
 GOLDEN = Path(__file__).parent / "golden"
 FEW = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -738,3 +739,11 @@ def test_damaged_files_raise_our_errors_alone(tmp_path, data):
         return
 
     assert same(found, expected)
+
+
+@each_hard_array
+def test_what_is_put_before_an_array_is_what_numpy_puts(array):
+    """Packed columns are the same bytes whatever version of NumPy wrote or reads them."""
+    plain = np.zeros(array.shape, array.dtype if array.dtype.names is None else "|V15")
+
+    assert preamble(plain.dtype.str, plain.shape) + plain.tobytes() == saved(plain)

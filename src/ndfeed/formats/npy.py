@@ -52,6 +52,7 @@ MOST_HEADER = 256 * 1024
 _MOST_FIELDS = 4096
 _MOST_NAME = 1024
 _MOST_KNOWN = 1024
+_MOST_DIGITS = 21
 
 _COMMON = re.compile(
     r"\{'descr': '([<>|][a-zA-Z][0-9]{1,3})', 'fortran_order': (True|False), "
@@ -109,6 +110,16 @@ def describe(file: File) -> Description:
     found = arrays(file.path, "", header, Stream(0, file.size))
     notes = (*header.alone.notes, f"{spare} bytes behind the array are ignored")
     return Description("npy", found, notes)
+
+
+def preamble(descr: str, shape: tuple[int, ...]) -> bytes:
+    """What ``np.save`` puts before a C-ordered array: version 1.0, a multiple of 64 bytes."""
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
+    if shape:  # room for a longer first axis, as NumPy leaves it since 1.23
+        text += " " * (_MOST_DIGITS - len(str(shape[0])))
+    length = 11 + len(text)
+    text += " " * (-length % 64) + "\n"
+    return MAGIC + b"\1\0" + len(text).to_bytes(2, "little") + text.encode("latin-1")
 
 
 def header_bytes(path: bytes, prefix: bytes, size: int, at: int = 0) -> int:

@@ -16,15 +16,14 @@ of an empty tensor that are not 0 make a size below 2**63, and there are at most
 Types of less than a byte (F4, F6_…) are delivered as the bytes they are packed in.
 """
 
-import json
 import math
-import re
 from functools import lru_cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError, shown
 from ndfeed.files.file import File
 from ndfeed.formats.array import MOST_BYTES, MOST_DIMENSIONS, Array, Description
+from ndfeed.formats.strictjson import parsed
 from ndfeed.formats.types import itemsize
 
 MOST_HEADER = 100_000_000
@@ -34,7 +33,6 @@ _MOST_NAME = 4096
 _MOST_NOTES = 50
 _MOST_KEPT = 64 << 10
 _DEEPEST = 3
-_SMALL, _FEW = 64 << 10, 64
 
 _TYPES = {
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "U32": "<u4",
@@ -45,9 +43,6 @@ _TYPES = {
 }  # fmt: skip
 _BITS = {name: 8 * itemsize(dtype) for name, dtype in _TYPES.items()}
 _PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
-# A quoted text, or the rest from a quote without its partner: never tried twice.
-_TEXT = re.compile(rb'"[^"\\]*+(?:\\.?[^"\\]*+)*+"?', re.S)
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class Header(NamedTuple):
@@ -113,13 +108,8 @@ def _header(text: bytes) -> Header:
     """What a header says, with offsets that count from its end."""
     if text[:1] != b"{":
         raise ValueError("it must begin with '{'")
-    _check_size(text)
-    entries = json.loads(
-        text.decode(),
-        object_pairs_hook=_escaped_pairs if b"\\u" in text else _pairs,
-        parse_int=_natural if b"-" in text else int,
-        parse_float=_no_number,
-        parse_constant=_no_number,
+    entries = parsed(
+        text, objects=_MOST_TENSORS, values=_MOST_VALUES, deepest=_DEEPEST, what="tensors"
     )
     metadata = entries.pop("__metadata__", None)
     packed: list[str] = []
@@ -132,46 +122,6 @@ def _header(text: bytes) -> Header:
             raise ValueError(f"tensors must lie end to end: {end} expected, {found}")
         end += array.length
     return Header(tuple(arrays), end, _notes(packed + _remarks(metadata)))
-
-
-def _check_size(text: bytes) -> None:
-    """Refuse deep nesting and masses of values before the JSON parser meets them."""
-    if len(text) <= _SMALL and text.count(b"{") + text.count(b"[") <= _FEW:
-        return
-    outside = _TEXT.sub(b"", text)
-    brackets = outside.translate(None, _NO_BRACKETS)
-    if outside.count(b",") > _MOST_VALUES or brackets.count(b"{") > _MOST_TENSORS + 2:
-        raise LimitError("", f"at most {_MOST_TENSORS:,} tensors expected, found more")
-    for _ in range(_DEEPEST):
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
-    if brackets:
-        raise ValueError(f"brackets must match and be nested at most {_DEEPEST} deep")
-
-
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key appears twice")
-    return found
-
-
-def _escaped_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Escapes can spell half a surrogate pair, which is no text: it cannot be written back."""
-    for pair in pairs:
-        for part in pair:
-            if isinstance(part, str):
-                part.encode()
-    return _pairs(pairs)
-
-
-def _natural(text: str) -> int:
-    if text.startswith("-"):
-        _no_number(text)
-    return int(text)
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"whole numbers expected, found {text:.40}")
 
 
 def _called(name: str) -> str:

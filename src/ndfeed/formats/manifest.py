@@ -1,0 +1,383 @@
+"""The manifest of a packed dataset: ``ndfeed.json``, beside folders of plain ``.npy`` columns.
+
+UTF-8 JSON, the same bytes for the same dataset, at most 256 MiB:
+
+    {"ndfeed":1,                                    the format's version
+    "rows":n,                                       samples in all parts
+    "fields":[
+    {"name":"image","dtype":"<f4","shape":[3,null]}, …],      null: samples differ
+    "parts":[
+    {"folder":"00000","rows":n,"columns":[
+    {"field":"image","role":"values","file":"image.values.npy","rows":…,"bytes":…,"header":128,
+     "rows_per_block":k,"crc32":"…"}, …]}, …],                (on one line)
+    "source":{…},                                   optional: what it was made from
+    "digest":"…"}                                   SHA-256, and a line break
+
+The digest is that of all bytes before ``,"digest":`` with its line break. Keys stand in this
+order; there are no others. A part has the columns of every field, in the order of the fields:
+
+    role     of                          dtype, shape
+    rows     fields of one shape         the field's, (n, *shape)
+    values   ragged fields               the field's, (values, *shape[1:]) if samples differ
+                                         in their first length alone, else (elements,)
+    offsets  ragged fields               <i8, (n + 1,): sample i has values [offsets[i],
+                                         offsets[i + 1]), from 0 to all of them
+    shapes   ragged fields that differ   <i8, (n, rank)
+             in other lengths too
+
+A column is a .npy file of version 1.0, C order, little-endian, whose ``header`` (magic to line
+break) is a multiple of 64 bytes. Types that NumPy lacks (bfloat16, float8 and their like) are
+opaque elements there, ``|V2`` or ``|V1``, and have their name here. ``crc32`` has eight hex
+digits for the header, then for every ``rows_per_block`` rows.
+
+Values are checked when they are made, so a manifest that is written can be read.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ndfeed.errors import FormatError, ManifestError, UnsupportedError, shown
+from ndfeed.formats.array import MOST_BYTES, MOST_DIMENSIONS
+from ndfeed.formats.filenames import stems
+from ndfeed.formats.strictjson import parsed
+from ndfeed.formats.types import EXTENDED, canonical, itemsize
+
+NAME = b"ndfeed.json"
+VERSION = 1
+MOST_MANIFEST = 256 << 20
+MOST_BLOCKS = 1 << 16
+_BLOCK = 1 << 20
+_MOST_FIELDS = 100_000
+_MOST_COLUMNS = 1_000_000
+_MOST_VALUES = 20_000_000
+_MOST_NAME = 4096
+_DEEPEST = 8
+_ALIGNED = 64
+_MOST_HEADER = 1 << 16
+
+Role = Literal["rows", "values", "offsets", "shapes"]
+Shape = tuple[int | None, ...]
+
+_ON_DISK = re.compile(r"[A-Za-z0-9_%-][A-Za-z0-9._%-]{0,254}")
+_HEX = re.compile(r"(?:[0-9a-f]{8})+")
+_DIGEST = re.compile(rb',\n"digest":"([0-9a-f]{64})"\}\n\Z')
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field. ``shape`` is that of a sample, with ``None`` for lengths that differ."""
+
+    name: str
+    dtype: str
+    shape: Shape
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > _MOST_NAME:
+            raise ValueError(f"field names have 1 to {_MOST_NAME} characters")
+        try:
+            self.name.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"field name {self.name!r:.80} is no text") from None
+        if canonical(self.dtype) != self.dtype or self.dtype.startswith(">"):
+            raise ValueError(f"{self}: a little-endian dtype expected, found {self.dtype[:40]!r}")
+        if len(self.shape) >= MOST_DIMENSIONS:
+            raise ValueError(f"{self}: fewer than {MOST_DIMENSIONS} dimensions expected")
+        if any(n is not None and (type(n) is not int or n < 0) for n in self.shape):
+            raise ValueError(f"{self}: lengths must be whole numbers or null")
+        if math.prod(n or 1 for n in self.shape) * itemsize(self.dtype) >= MOST_BYTES:
+            raise ValueError(f"{self}: fewer than 2**63 bytes expected")
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """What each column of the field holds, in order."""
+        if None not in self.shape:
+            return ("rows",)
+        return ("values", "offsets", "shapes") if None in self.shape[1:] else ("values", "offsets")
+
+    def stored(self, role: Role) -> tuple[str, tuple[int, ...]]:
+        """The dtype that a column's header spells, and the shape of one of its rows."""
+        if role == "offsets":
+            return "<i8", ()
+        if role == "shapes":
+            return "<i8", (len(self.shape),)
+        dtype = f"|V{EXTENDED[self.dtype]}" if self.dtype in EXTENDED else self.dtype
+        if "shapes" in self.roles:
+            return dtype, ()
+        kept = self.shape if role == "rows" else self.shape[1:]
+        return dtype, tuple(n for n in kept if n is not None)
+
+    def row_bytes(self, role: Role) -> int:
+        """Bytes of one row of a column."""
+        dtype, shape = self.stored(role)
+        return math.prod(shape) * itemsize(dtype)
+
+    def __str__(self) -> str:
+        return f"field {shown(self.name[:100])!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One .npy file of a part: how large it is, and the checksums of its blocks.
+
+    ``crc32`` has eight hex digits for the header's ``header`` bytes and for each block.
+    """
+
+    field: str
+    role: Role
+    file: str
+    rows: int
+    nbytes: int
+    header: int
+    rows_per_block: int
+    crc32: str
+
+    def __post_init__(self) -> None:
+        _check_name(self.file)
+        for number in (self.rows, self.nbytes, self.header, self.rows_per_block):
+            if type(number) is not int or not 0 <= number < MOST_BYTES:
+                raise ValueError(f"{self}: whole numbers in [0, 2**63) expected")
+        if self.header % _ALIGNED or not 0 < self.header <= _MOST_HEADER:
+            raise ValueError(f"{self}: a header of a multiple of {_ALIGNED} bytes expected")
+        if self.rows_per_block < 1 or self.blocks > MOST_BLOCKS:
+            raise ValueError(f"{self}: at most {MOST_BLOCKS:,} blocks of a row or more expected")
+        if not _HEX.fullmatch(self.crc32) or len(self.crc32) != 8 + 8 * self.blocks:
+            raise ValueError(f"{self}: crc32 needs 8 hex digits for each of {1 + self.blocks}")
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of rows, the header not among them."""
+        return -(-self.rows // self.rows_per_block)
+
+    def checksums(self) -> list[int]:
+        """The header's, then those of the blocks."""
+        return [int.from_bytes(b, "big") for b in _fours(bytes.fromhex(self.crc32))]
+
+    def __str__(self) -> str:
+        return f"column {shown(self.file[:100])!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some samples: a folder with the columns of every field."""
+
+    folder: str
+    rows: int
+    columns: tuple[Column, ...]
+
+    def __post_init__(self) -> None:
+        _check_name(self.folder)
+        if type(self.rows) is not int or not 0 <= self.rows < MOST_BYTES:
+            raise ValueError(f"part {self.folder!r}: rows must be a number in [0, 2**63)")
+        if len({column.file.lower() for column in self.columns}) < len(self.columns):
+            raise ValueError(f"part {self.folder!r}: two columns are in one file")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All that is known of a packed dataset without its data.
+
+    ``source`` is an object of plain JSON: texts, whole numbers from 0 up, ``True``, ``False``,
+    ``None``, lists and dicts.
+    """
+
+    fields: tuple[Field, ...]
+    parts: tuple[Part, ...]
+    source: Mapping[str, Any] | None = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        if not self.fields:
+            raise ValueError("at least one field expected")
+        if len({one.name for one in self.fields}) < len(self.fields):
+            raise ValueError("two fields of one name")
+        if not self.parts:
+            raise ValueError("at least one part expected")
+        if len({part.folder.lower() for part in self.parts}) < len(self.parts):
+            raise ValueError("two parts in one folder")
+        if self.rows >= MOST_BYTES:
+            raise ValueError("fewer than 2**63 rows expected")
+        roles = [(one, role) for one in self.fields for role in one.roles]
+        for part in self.parts:
+            _check_columns(part, roles)
+
+    @property
+    def rows(self) -> int:
+        """Samples in all parts."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the manifest, in hex: two datasets with the same one hold the same data."""
+        return hashlib.sha256(self._signed()).hexdigest()
+
+    def encoded(self) -> bytes:
+        """The bytes of ``ndfeed.json``."""
+        signed = self._signed()
+        digest = hashlib.sha256(signed).hexdigest()
+        return signed + f',\n"digest":"{digest}"}}\n'.encode()
+
+    def _signed(self) -> bytes:
+        fields = ",\n".join(
+            _json({"name": f.name, "dtype": f.dtype, "shape": f.shape}) for f in self.fields
+        )
+        parts = ",\n".join(_part_json(part) for part in self.parts)
+        text = f'{{"ndfeed":{VERSION},\n"rows":{self.rows},\n'
+        text += f'"fields":[\n{fields}],\n"parts":[\n{parts}]'
+        if self.source is not None:
+            text += f',\n"source":{_json(dict(self.source), sort_keys=True)}'
+        return text.encode()
+
+
+def parse(data: bytes, path: bytes) -> Manifest:
+    """The manifest that ``data``, read from ``path``, spells; the digest is compared first."""
+    if len(data) > MOST_MANIFEST:
+        raise ManifestError(path, f"at most {MOST_MANIFEST} bytes expected, found {len(data)}")
+    match = _DIGEST.search(data[-80:])
+    if match is None:
+        raise ManifestError(path, "a manifest that ends with its digest expected")
+    signed = data[: len(data) - len(match[0])]
+    found = hashlib.sha256(signed).hexdigest()
+    if found != match[1].decode():
+        raise ManifestError(path, f"digest {match[1].decode()[:16]}… expected, found {found[:16]}…")
+    try:
+        whole = parsed(
+            signed + b"}",
+            objects=_MOST_COLUMNS,
+            values=_MOST_VALUES,
+            deepest=_DEEPEST,
+            what="columns",
+        )
+        return _manifest(whole, path)
+    except (UnsupportedError, ManifestError):
+        raise
+    except FormatError as error:
+        raise ManifestError(path, error.problem) from None
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(path, f"the manifest is wrong: {error}") from None
+
+
+def file_names(fields: Sequence[Field]) -> dict[tuple[str, Role], str]:
+    """The file of each column, by field and role."""
+    named = zip(fields, stems([one.name for one in fields]), strict=True)
+    return {
+        (one.name, role): f"{stem}.npy" if role == "rows" else f"{stem}.{role}.npy"
+        for one, stem in named
+        for role in one.roles
+    }
+
+
+def rows_per_block(row_bytes: int, rows: int) -> int:
+    """How many rows share a checksum: about a mebibyte, and at most 65,536 blocks a column."""
+    return max(_BLOCK // max(row_bytes, 1), -(-rows // MOST_BLOCKS), 1)
+
+
+def _check_name(name: str) -> None:
+    """A name in the dataset's own folder and nowhere else."""
+    if not _ON_DISK.fullmatch(name):
+        raise ValueError(f"a plain name of letters, digits and ._%- expected, found {name!r:.80}")
+
+
+def _check_columns(part: Part, roles: Sequence[tuple[Field, Role]]) -> None:
+    """A part has the columns of all fields, each with as many rows and bytes as it must have."""
+    listed = [(column.field, column.role) for column in part.columns]
+    if listed != [(one.name, role) for one, role in roles]:
+        raise ValueError(
+            f"part {part.folder!r}: the columns of all fields, in their order, expected"
+        )
+    for column, (one, role) in zip(part.columns, roles, strict=True):
+        wanted = {"values": column.rows, "offsets": part.rows + 1}.get(role, part.rows)
+        if column.rows != wanted:
+            raise ValueError(f"{column}: {wanted} rows expected, found {column.rows}")
+        size = column.header + column.rows * one.row_bytes(role)
+        if column.nbytes != size:
+            raise ValueError(f"{column}: {size} bytes expected, found {column.nbytes}")
+
+
+def _json(value: object, *, sort_keys: bool = False) -> str:
+    return json.dumps(
+        value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=sort_keys
+    )
+
+
+def _part_json(part: Part) -> str:
+    columns = ",\n".join(
+        _json(
+            {
+                "field": c.field,
+                "role": c.role,
+                "file": c.file,
+                "rows": c.rows,
+                "bytes": c.nbytes,
+                "header": c.header,
+                "rows_per_block": c.rows_per_block,
+                "crc32": c.crc32,
+            }
+        )
+        for c in part.columns
+    )
+    return f'{{"folder":{_json(part.folder)},"rows":{part.rows},"columns":[\n{columns}]}}'
+
+
+def _manifest(whole: Any, path: bytes) -> Manifest:  # noqa: ANN401 - any JSON
+    if type(whole) is not dict or type(whole.get("ndfeed")) is not int:
+        raise ValueError('an object with the key "ndfeed" expected')
+    if whole["ndfeed"] != VERSION:
+        raise UnsupportedError(
+            path,
+            f"format version {VERSION} expected, found {whole['ndfeed']}; a newer ndfeed wrote "
+            f"it: upgrade",
+        )
+    values = _values(whole, ("ndfeed", "rows", "fields", "parts"), optional="source")
+    source = whole.get("source")
+    if "source" in whole and type(source) is not dict:
+        raise ValueError("source must be an object")
+    fields = tuple(map(_field, _list(values[2])))
+    if len(fields) > _MOST_FIELDS:
+        raise ValueError(f"at most {_MOST_FIELDS:,} fields expected")
+    made = Manifest(fields, tuple(map(_part, _list(values[3]))), source)
+    if made.rows != values[1]:
+        raise ValueError(f"{values[1]!r:.40} rows expected, the parts have {made.rows}")
+    return made
+
+
+def _field(entry: Any) -> Field:  # noqa: ANN401 - any JSON
+    name, dtype, shape = _values(entry, ("name", "dtype", "shape"))
+    return Field(_text(name), _text(dtype), tuple(_list(shape)))
+
+
+def _part(entry: Any) -> Part:  # noqa: ANN401 - any JSON
+    folder, rows, columns = _values(entry, ("folder", "rows", "columns"))
+    return Part(_text(folder), rows, tuple(map(_column, _list(columns))))
+
+
+def _column(entry: Any) -> Column:  # noqa: ANN401 - any JSON
+    keys = ("field", "role", "file", "rows", "bytes", "header", "rows_per_block", "crc32")
+    name, role, file, rows, nbytes, header, per_block, crc = _values(entry, keys)
+    return Column(_text(name), role, _text(file), rows, nbytes, header, per_block, _text(crc))
+
+
+def _values(entry: Any, keys: tuple[str, ...], optional: str = "") -> list[Any]:  # noqa: ANN401
+    """The values of an object that has just these keys."""
+    if type(entry) is not dict or not entry.keys() - {optional} == set(keys):
+        raise ValueError(f"an object with the keys {', '.join(keys)} expected")
+    return [entry[key] for key in keys]
+
+
+def _list(value: Any) -> list[Any]:  # noqa: ANN401 - any JSON
+    if type(value) is not list:
+        raise ValueError(f"a list expected, found {value!r:.40}")
+    return value
+
+
+def _text(value: Any) -> str:  # noqa: ANN401 - any JSON
+    if type(value) is not str:
+        raise ValueError(f"text expected, found {value!r:.40}")
+    return value
+
+
+def _fours(data: bytes) -> list[bytes]:
+    return [data[i : i + 4] for i in range(0, len(data), 4)]
