@@ -1,0 +1,214 @@
+"""Samples of a dataset for whoever packs it: read, mapped, and how large each is.
+
+``Reading`` belongs to one piece of work and one thread. It holds what it has open between two
+batches; compressed arrays of many rows must be asked for in rising order.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset.column import Group
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.lazy import lazy
+from ndfeed.dataset.members import Decoded
+from ndfeed.dataset.reader import reader_of
+from ndfeed.dataset.rowset import chosen
+from ndfeed.dataset.step import Batch, stepped
+from ndfeed.errors import ChangedError
+from ndfeed.files.file import Identity, changed, refuse
+from ndfeed.formats.array import INLINE, RAW
+from ndfeed.index.table import Ints, Table
+from ndfeed.pack.fields import NAMES
+from ndfeed.pack.streams import Cursor, streamed
+
+_AT_ONCE = 1 << 16
+
+
+class Rows:
+    """A dataset as what it is packed from. Shared by threads; it holds nothing open."""
+
+    def __init__(self, ds: Dataset, *, names: bool = False) -> None:
+        self.ds = ds
+        self.names = names
+        self.streams = [streamed(group) for group in ds.groups]
+        # What is not read as a stream is read as the dataset reads it.
+        self.others = [
+            _without(group, [c for columns in found for c in columns])
+            for group, found in zip(ds.groups, self.streams, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.ds)
+
+    def samples(self, rows: Ints) -> Ints:
+        """The samples, in the groups, of rows of the dataset."""
+        return chosen(self.ds.rows, rows)
+
+    @lazy
+    def row_bytes(self) -> int | None:
+        """Bytes of every sample as read; nothing where they differ."""
+        columns = [column for group in self.ds.groups for column in group.columns]
+        if self.names or not all(column.even for column in columns):
+            return None
+        return sum(int(column.nbytes[0]) for column in columns)
+
+    def sizes(self, rows: Ints) -> Ints:
+        """Bytes of some samples as read."""
+        if self.row_bytes is not None:
+            return np.full(len(rows), self.row_bytes, np.int64)
+        samples = self.samples(rows)
+        total = np.zeros(len(rows), np.int64)
+        for group in self.ds.groups:
+            part = group.locate(samples).part
+            for column in group.columns:
+                total += column.nbytes[part]
+        if self.names:
+            total += _path_lengths(self.ds.groups[0], samples)
+        return total
+
+    def shapes(self, name: str, rows: Ints) -> Ints:
+        """The shapes of samples of a stored ragged field, one in each row."""
+        samples = self.samples(rows)
+        if self.names and name == NAMES:
+            return _path_lengths(self.ds.groups[0], samples).reshape(-1, 1)
+        for group in self.ds.groups:
+            for column in group.columns:
+                if column.field.name == name:
+                    part = group.locate(samples).part
+                    rank = len(column.field.shape or ())
+                    dims = column.table.dims[column.table.shape[column.arrays[part]]]
+                    skipped = np.where(column.whole[part], 1, 2)
+                    places = skipped[:, None] + np.arange(rank)
+                    return np.take_along_axis(dims, places, axis=1)
+        raise KeyError(name)
+
+    @lazy
+    def cut_by(self) -> Group | None:
+        """The group whose parts must not be decoded twice, if there is one: the largest."""
+        held = [
+            (max(int(c.table.decoded[c.arrays].max(initial=0)) for c in group.columns), i)
+            for i, group in enumerate(self.ds.groups)
+            if not group.one_each and _coded(group)
+        ]
+        return self.ds.groups[max(held)[1]] if held else None
+
+    def path_of(self, row: int) -> str:
+        """The file that has a row."""
+        group = self.ds.groups[0]
+        part = group.locate(self.samples(np.array([row]))).part
+        return os.fsdecode(group.table.path(int(group.columns[0].file[part[0]])))
+
+    def check_unchanged(self) -> None:
+        """Refuse sources that are no longer what they were when they were indexed."""
+        tables = {id(group.table): group.table for group in self.ds.groups}
+        for table in tables.values():
+            if not table.sealed:
+                _check_unchanged(table)
+
+
+def _check_unchanged(table: Table) -> None:
+    for start in range(0, table.files, _AT_ONCE):
+        files = np.arange(start, min(start + _AT_ONCE, table.files))
+        expected = table.identity[files, :4].tolist()
+        for path, before in zip(table.paths_of(files), expected, strict=True):
+            try:
+                after = Identity.of(os.stat(path))
+            except FileNotFoundError:
+                raise ChangedError(path, "removed since it was indexed; put it back") from None
+            except OSError as error:
+                refuse(path, error)
+            if tuple(after) != tuple(before):
+                raise changed(path, Identity(*before), after)
+
+
+def _without(group: Group, columns: Iterable[object]) -> Group | None:
+    dropped = {id(column) for column in columns}
+    kept = tuple(column for column in group.columns if id(column) not in dropped)
+    if len(kept) == len(group.columns):
+        return group
+    return replace(group, columns=kept) if kept else None
+
+
+def _coded(group: Group) -> bool:
+    return any(bool(((c.coding != RAW) & (c.coding != INLINE)).any()) for c in group.columns)
+
+
+class _Draws:
+    """Random generators fixed by the rows of a batch, whatever else is in it."""
+
+    def __init__(self, rows: Ints) -> None:
+        self._rows = rows
+
+    def batch(self, step: int) -> np.random.Generator:
+        """For the batch that begins with this row."""
+        return np.random.default_rng([step, int(self._rows[0])])
+
+    def sample(self, step: int, at: int) -> np.random.Generator:
+        """For one row."""
+        return np.random.default_rng([step, int(self._rows[at])])
+
+
+class Reading:
+    """Reads batches for one piece. Leaving the context without an error checks what is open."""
+
+    def __init__(self, source: Rows) -> None:
+        self._source = source
+        self._cursors = [[Cursor(columns) for columns in found] for found in source.streams]
+        self._decoded = Decoded(0)  # the newest stream alone is kept
+
+    def read(self, rows: Ints) -> Batch:
+        """What the columns are to hold of some rows, before any cast."""
+        ds = self._source.ds
+        samples = self._source.samples(rows)
+        batch: Batch = dict.fromkeys(ds.names)
+        for group, rest, cursors in zip(
+            ds.groups, self._source.others, self._cursors, strict=True
+        ):
+            if rest is not None:
+                for target in reader_of(rest).fill(rest, samples, {}, self._decoded):
+                    batch[target.column.field.name] = target.arrays
+            place = group.locate(samples) if cursors else None
+            for cursor in cursors if place is not None else ():
+                every = zip(cursor.columns, cursor.read(place.part, place.row), strict=True)
+                batch.update({column.field.name: values for column, values in every})
+        if ds.steps:
+            batch = stepped(batch, ds.steps, _Draws(rows))
+        if self._source.names:
+            batch[NAMES] = _paths(ds.groups[0], samples)
+        return batch
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for cursors in self._cursors:
+            for cursor in cursors:
+                if error is None:
+                    cursor.finish()
+                else:
+                    cursor.close()
+
+
+def _path_lengths(group: Group, samples: Ints) -> Ints:
+    file = group.columns[0].file[group.locate(samples).part]
+    ends = group.table.path_ends
+    return ends[file + 1] - ends[file]
+
+
+def _paths(group: Group, samples: Ints) -> list[NDArray[Any]]:
+    """The names of the files that have some samples, below the folder common to all."""
+    file = group.columns[0].file[group.locate(samples).part]
+    ends, text = group.table.path_ends, group.table.path_bytes
+    pairs = zip(ends[file].tolist(), ends[file + 1].tolist(), strict=True)
+    return [text[start:end] for start, end in pairs]
