@@ -268,7 +268,7 @@ except PermissionError as error:
 
 def test_a_long_list_is_of_files(tmp_path, monkeypatch):
     """Asking each whether it is a folder would cost as much as the cache saves."""
-    monkeypatch.setattr("ndfeed.index.source._MANY", 2)
+    monkeypatch.setattr("ndfeed.index.source.MANY", 2)
     save(tmp_path / "d" / "x.npy", tmp_path / "y.npy")
     source = [tmp_path / "y.npy", tmp_path / "d", tmp_path / "y.npy"]
 

@@ -1,9 +1,10 @@
 """Where the samples of a field lie: vectors over parts, and from rows to bytes.
 
 A *part* is an array of some file; its samples are the rows of its first axis, or (``whole``)
-the array itself, one sample. The parts of a column follow each other, so sample ``i`` belongs
-to the part whose ``starts`` bracket it. A *group* is columns over the same parts of the same
-files: they are located once and, where files are read whole, opened once.
+the array itself, one sample, or (``located``) stretches of its rows whose ends are in another
+array, as packed datasets keep ragged fields. The parts of a column follow each other, so sample
+``i`` belongs to the part whose ``starts`` bracket it. A *group* is columns over the same parts
+of the same files: they are located once and, where files are read whole, opened once.
 """
 
 from dataclasses import dataclass
@@ -28,12 +29,18 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """One field's samples. Per part: its place in the table, and whether it is one sample."""
+    """One field's samples. Per part: its place in the table, and whether it is one sample.
+
+    ``offsets`` are the places of the arrays that say where samples end, ``extents`` those of
+    their shapes, if these are kept; -1 for parts that have none.
+    """
 
     field: Field
     table: Table
     arrays: Ints
     whole: NDArray[np.bool_]
+    offsets: Ints | None = None
+    extents: Ints | None = None
 
     @lazy
     def first(self) -> Ints:
@@ -59,7 +66,7 @@ class Column:
 
     @lazy
     def nbytes(self) -> Ints:
-        """Per part: bytes of one sample."""
+        """Per part: bytes of one sample; where they are located, of one of their values."""
         dims = self.table.dims
         used = np.arange(dims.shape[1] - 1) < dims[:, :1]
         lengths = np.where(used, dims[:, 1:], 1)
@@ -88,7 +95,8 @@ class Column:
     @lazy
     def even(self) -> bool:
         """Have all samples the same size?"""
-        return bool(len(self.nbytes) and (self.nbytes == self.nbytes[0]).all())
+        same = len(self.nbytes) and (self.nbytes == self.nbytes[0]).all()
+        return bool(same and self.offsets is None)
 
     @lazy
     def any_swapped(self) -> bool:
@@ -96,14 +104,23 @@ class Column:
         return bool(self.swapped.any())
 
     def shapes(self, part: Ints) -> list[tuple[int, ...]]:
-        """The shape of one sample of each part."""
+        """The shape of one sample of each part; of located ones ``ragged`` has them."""
         dims = self.table.dims[self.table.shape[self.arrays[part]]].tolist()
         skipped = np.where(self.whole[part], 1, 2).tolist()
         return [tuple(row[s : 1 + row[0]]) for row, s in zip(dims, skipped, strict=True)]
 
     def total(self, starts: Ints) -> int:
         """Bytes of all samples as delivered."""
-        return int((self.nbytes * np.diff(starts)).sum())
+        counts = np.diff(starts)
+        if self.offsets is not None:
+            counts = np.where(self.offsets >= 0, lengths(self.table, self.arrays), counts)
+        return int((self.nbytes * counts).sum())
+
+
+def lengths(table: Table, arrays: Ints) -> Ints:
+    """The first length of each of some arrays, which have one."""
+    found: Ints = table.dims[table.shape[arrays], 1]
+    return found
 
 
 @dataclass(frozen=True, eq=False)

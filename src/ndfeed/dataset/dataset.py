@@ -6,6 +6,7 @@ as the way it was made, in a few kilobytes, and opens its files when it first re
 """
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -119,8 +120,11 @@ class Dataset:
             return int(column.nbytes[0]) * len(self)
         if self.rows is None:
             return column.total(group.starts)
-        parts = group.locate(chosen(self.rows, np.arange(len(self)))).part
-        return int(column.nbytes[parts].sum())
+        samples = chosen(self.rows, np.arange(len(self)))
+        if column.offsets is None:
+            return int(column.nbytes[group.locate(samples).part].sum())
+        shapes = reader_of(group).shapes(group, column, samples)
+        return sum(math.prod(shape) for shape in shapes) * column.field.dtype.itemsize
 
     @property
     def files(self) -> Sequence[str]:
@@ -327,7 +331,7 @@ def _loaded(ds: Dataset) -> Held:
     fields = list(ds.fields.values())
     every = chosen(ds.rows, np.arange(len(ds)))
     shapes = {
-        column.field.name: column.shapes(group.locate(every).part)
+        column.field.name: [tuple(s) for s in reader_of(group).shapes(group, column, every)]
         for group in ds.groups
         for column in group.columns
         if column.field.ragged

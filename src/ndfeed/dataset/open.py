@@ -4,18 +4,19 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ndfeed.dataset import samples
+from ndfeed.dataset import packed, samples
 from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.samples import Reading, Sample
 from ndfeed.dataset.show import size
 from ndfeed.errors import SchemaError, shown
 from ndfeed.formats import raw
-from ndfeed.index.open import Opened, open_table
+from ndfeed.index.open import Opened, open_packed, open_table
 from ndfeed.index.source import Source
 
 _SAMPLES = ("auto", "row", "file")
@@ -35,7 +36,8 @@ def open(
 
     ``source`` is a file, a folder (with all below it), a pattern such as ``"train/*.npz"``, a
     list of these, or a dict of field name to source whose samples belong together. Formats are
-    told by the files' first bytes: .npy, .npz, .npy.gz, .pt, .safetensors, or raw.
+    told by the files' first bytes: .npy, .npz, .npy.gz, .pt, .safetensors, or raw. A folder with
+    an ``ndfeed.json`` is a packed dataset, and a list of such folders their samples in turn.
 
     ``sample``  what one sample is: ``"row"`` of the first axis, a whole ``"file"``, or ``"auto"``,
                 which refuses to guess where both make sense. In a dict of sources, a dict too.
@@ -57,6 +59,9 @@ def open(
         raise TypeError("sample= may be a dict only where the source is one")
     if isinstance(source, Dataset):
         return source if chosen is None else source.select(*chosen)
+    ready = _packed(source, how, sample, chosen)
+    if ready is not None:
+        return ready
     part = _part(source, how, sample, fields=chosen)
     if dtype is not None and not part.uses_dtype:
         table = part.layout.table
@@ -68,6 +73,30 @@ def open(
     if len(part.readings) > 1:
         raise samples.refuse(os.fsdecode(part.opened.spellings[0]), part.layout)
     return _dataset((part,), None)
+
+
+def _packed(
+    source: Source, how: "_How", sample: Sample, fields: tuple[str, ...] | None = None
+) -> Dataset | None:
+    """The packed datasets that a source names, one after the other; nothing if it names none."""
+    _check_sample(sample)
+    found = open_packed(source)
+    if found is None:
+        return None
+    path = found[0].spellings[0]
+    if sample == "file":
+        raise SchemaError(path, "a packed dataset, whose samples are rows; leave sample= out")
+    if how.dtype is not None:
+        raise SchemaError(
+            path, "a packed dataset, which says itself what it holds; leave dtype= out"
+        )
+    made = [packed.dataset(one, fields, how.mapped) for one in found]
+    return reduce(Dataset.__add__, made)
+
+
+def _check_sample(sample: Sample) -> None:
+    if sample not in _SAMPLES:
+        raise ValueError(f"sample must be one of {', '.join(map(repr, _SAMPLES))}, got {sample!r}")
 
 
 class _How(NamedTuple):
@@ -104,8 +133,7 @@ def _part(
     prefix: str | None = None,
     fields: tuple[str, ...] | None = None,
 ) -> _Part:
-    if sample not in _SAMPLES:
-        raise ValueError(f"sample must be one of {', '.join(map(repr, _SAMPLES))}, got {sample!r}")
+    _check_sample(sample)
     opened = open_table(source, how.layout, cached=how.cached)
     found = samples.layout(opened.table, fields, how.dtype, prefix)
     readings = samples.readings(found, sample)
@@ -119,12 +147,15 @@ def _parts(
     ways = dict(sample) if isinstance(sample, Mapping) else dict.fromkeys(source, sample)
     if set(ways) - set(source):
         raise ValueError(f"sample= names {sorted(set(ways) - set(source))}, not in the source")
-    return [
-        _renamed(one, name)
-        if isinstance(one, Dataset)
-        else _part(one, how, ways.get(name, "auto"), prefix=name)
-        for name, one in source.items()
-    ]
+    parts: list[_Part | Dataset] = []
+    for name, one in source.items():
+        way = ways.get(name, "auto")
+        made = one if isinstance(one, Dataset) else _packed(one, how, way)
+        if made is None:
+            parts.append(_part(one, how, way, prefix=name))  # type: ignore[arg-type]
+        else:
+            parts.append(_renamed(made, name))
+    return parts
 
 
 def _together(parts: "list[_Part | Dataset]", fields: tuple[str, ...] | None) -> Dataset:

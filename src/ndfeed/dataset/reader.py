@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset import rows
+from ndfeed.dataset import ragged, rows
 from ndfeed.dataset.column import Column, Group, Place
 from ndfeed.dataset.members import Decoded
 from ndfeed.dataset.target import Arrays, Target
@@ -214,6 +214,9 @@ class Reader:
     def _fill_column(
         self, column: Column, place: Place, target: Target, maps: Maps | None, decoded: Decoded
     ) -> None:
+        if column.offsets is not None:
+            ragged.fill(column, place, target, maps, decoded)
+            return
         if not column.plain:
             rows.from_parts(column, place, target, maps, decoded)
             return
@@ -227,6 +230,20 @@ class Reader:
             rows.gather(column, place, target, maps)
         if column.any_swapped:
             target.swap(column.swapped[place.part])
+
+    def shapes(self, group: Group, column: Column, samples: Ints) -> Ints | list[ragged.Shape]:
+        """The shape of each of ``samples`` of a ragged column."""
+        place = group.locate(samples)
+        if column.offsets is None:
+            return column.shapes(place.part)
+        try:
+            try:
+                return ragged.shapes(column, place, self.maps)
+            except Unmappable:
+                return ragged.shapes(column, place, None)
+        except (ChangedError, MissingError):
+            doubt(group.table)
+            raise
 
 
 class _Process:

@@ -109,14 +109,15 @@ def read(column: Column, place: Place, target: Target) -> None:
     file, start = file[order], start[order]
     new = np.ones(len(order), bool)
     new[1:] = (file[1:] != file[:-1]) | (start[1:] != start[:-1])
-    for stretch in _by_file(file):
+    for stretch in by_file(file):
         number = int(file[stretch.start])
         path, expected = column.table.path(number), column.table.expected(number)
         with reading(), File(path, expected) as opened:
             _read_rows(opened, start[stretch], new[stretch], order[stretch], target, size)
 
 
-def _by_file(file: Ints) -> list[slice]:
+def by_file(file: Ints) -> list[slice]:
+    """Stretches of equal numbers."""
     ends = np.append(np.flatnonzero(file[1:] != file[:-1]) + 1, len(file)).tolist()
     return [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
 
@@ -152,7 +153,7 @@ def from_parts(
 ) -> None:
     """Copy samples of parts that are coded, strided or of several shapes, part by part."""
     order = np.argsort(place.part, kind="stable")
-    for stretch in _by_file(place.part[order]):
+    for stretch in by_file(place.part[order]):
         at = order[stretch]
         part = int(place.part[at[0]])
         rows = place.row[at]

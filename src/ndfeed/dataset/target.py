@@ -1,6 +1,10 @@
-"""Where samples go: one array for samples of one shape, an array each for ragged ones."""
+"""Where samples go: one array for samples of one shape, an array each for ragged ones.
 
-from typing import Any
+Ragged samples may also be laid out in one piece of memory, each from a byte of its own.
+"""
+
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +13,15 @@ from ndfeed.dataset.column import Column
 from ndfeed.dataset.field import Field
 from ndfeed.index.table import Ints
 
-Arrays = NDArray[Any] | list[NDArray[Any]]  # of samples of one shape, or one for each
+
+class Laid(NamedTuple):
+    """Memory, as bytes, and where in it each sample begins."""
+
+    memory: NDArray[np.uint8]
+    starts: Ints
+
+
+Arrays = NDArray[Any] | list[NDArray[Any]] | Laid  # of samples of one shape, or one for each
 
 
 def check_fits(field: Field, out: NDArray[Any], count: int) -> None:
@@ -33,10 +45,11 @@ class Target:
     call that makes its own result can hand it over with ``adopt``.
     """
 
-    __slots__ = ("_array", "_memory", "_part", "_ragged", "column")
+    __slots__ = ("_array", "_memory", "_part", "_ragged", "column", "laid")
 
     def __init__(self, column: Column, part: Ints, arrays: Arrays | None = None) -> None:
         self.column = column
+        self.laid = arrays if isinstance(arrays, Laid) else None
         self._part = part
         self._array = arrays if isinstance(arrays, np.ndarray) else None
         self._ragged = arrays if isinstance(arrays, list) else None
@@ -62,6 +75,26 @@ class Target:
             dtype = self.column.field.dtype
             self._ragged = [np.empty(shape, dtype) for shape in self.column.shapes(self._part)]
         return self._ragged
+
+    @property
+    def given(self) -> bool:
+        """Is there already room for ragged samples?"""
+        return self._ragged is not None or self.laid is not None
+
+    def hold(self, arrays: list[NDArray[Any]]) -> None:
+        """Take ``arrays`` as the room for ragged samples."""
+        self._ragged = arrays
+
+    def lay(self, laid: Laid, shapes: Ints) -> None:
+        """Take ``laid``, which is of this field's elements, as the room for ragged samples."""
+        dtype = self.column.field.dtype
+        values = laid.memory.view(dtype)
+        ends = (laid.starts // dtype.itemsize).tolist()
+        ends.append(len(values))
+        pieces = [values[a:b] for a, b in pairwise(ends)]
+        if shapes.shape[1] > 1:
+            pieces = [p.reshape(s) for p, s in zip(pieces, shapes.tolist(), strict=True)]
+        self._ragged = pieces
 
     @property
     def flat(self) -> NDArray[np.uint8]:

@@ -101,6 +101,16 @@ def is_folder(path: bytes) -> bool:
         return False
 
 
+def exists(path: bytes) -> bool:
+    """Is there anything of that name?"""
+    return os.path.lexists(path)
+
+
+def is_link(path: bytes) -> bool:
+    """Is this a symbolic link?"""
+    return os.path.islink(path)
+
+
 def walk(root: bytes) -> Found:
     """Every file below ``root``."""
     found = Found(Paths(base=os.path.join(root, b"")), Folders())

@@ -29,7 +29,7 @@ _FORMATS = ("npy", "npz", "npy.gz", "pt", "safetensors", "raw", "memory")
 RAW = _FORMATS.index("raw")
 
 
-class _Chunk:
+class Chunk:
     """Facts about some files, in lists, and what was wrong with others."""
 
     def __init__(self) -> None:
@@ -45,6 +45,7 @@ class _Chunk:
         self.problems: list[Error] = []
 
     def add(self, file: File, found: Description) -> None:
+        """One more file, and what it holds."""
         status = file.status
         number = len(self.paths)
         self.paths.append(file.path)
@@ -134,14 +135,14 @@ def build(files: Files, layout: raw.Layout | None, *, of: int | None = None) -> 
 
 def table_of(file: File, found: Description) -> Table:
     """The table of one file that is described already."""
-    chunk = _Chunk()
+    chunk = Chunk()
     chunk.add(file, found)
     made = Assembly(b"")
     made.add(chunk.part(b""))
     return made.table()
 
 
-def _described(files: Files, layout: raw.Layout | None) -> Generator[_Chunk, None, None]:
+def _described(files: Files, layout: raw.Layout | None) -> Generator[Chunk, None, None]:
     """Every file, in order, some at a time."""
     count = len(files.paths)
     first = min(_FIRST, count)
@@ -163,8 +164,8 @@ def _described(files: Files, layout: raw.Layout | None) -> Generator[_Chunk, Non
         pool.shutdown(cancel_futures=True)  # whoever presses Ctrl-C waits for no other file
 
 
-def _chunk(files: Files, layout: raw.Layout | None, start: int, stop: int) -> _Chunk:
-    chunk = _Chunk()
+def _chunk(files: Files, layout: raw.Layout | None, start: int, stop: int) -> Chunk:
+    chunk = Chunk()
     picky = files.picky[start:stop].tolist()
     for path, ignorable in zip(files.paths[start:stop], picky, strict=True):
         try:

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from ndfeed.errors import ChangedError, MissingError
+from ndfeed.errors import ChangedError, MissingError, SchemaError, shown
 from ndfeed.files import tree
 from ndfeed.files.paths import Paths
 from ndfeed.files.shared import Handle, Shared
 from ndfeed.formats import raw
-from ndfeed.index import cache, codec
+from ndfeed.formats.manifest import Field
+from ndfeed.index import cache, codec, packed
 from ndfeed.index.build import build
-from ndfeed.index.source import Files, Source, find, spelled
+from ndfeed.index.source import MANY, Files, Source, find, spelled
 from ndfeed.index.table import Table, places, subset
 
 _MANY_ARRAYS = 64
@@ -28,10 +29,17 @@ _FEW_NAMES = 100
 class Opened:
     """A table and where it came from."""
 
-    def __init__(self, table: Table, spellings: Paths, layout: raw.Layout | None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        spellings: Paths,
+        layout: raw.Layout | None,
+        fields: tuple[Field, ...] = (),
+    ) -> None:
         self.table = table
         self.spellings = spellings
         self.layout = layout
+        self.fields = fields  # of a packed dataset, and of nothing else
         self._memory: Shared | None = None
 
     def __reduce__(self) -> tuple[Callable[..., "Opened"], tuple[Any, ...]]:
@@ -45,6 +53,7 @@ class Opened:
             self.table.caches,
             source,
             self.layout,
+            self.fields,
         )
 
 
@@ -54,6 +63,7 @@ def _arrived(
     caches: tuple[bytes, ...],
     spellings: Paths | None,
     layout: raw.Layout | None,
+    fields: tuple[Field, ...],
 ) -> Opened:
     """The table behind a pickled handle, or one of the same source and the same data."""
     try:
@@ -61,20 +71,46 @@ def _arrived(
     except MissingError:
         if spellings is None:
             raise
-        table = _open(spellings, layout, cached=True)
+        again = _packed(spellings[0]) if fields else None
+        table = _open(spellings, layout, cached=True) if again is None else again.table
         found = codec.fingerprint(table)
         if found != expected:
             raise ChangedError(
                 spellings[0],
                 f"data with fingerprint {expected} expected, found {found}; open it again",
             ) from None
-        return Opened(table, spellings, layout)
+        return Opened(table, spellings, layout, fields)
     table, _ = codec.decode(memory.view().data, checked=False)
     if spellings is None:
         spellings = Paths(table.paths_of(np.arange(table.files)))
-    opened = Opened(replace(table, caches=caches), spellings, layout)
+    opened = Opened(replace(table, caches=caches), spellings, layout, fields)
     opened._memory = memory
     return opened
+
+
+def open_packed(source: Source) -> list[Opened] | None:
+    """Every packed dataset that ``source`` names, or nothing if it names none."""
+    spellings = spelled(source)
+    if len(spellings) > MANY:  # files, as ``find`` takes them for
+        return None
+    found = [_packed(spelling) for spelling in spellings]
+    opened = [one for one in found if one is not None]
+    if opened and len(opened) < len(found):
+        other = next(s for s, one in zip(spellings, found, strict=True) if one is None)
+        raise SchemaError(
+            opened[0].spellings[0],
+            f"a packed dataset, {shown(other)} is none; open each, and add them",
+        )
+    return opened or None
+
+
+def _packed(spelling: bytes) -> Opened | None:
+    folder = packed.folder_of(spelling)
+    if folder is None:
+        return None
+    manifest = packed.read_manifest(folder)
+    table = packed.table_of(folder, manifest)
+    return Opened(table, Paths((folder,)), None, manifest.fields)
 
 
 def open_table(source: Source, layout: raw.Layout | None = None, *, cached: bool = True) -> Opened:

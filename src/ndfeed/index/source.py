@@ -17,7 +17,7 @@ Name = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Source = Name | Sequence[Name]
 
 # In long lists every entry is a file: asking each what it is would cost a stat more.
-_MANY = 1000
+MANY = 1000
 _URL = re.compile(rb"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 # What ``abspath`` would leave alone: no dots to follow, no doubled or last slash.
 _ABSOLUTE = re.compile(rb"(?:/[^/.][^/]*)+")
@@ -64,7 +64,7 @@ def find(spellings: Paths) -> Files:
     """Every file that the spellings of one source name."""
     if not spellings:
         raise MissingError("[]", "an empty list of files; give at least one")
-    many = len(spellings) > _MANY
+    many = len(spellings) > MANY
     if not any(_is_several(spelling, many) for spelling in spellings):
         return Files(spellings, np.zeros(len(spellings), bool), Folders())
     parts = [_found(spelling, many) for spelling in spellings]

@@ -59,6 +59,7 @@ class Table:
     owner: object = field(default=None, repr=False)  # keeps the memory behind the paths alive
     sealed: bool = False  # the files are memory of our own that cannot change
     caches: tuple[bytes, ...] = ()  # where this table is kept for the next time
+    digest: str = ""  # of a packed dataset's manifest, which says all that the data is
 
     @property
     def files(self) -> int:

@@ -13,6 +13,7 @@ from ndfeed.dataset.members import Decoded
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.rowset import chosen
 from ndfeed.dataset.step import Batch
+from ndfeed.dataset.target import Arrays
 from ndfeed.loader.pool import Pool
 from ndfeed.loader.ragged import Ragged, Room
 from ndfeed.order.permutation import Ints
@@ -69,15 +70,19 @@ class Host:
         batch: Batch,
     ) -> None:
         """A group with ragged columns; straight into their form where that is possible."""
+        reader = reader_of(group)
+        given: dict[str, Arrays] = {**arrays}
         rooms: list[Room] = []
-        if self._ragged != "list":
-            part = group.locate(samples).part
-            every = (Room(c.field, c.shapes(part), self._ragged, self.pool) for c in uneven)
-            rooms = [room for room in every if room.direct]
-        given = arrays | {room.field.name: room.samples for room in rooms}
+        for column in uneven if self._ragged != "list" else ():
+            shapes = reader.shapes(group, column, samples)
+            room = Room(column.field, shapes, self._ragged, self.pool)
+            if room.laid is not None:
+                located = column.offsets is not None and (column.offsets >= 0).all()
+                given[column.field.name] = room.laid if located else room.samples()
+                rooms.append(room)
         batch.update(arrays)
-        for target in reader_of(group).fill(group, samples, given, self.decoded):
-            if target.column.field.ragged:
+        for target in reader.fill(group, samples, given, self.decoded):
+            if target.column.field.ragged and target.laid is None:
                 batch[target.column.field.name] = target.ragged
         for room in rooms:
             batch[room.field.name] = room

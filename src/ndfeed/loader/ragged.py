@@ -16,12 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.field import Field
+from ndfeed.dataset.target import Laid
 from ndfeed.loader.pool import Pool
+from ndfeed.order.permutation import Ints
 
 Ragged = Literal["list", "pad", "packed"]
 RAGGED = ("list", "pad", "packed")
 
 Shape = tuple[int, ...]
+Shapes = Sequence[Shape] | Ints
 Samples = Sequence[NDArray[Any]]
 
 
@@ -65,58 +68,67 @@ def _first_only(field: Field) -> bool:
 
 
 class Room:
-    """An array for a batch of ragged samples, the parts of it for each, and what goes with it."""
+    """An array for a batch of ragged samples, where in it each goes, and what comes beside it.
 
-    def __init__(self, field: Field, shapes: Sequence[Shape], ragged: Ragged, pool: Pool) -> None:
+    ``shapes`` has a row for each sample. ``laid`` is where their bytes go, if each has its own in
+    one piece.
+    """
+
+    def __init__(self, field: Field, shapes: Shapes, ragged: Ragged, pool: Pool) -> None:
         self.field = field
-        self._shapes = shapes
-        self._pool = pool
+        rank = len(shapes[0]) if len(shapes) else len(field.shape or ())
+        self._shapes: Ints = np.asarray(shapes, np.int64).reshape(len(shapes), rank)
         self.batch: dict[str, Any] = {}
-        self.samples: list[NDArray[Any]] = []
-        # Can the samples be read straight into their parts?
-        self.direct = True
-        if ragged == "pad":
-            self._pad()
-        else:
-            self._pack()
+        self.laid: Laid | None = None
+        self._padded = ragged == "pad"
+        self._array = self._pad(pool) if self._padded else self._pack(pool)
 
-    def _pad(self) -> None:
-        name, known = self.field.name, self.field.shape or ()
-        longest = tuple(map(max, zip(*self._shapes, strict=True))) or tuple(n or 0 for n in known)
-        padded = self._pool.array(len(self._shapes), self.field.dtype, longest)
+    def _pad(self, pool: Pool) -> NDArray[Any]:
+        name, known, shapes = self.field.name, self.field.shape or (), self._shapes
+        count = len(shapes)
+        longest = tuple(shapes.max(axis=0).tolist()) if count else tuple(n or 0 for n in known)
+        padded = pool.array(count, self.field.dtype, longest)
         differing = [axis for axis, length in enumerate(known) if length is None]
-        lengths = np.array(self._shapes, np.int64).reshape(len(self._shapes), len(longest))
-        lengths = lengths[:, differing]
+        lengths = shapes[:, differing]
         self.batch = {
             name: padded,
             f"{name}_length": lengths[:, 0] if len(differing) == 1 else lengths,
         }
-        for at, shape in enumerate(self._shapes):
-            own: Any = (at, *map(slice, shape))
-            part = padded[own]
-            if shape != longest:
-                if shape[1:] == longest[1:]:
-                    padded[at, shape[0] :] = 0
-                else:
-                    padded[at] = 0
-                    self.direct = False
-            self.samples.append(part)
+        if (shapes != longest).any():
+            padded[...] = 0
+        if (shapes[:, 1:] == longest[1:]).all():
+            step = math.prod(longest) * padded.itemsize
+            self.laid = Laid(_as_bytes(padded), np.arange(count) * step)
+        return padded
 
-    def _pack(self) -> None:
-        name, dtype, count = self.field.name, self.field.dtype, len(self._shapes)
+    def _pack(self, pool: Pool) -> NDArray[Any]:
+        name, shapes = self.field.name, self._shapes
         flat = not _first_only(self.field)
         rest: Shape = () if flat else tuple(n or 0 for n in (self.field.shape or ())[1:])
-        ends = np.zeros(count + 1, np.int64)
-        steps = [math.prod(shape) if flat else shape[0] for shape in self._shapes]
-        np.cumsum(steps, out=ends[1:])
-        values = self._pool.array(int(ends[-1]), dtype, rest)
+        ends = np.zeros(len(shapes) + 1, np.int64)
+        np.cumsum(shapes.prod(axis=1) if flat else shapes[:, 0], out=ends[1:])
+        values = pool.array(int(ends[-1]), self.field.dtype, rest)
         self.batch = {name: values, f"{name}_offsets": ends}
         if flat:
-            rank = len(self._shapes[0]) if count else len(self.field.shape or ())
-            self.batch[f"{name}_shape"] = np.array(self._shapes, np.int64).reshape(count, rank)
-        places = ends.tolist()
-        for shape, start, end in zip(self._shapes, places, places[1:], strict=False):
-            self.samples.append(values[start:end].reshape(shape))
+            self.batch[f"{name}_shape"] = shapes
+        self.laid = Laid(_as_bytes(values), ends[:-1] * math.prod(rest) * values.itemsize)
+        return values
+
+    def samples(self) -> list[NDArray[Any]]:
+        """The part of the array for each sample, in its shape."""
+        shapes = self._shapes.tolist()
+        if self._padded:
+            cuts: list[Any] = [(at, *map(slice, shape)) for at, shape in enumerate(shapes)]
+            return [self._array[cut] for cut in cuts]
+        places = self.batch[f"{self.field.name}_offsets"].tolist()
+        return [
+            self._array[start:end].reshape(shape)
+            for shape, start, end in zip(shapes, places, places[1:], strict=False)
+        ]
+
+
+def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)
 
 
 def formed(field: Field, samples: Samples, ragged: Ragged, pool: Pool) -> dict[str, Any]:
@@ -127,6 +139,6 @@ def formed(field: Field, samples: Samples, ragged: Ragged, pool: Pool) -> dict[s
             'use ragged="list", or give them one in map'
         )
     room = Room(field, [array.shape for array in samples], ragged, pool)
-    for part, array in zip(room.samples, samples, strict=True):
+    for part, array in zip(room.samples(), samples, strict=True):
         part[...] = array
     return room.batch

@@ -1,0 +1,44 @@
+"""Packed datasets: every field a group of its own, part behind part.
+
+The fields lie in files of their own, so nothing is gained by locating them together; a field of
+one part is read as the rows of any .npy file are.
+"""
+
+import numpy as np
+
+from ndfeed.dataset.column import Column, Group, lengths
+from ndfeed.dataset.dataset import Dataset, Made
+from ndfeed.dataset.field import Field
+from ndfeed.errors import FieldError
+from ndfeed.formats import manifest
+from ndfeed.formats.types import delivered, plain
+from ndfeed.index.open import Opened
+from ndfeed.index.table import Ints, Table
+
+
+def dataset(opened: Opened, fields: tuple[str, ...] | None, mapped: bool) -> Dataset:
+    """The samples of a packed dataset."""
+    table = opened.table
+    width = sum(len(field.roles) for field in opened.fields)
+    first = np.arange(0, len(table.file), width)
+    groups: dict[str, Group] = {}
+    for field in opened.fields:
+        groups[field.name] = _group(field, table, first, mapped)
+        first = first + len(field.roles)
+    for name in fields or ():
+        if name not in groups:
+            raise FieldError(name, list(groups), opened.spellings[0])
+    chosen = tuple(groups[name] for name in fields or groups)
+    made: Made = dataset, (opened, fields, mapped)
+    return Dataset(chosen, made, why="packed dataset", origin=table.digest[:16])
+
+
+def _group(field: manifest.Field, table: Table, first: Ints, mapped: bool) -> Group:
+    """One field: its first column in every part is at ``first`` in the table."""
+    kind = plain(field.dtype)
+    described = Field(field.name, delivered(kind), field.shape, kind)
+    places = dict(zip(field.roles, (first + i for i in range(len(field.roles))), strict=True))
+    offsets, extents = places.get("offsets"), places.get("shapes")
+    column = Column(described, table, first, np.zeros(len(first), bool), offsets, extents)
+    counts = lengths(table, first) if offsets is None else lengths(table, offsets) - 1
+    return Group(np.concatenate([[0], np.cumsum(counts)]), (column,), mapped)
