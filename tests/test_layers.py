@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "dataset": {"index", "formats", "files", "errors", "progress"},
     "order": {"errors"},
     "loader": {"order", "dataset", "formats", "files", "errors"},
-    "pack": {"dataset", "index", "formats", "files", "errors", "progress"},
+    "pack": {"order", "dataset", "index", "formats", "files", "errors", "progress"},
     "torch": {"loader", "dataset", "order", "files", "errors"},
     "tf": {"loader", "dataset", "order", "errors"},
     "keras": {"loader", "dataset", "order", "errors"},

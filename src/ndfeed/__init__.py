@@ -38,6 +38,7 @@ from ndfeed.errors import (
 from ndfeed.loader.loader import Loader, loader
 from ndfeed.loader.report import Report
 from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
+from ndfeed.pack.pack import pack
 
 __version__ = "0.1.0"
 
@@ -72,4 +73,5 @@ __all__ = [
     "WorkerError",
     "loader",
     "open",
+    "pack",
 ]

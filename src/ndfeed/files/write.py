@@ -46,7 +46,7 @@ def refuse(path: bytes, doing: str, error: OSError) -> NoReturn:
 class Output:
     """A file that is written by position. Use as a context manager; safe from several threads.
 
-    ``new`` makes the file, emptied if it is there; without it the file must be there.
+    ``new`` makes the file if it is not there; what is in it stays.
     """
 
     __slots__ = ("_lost", "fd", "path")
@@ -54,7 +54,7 @@ class Output:
     def __init__(self, path: bytes, *, new: bool = False) -> None:
         self.path = path
         self._lost = False
-        flags = os.O_RDWR | _BINARY | (os.O_CREAT | os.O_TRUNC if new else 0)
+        flags = os.O_RDWR | _BINARY | (os.O_CREAT if new else 0)
         try:
             self.fd = os.open(path, flags, 0o666)
         except OSError as error:
@@ -133,6 +133,7 @@ def write_file(path: bytes, data: bytes) -> None:
     """Make ``path`` hold ``data``, whole or not at all; the folder is not synced."""
     beside = path + b".new"
     with Output(beside, new=True) as file:
+        file.allocate(len(data))
         file.write(0, data)
         file.sync()
     rename(beside, path)
@@ -216,10 +217,9 @@ def remove_folder(path: bytes, last: bytes = b"") -> None:
             remove(inner)
     try:
         os.rmdir(path)
-    except FileNotFoundError:
-        return
     except OSError as error:
-        refuse(path, "remove this folder", error)
+        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+            refuse(path, "remove this folder", error)  # else somebody else works there
 
 
 def free_bytes(path: bytes) -> int | None:

@@ -61,6 +61,15 @@ def probed_rows(count: int) -> Ints:
     return np.unique(np.concatenate([np.arange(min(_PROBED, count)), spread]))
 
 
+def probe_bytes(ds: Dataset) -> int:
+    """Bytes of a sample behind the maps, about; nothing where there are none."""
+    if not ds.steps or not len(ds):
+        return 0
+    rows = probed_rows(len(ds))
+    made = ds.read(rows).values()
+    return sum(sum(np.asarray(value).nbytes for value in values) for values in made) // len(rows)
+
+
 def _probed(ds: Dataset) -> list[Read]:
     """The fields that the maps make."""
     made = ds.read(probed_rows(len(ds)))

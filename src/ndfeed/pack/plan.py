@@ -249,7 +249,9 @@ def _signed(plan: Plan, ds: Dataset, base: str) -> Plan:
         digest.update(_described(step.function if isinstance(step, Map) else step.names).encode())
     name = digest.hexdigest()[:32]
     source = {
+        "base": base,
         "fingerprint": ds.fingerprint,
+        "first": plan.first,
         "maps": [_name(step.function) for step in ds.steps if isinstance(step, Map)],
         "names": plan.names,
         "plan": name,

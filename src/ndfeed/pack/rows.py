@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset.column import Group
+from ndfeed.dataset.column import Column, Group
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.lazy import lazy
 from ndfeed.dataset.members import Decoded
@@ -65,9 +65,8 @@ class Rows:
         samples = self.samples(rows)
         total = np.zeros(len(rows), np.int64)
         for group in self.ds.groups:
-            part = group.locate(samples).part
             for column in group.columns:
-                total += column.nbytes[part]
+                total += _sizes(group, column, samples)
         if self.names:
             total += _path_lengths(self.ds.groups[0], samples)
         return total
@@ -80,12 +79,7 @@ class Rows:
         for group in self.ds.groups:
             for column in group.columns:
                 if column.field.name == name:
-                    part = group.locate(samples).part
-                    rank = len(column.field.shape or ())
-                    dims = column.table.dims[column.table.shape[column.arrays[part]]]
-                    skipped = np.where(column.whole[part], 1, 2)
-                    places = skipped[:, None] + np.arange(rank)
-                    return np.take_along_axis(dims, places, axis=1)
+                    return _shapes(group, column, samples)
         raise KeyError(name)
 
     @lazy
@@ -110,6 +104,25 @@ class Rows:
         for table in tables.values():
             if not table.sealed:
                 _check_unchanged(table)
+
+
+def _sizes(group: Group, column: Column, samples: Ints) -> Ints:
+    if column.offsets is None:
+        return column.nbytes[group.locate(samples).part]
+    found: Ints = _shapes(group, column, samples).prod(axis=1) * column.field.dtype.itemsize
+    return found
+
+
+def _shapes(group: Group, column: Column, samples: Ints) -> Ints:
+    """The shapes of samples of one rank, one in each row."""
+    rank = len(column.field.shape or ())
+    if column.offsets is not None:
+        found = reader_of(group).shapes(group, column, samples)
+        return np.asarray(found, np.int64).reshape(len(samples), rank)
+    part = group.locate(samples).part
+    dims = column.table.dims[column.table.shape[column.arrays[part]]]
+    places = np.where(column.whole[part], 1, 2)[:, None] + np.arange(rank)
+    return np.take_along_axis(dims, places, axis=1)
 
 
 def _check_unchanged(table: Table) -> None:

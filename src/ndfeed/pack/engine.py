@@ -1,0 +1,167 @@
+"""Pieces done by an executor: threads, processes, or machines of somebody else's.
+
+An executor is any ``concurrent.futures.Executor``. Without one there is a pool of this module's
+own: processes where maps hold the interpreter's lock and can be sent, threads otherwise, since
+copying and inflating let go of it.
+
+A piece whose worker died is given to another, a few times. Any other error ends the work: what
+is not begun is called off, what is under way is waited for, what was done is noted.
+"""
+
+import signal
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
+from multiprocessing import get_context
+from multiprocessing.reduction import ForkingPickler
+
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.errors import WorkerError
+from ndfeed.files import system
+from ndfeed.pack.journal import Record
+from ndfeed.pack.piece import Stopped, stopped, work
+
+_TRIES = 3
+_MOST = 16
+# Modules whose errors say that a worker is lost, not that the work is wrong.
+_OTHERS = ("distributed.", "ray.")
+
+
+class Pool:
+    """Does the pieces of one plan. Use as a context manager."""
+
+    def __init__(self, ds: Dataset, executor: Executor | None, workers: int | None) -> None:
+        self._ds = ds
+        self._given = executor
+        self._own: Executor | None = None
+        self._processes = executor is None and bool(ds.steps) and _sendable(ds)
+        most = getattr(executor, "_max_workers", None)
+        self.workers = workers or (most if isinstance(most, int) else 0)
+        self.workers = self.workers or min(system.cores(), _MOST)
+
+    @property
+    def _executor(self) -> Executor:
+        if self._given is not None:
+            return self._given
+        if self._own is None:
+            self._own = self._made()
+        return self._own
+
+    def _made(self) -> Executor:
+        if not self._processes:
+            return ThreadPoolExecutor(self.workers, "ndfeed-pack")
+        # Spawned: a fork would copy locks that other threads hold at this moment.
+        return ProcessPoolExecutor(self.workers, get_context("spawn"), _ignore_interrupts)
+
+    def run(
+        self,
+        folder: bytes,
+        digest: str,
+        tasks: Sequence[str],
+        note: Callable[[list[Record]], None],
+    ) -> None:
+        """Do ``tasks`` of the plan in ``folder``; ``note`` gets the records of those done."""
+        running: dict[Future[Record], str] = {}
+        waiting, tries = deque(tasks), Counter[str]()
+        stopped.discard(digest)
+        try:
+            while waiting or running:
+                while waiting and len(running) < 2 * self.workers:
+                    task = waiting.popleft()
+                    running[self._submitted(folder, digest, task)] = task
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                lost = self._collect({future: running.pop(future) for future in done}, note)
+                _retry(lost, tries, waiting)
+        except BaseException:
+            stopped.add(digest)
+            self._call_off(running)
+            raise
+
+    def _submitted(self, folder: bytes, digest: str, task: str) -> "Future[Record]":
+        try:
+            return self._executor.submit(work, folder, digest, self._ds, task)
+        except BrokenExecutor as error:
+            if self._own is None:
+                failed: Future[Record] = Future()
+                failed.set_exception(error)
+                return failed
+            self._own.shutdown(wait=False, cancel_futures=True)
+            self._own = None
+            return self._executor.submit(work, folder, digest, self._ds, task)
+
+    def _collect(
+        self, done: dict["Future[Record]", str], note: Callable[[list[Record]], None]
+    ) -> list[tuple[str, BaseException]]:
+        """Note what was done. Raises what went wrong; gives what was lost with its worker."""
+        records, lost, wrong = [], [], None
+        for future, task in done.items():
+            try:
+                records.append(future.result())
+            except BaseException as error:
+                if _is_loss(error):
+                    lost.append((task, error))
+                else:
+                    wrong = wrong or error
+        if records:
+            note(records)
+        if wrong is not None:
+            raise wrong
+        return lost
+
+    def _call_off(self, running: dict["Future[Record]", str]) -> None:
+        for future in running:
+            future.cancel()
+        # Nobody writes any more when the caller hears of the error.
+        wait([future for future in running if not future.cancelled()])
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._own is not None:
+            self._own.shutdown(wait=True, cancel_futures=True)
+
+
+def _retry(
+    lost: Iterable[tuple[str, BaseException]], tries: "Counter[str]", waiting: "deque[str]"
+) -> None:
+    """Have lost pieces done again, unless that was tried before."""
+    for task, error in lost:
+        tries[task] += 1
+        if tries[task] >= _TRIES:
+            raise WorkerError(
+                f"a worker died {_TRIES} times over piece {task!r} ({error}): it is out of memory, "
+                f"or crashes; a script that packs in processes needs if __name__ == '__main__'; "
+                f"run the same again to go on"
+            ) from error
+        waiting.append(task)
+
+
+def _is_loss(error: BaseException) -> bool:
+    foreign = type(error).__module__.startswith(_OTHERS)
+    return foreign or isinstance(error, BrokenExecutor | CancelledError | Stopped)
+
+
+def _sendable(ds: Dataset) -> bool:
+    """Can the dataset, with its maps, be sent to another process?"""
+    try:
+        ForkingPickler.dumps(ds)
+    except Exception:  # whatever a map's own pickling raises
+        return False
+    return True
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C is for the process that waits for the pieces."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

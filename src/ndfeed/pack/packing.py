@@ -1,0 +1,154 @@
+"""A plan carried out: everything prepared, pieces in their order, the parts of a manifest.
+
+Whatever is done is done so that it can be done again: a run that finds the folder of an earlier
+one prepares what is prepared already, and has only those pieces done that the journal lacks.
+"""
+
+import json
+import os
+from collections.abc import Callable
+
+from ndfeed.errors import SpaceError
+from ndfeed.files import write
+from ndfeed.files.write import Output
+from ndfeed.formats.manifest import Part
+from ndfeed.index.table import Ints
+from ndfeed.pack.columns import Columns, Spot
+from ndfeed.pack.engine import Pool
+from ndfeed.pack.journal import Journal, Record
+from ndfeed.pack.piece import DATA, ORDER, PLAN, SPOOL, VALUES, spool_names, summed
+from ndfeed.pack.plan import Plan
+from ndfeed.pack.store import as_bytes
+from ndfeed.pack.work import Work
+
+JOURNAL = b"journal"
+
+Progress = Callable[[int, int], None]  # rows and bytes that were written now
+
+
+class Packing:
+    """Carries out a plan in a folder that is owned."""
+
+    def __init__(self, work: Work, plan: Plan, pool: Pool, progress: Progress) -> None:
+        self._work = work
+        self._plan = plan
+        self._pool = pool
+        self._progress = progress
+        self._columns = plan.columns
+
+    def run(self, order: Ints | None) -> tuple[Part, ...]:
+        """Do all that is not done; what the manifest says of the parts then."""
+        journal = Journal(self._work.path(JOURNAL))
+        try:
+            return self._run(journal, order)
+        finally:
+            journal.close()
+
+    def _run(self, journal: Journal, order: Ints | None) -> tuple[Part, ...]:
+        plan = self._plan
+        try:
+            self._prepare(order)
+        except SpaceError:
+            if not journal.done:
+                self._work.remove()  # its room may be what is missing elsewhere
+            raise
+        done = [record for task, record in journal.done.items() if task.startswith("rows")]
+        self._progress(sum(r["rows"] for r in done), sum(r["bytes"] for r in done))
+        pieces = range(len(plan.pieces) - 1)
+        ragged = [i for i, field in enumerate(plan.fields) if "values" in field.roles]
+        offsets = [
+            f"offsets {part * len(plan.fields) + i}"
+            for part in range(len(plan.parts) - 1)
+            for i in ragged
+        ]
+        stages = [offsets, [f"rows {n}" for n in pieces]]
+        if plan.spooled:
+            stages = [stages[1], offsets]
+        for stage in stages:
+            self._do(journal, stage)
+        if plan.spooled:
+            self._allocate_values(journal)
+            self._do(journal, [f"place {n}" for n in pieces])
+        if plan.scattered:
+            self._do(journal, [f"sums {n}" for n in range(len(summed(self._columns)))])
+        stretches = journal.stretches()
+        return tuple(self._columns.part(n, stretches) for n in range(len(plan.parts) - 1))
+
+    def _do(self, journal: Journal, tasks: list[str]) -> None:
+        def note(records: list[Record]) -> None:
+            journal.note(records)
+            self._progress(sum(r["rows"] for r in records), sum(r["bytes"] for r in records))
+
+        left = [task for task in tasks if task not in journal.done]
+        self._pool.run(self._work.folder, self._plan.digest, left, note)
+
+    def _prepare(self, order: Ints | None) -> None:
+        """Folders, files of their final size with their headers, and the plan behind them."""
+        work, plan, columns = self._work, self._plan, self._columns
+        write.make_folder(work.path(DATA))
+        for part in range(len(plan.parts) - 1):
+            write.make_folder(work.path(DATA, columns.folder(part).encode()))
+        known = [
+            spot
+            for spot in columns.spots()
+            if spot.role != "values" or columns.values[spot.part][spot.field] is not None
+        ]
+        self._allocate(columns, known)
+        if plan.spooled:
+            write.make_folder(work.path(SPOOL))
+            for i in plan.spooled:
+                with Output(work.path(spool_names(0, i).shapes), new=True) as output:
+                    output.allocate(8 * len(plan.fields[i].shape) * plan.rows)
+        if order is not None:
+            write.write_file(work.path(ORDER), as_bytes(order).tobytes())
+        write.write_file(work.path(PLAN), plan.encoded())
+        write.sync_folder(work.folder)
+        write.sync_folder(work.parent)
+
+    def _allocate(self, columns: Columns, spots: list[Spot]) -> None:
+        for spot in spots:
+            file = columns.file(spot)
+            with Output(self._work.path(DATA, file.name), new=True) as output:
+                output.allocate(file.size)
+                output.write(0, file.header)
+                output.sync()
+        for part in range(len(columns.rows)):
+            write.sync_folder(self._work.path(DATA, columns.folder(part).encode()))
+        write.sync_folder(self._work.path(DATA))
+
+    def _allocate_values(self, journal: Journal) -> None:
+        """Make the files whose sizes are known only when all lengths are."""
+        plan = self._plan
+        count = len(plan.fields)
+        values = [list(part) for part in plan.values]
+        for part in range(len(values)):
+            for i in plan.spooled:
+                values[part][i] = journal.done[f"offsets {part * count + i}"]["values"]
+        write.write_file(self._work.path(VALUES), json.dumps(values).encode())
+        self._columns = plan.columns_with(tuple(map(tuple, values)))
+        spots = [s for s in self._columns.spots() if s.role == "values" and s.field in plan.spooled]
+        self._allocate(self._columns, spots)
+
+
+def needed(plan: Plan) -> int:
+    """Bytes that the target takes, as far as they are known before the maps are run."""
+    columns = plan.columns
+    known = (
+        columns.file(spot).size
+        for spot in columns.spots()
+        if spot.role != "values" or columns.values[spot.part][spot.field] is not None
+    )
+    return sum(known)
+
+
+def check_space(work: Work, plan: Plan) -> None:
+    """Refuse to begin what the disk has no room for."""
+    free = write.free_bytes(work.parent)
+    wanted = needed(plan)
+    if free is not None and wanted > free and not work.begun:
+        raise SpaceError(
+            work.target,
+            f"{wanted:,} bytes needed, {free:,} free on {os.fsdecode(work.parent)}; make room, "
+            f"or choose a target elsewhere",
+        )
+
