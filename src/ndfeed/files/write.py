@@ -273,10 +273,11 @@ class Lock:
 
     def release(self) -> None:
         """Let go of the lock; harmless the second time."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
         _locks.discard(self)
+        if fd >= 0:
+            with contextlib.suppress(OSError):  # the descriptor is gone, and the lock with it
+                os.close(fd)
 
 
 _locks: "weakref.WeakSet[Lock]" = weakref.WeakSet()

@@ -274,8 +274,8 @@ def _add_parts(work: Work, plan: Plan, before: Manifest) -> None:
         name = plan.columns.folder(part).encode()
         if write.present(work.path(DATA, name)):  # else an earlier run moved it
             place = os.path.join(work.target, name)
-            # Not in the manifest, and nobody else works here: left by a run that is gone.
-            write.remove_folder(place)
+            if work.alone:  # not in the manifest, so it was left by a run that is gone
+                write.remove_folder(place)
             write.move_folder(work.path(DATA, name), place)
     write.sync_folder(work.target)
 

@@ -22,6 +22,7 @@ from ndfeed.pack.store import as_bytes
 from ndfeed.pack.work import Work
 
 JOURNAL = b"journal"
+PUBLISHING = "publish"
 
 Progress = Callable[[int, int], None]  # rows and bytes that were written now
 
@@ -37,7 +38,10 @@ class Packing:
         self._columns = plan.columns
 
     def run(self, order: Ints | None) -> tuple[Part, ...]:
-        """Do all that is not done; what the manifest says of the parts then."""
+        """Do all that is not done; what the manifest says of the parts then.
+
+        The journal says that they are about to be published, from where on nothing is touched.
+        """
         journal = Journal(self._work.path(JOURNAL))
         try:
             return self._run(journal, order)
@@ -46,6 +50,9 @@ class Packing:
 
     def _run(self, journal: Journal, order: Ints | None) -> tuple[Part, ...]:
         plan = self._plan
+        if PUBLISHING in journal.done:  # what is prepared may have been moved already
+            self._columns = plan.columns_with(self._values(journal))
+            return self._parts(journal)
         try:
             self._prepare(order)
         except SpaceError:
@@ -71,8 +78,13 @@ class Packing:
             self._do(journal, [f"place {n}" for n in pieces])
         if plan.scattered:
             self._do(journal, [f"sums {n}" for n in range(len(summed(self._columns)))])
+        parts = self._parts(journal)
+        journal.note([{"task": PUBLISHING}])
+        return parts
+
+    def _parts(self, journal: Journal) -> tuple[Part, ...]:
         stretches = journal.stretches()
-        return tuple(self._columns.part(n, stretches) for n in range(len(plan.parts) - 1))
+        return tuple(self._columns.part(n, stretches) for n in range(len(self._plan.parts) - 1))
 
     def _do(self, journal: Journal, tasks: list[str]) -> None:
         def note(records: list[Record]) -> None:
@@ -119,15 +131,20 @@ class Packing:
     def _allocate_values(self, journal: Journal) -> None:
         """Make the files whose sizes are known only when all lengths are."""
         plan = self._plan
-        count = len(plan.fields)
-        values = [list(part) for part in plan.values]
-        for part in range(len(values)):
-            for i in plan.spooled:
-                values[part][i] = journal.done[f"offsets {part * count + i}"]["values"]
+        values = self._values(journal)
         write.write_file(self._work.path(VALUES), json.dumps(values).encode())
-        self._columns = plan.columns_with(tuple(map(tuple, values)))
+        self._columns = plan.columns_with(values)
         spots = [s for s in self._columns.spots() if s.role == "values" and s.field in plan.spooled]
         self._allocate(self._columns, spots)
+
+    def _values(self, journal: Journal) -> tuple[tuple[int | None, ...], ...]:
+        """How many values each ragged field has in each part, all of them known."""
+        count = len(self._plan.fields)
+        values = [list(part) for part in self._plan.values]
+        for part in range(len(values)):
+            for i in self._plan.spooled:
+                values[part][i] = journal.done[f"offsets {part * count + i}"]["values"]
+        return tuple(map(tuple, values))
 
 
 def needed(plan: Plan) -> int:

@@ -48,6 +48,11 @@ class Work:
         """Is there such a folder?"""
         return write.present(self.folder)
 
+    @property
+    def alone(self) -> bool:
+        """Is it certain that nobody else writes the target? Not where there are no locks."""
+        return self._lock is not None and bool(self._lock.held)
+
     def __enter__(self) -> Self:
         self._lock = _owned(self.folder, self.target)
         return self
