@@ -47,7 +47,8 @@ class Pool:
         self._processes = executor is None and bool(ds.steps) and _sendable(ds)
         most = getattr(executor, "_max_workers", None)
         self.workers = workers or (most if isinstance(most, int) else 0)
-        self.workers = self.workers or min(system.cores(), _MOST)
+        # Threads that wait for the disk leave the cores to others.
+        self.workers = self.workers or min(system.cores() * (1 if self._processes else 2), _MOST)
 
     @property
     def _executor(self) -> Executor:

@@ -30,13 +30,15 @@ from ndfeed.files.file import File
 from ndfeed.files.write import Output
 from ndfeed.formats.array import RAW
 from ndfeed.formats.inflate import crc32
+from ndfeed.formats.manifest import Role
 from ndfeed.index.table import Ints
 from ndfeed.pack.columns import Columns, Spot
 from ndfeed.pack.journal import Record
+from ndfeed.pack.large import chunks
 from ndfeed.pack.plan import Plan, lengths
 from ndfeed.pack.rows import Reading, Rows
 from ndfeed.pack.store import InOrder, Scattered, Store, as_bytes
-from ndfeed.pack.values import Stored, stored
+from ndfeed.pack.values import Stored, cast_flat, stored
 
 PLAN, ORDER, VALUES, DATA, SPOOL = b"plan", b"order", b"values", b"data", b"spool"
 _AT_ONCE = 1 << 20
@@ -53,7 +55,8 @@ class Job:
     def __init__(self, folder: bytes, digest: str, ds: Dataset) -> None:
         self.folder = folder
         self.plan = _plan(folder, digest)
-        self.source = Rows(ds, names=self.plan.names)
+        in_order = self.plan.shuffle is None and not self.plan.scattered
+        self.source = Rows(ds, names=self.plan.names, in_order=in_order)
 
     @property
     def columns(self) -> Columns:
@@ -141,6 +144,9 @@ def _rows(job: Job, number: int) -> Record:
         for targets in _batches(job, start, end):
             _check(job)
             rows = plan.rows_of(targets)
+            if len(rows) == 1 and not source.ds.steps and source.sizes(rows)[0] > plan.large:
+                written += _one_large(job, reading, store, int(targets[0]), int(rows[0]))
+                continue
             batch = reading.read(rows)
             for i, field in enumerate(plan.fields):
                 made = stored(field, batch, rows, source)
@@ -155,6 +161,23 @@ def _rows(job: Job, number: int) -> Record:
         for spool in spools.values():
             spool.sync()
         return {"wrote": store.wrote(), "rows": end - start, "bytes": written}
+
+
+def _one_large(job: Job, reading: Reading, store: Store, target: int, row: int) -> int:
+    """Copy a row that is larger than memory; how many bytes it has."""
+    numbers = {field.name: (i, field) for i, field in enumerate(job.plan.fields)}
+    written = 0
+    for name, values in chunks(job.source, reading, row, job.plan.batch):
+        i, field = numbers[name]
+        role: Role = "values" if "values" in field.roles else "rows"
+        at = 0
+        for chunk in values:
+            _check(job)
+            data = as_bytes(cast_flat(field, chunk, row, job.source))
+            store.part_of_row(i, role, target, at, data)
+            at += len(data)
+        written += at
+    return written
 
 
 def _batches(job: Job, start: int, end: int) -> Iterator[Ints]:

@@ -15,7 +15,7 @@ import bisect
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from ndfeed.formats.manifest import Field
 from ndfeed.index.table import Ints
 from ndfeed.order.permutation import key_of, permuted
 from ndfeed.pack.columns import Columns
+from ndfeed.pack.fields import NAMES
 from ndfeed.pack.rows import Rows
 
 VERSION = 1
@@ -46,6 +47,7 @@ class Plan:
     parts: tuple[int, ...]
     pieces: tuple[int, ...]
     batch: int  # bytes to work on at a time
+    large: int  # bytes of a row that is not to be in memory whole
     scattered: bool
     shuffle: int | None
     names: bool
@@ -113,7 +115,9 @@ def planned(source: Rows, fields: tuple[Field, ...], wanted: Wanted) -> tuple[Pl
         order = np.argsort(samples.all(), kind="stable")
         samples.order = order
     spooled = tuple(
-        i for i, f in enumerate(fields) if "values" in f.roles and source.ds.steps and f.name != "file"
+        i
+        for i, field in enumerate(fields)
+        if "values" in field.roles and source.ds.steps and field.name != NAMES
     )
     batch = max(min(_BATCH, wanted.memory // _IN_FLIGHT), 1)
     cuts = _cut(source, samples, max(wanted.row_bytes, 1), wanted.memory)
@@ -125,6 +129,7 @@ def planned(source: Rows, fields: tuple[Field, ...], wanted: Wanted) -> tuple[Pl
         parts=parts,
         pieces=tuple(pieces),
         batch=batch,
+        large=wanted.memory // _IN_FLIGHT,
         scattered=order is not None,
         shuffle=wanted.shuffle,
         names=wanted.names,
@@ -172,14 +177,7 @@ class _Samples:
 
     def rising(self) -> bool:
         """Do samples come in their own order?"""
-        rows = self._source.ds.rows
-        if self._key is not None and self.count > 1:
-            return False
-        return rows is None or (rows.step > 0 if isinstance(rows, range) else _rises(rows))
-
-
-def _rises(rows: Ints) -> bool:
-    return bool((rows[1:] >= rows[:-1]).all())
+        return (self._key is None or self.count < 2) and self._source.rising
 
 
 def _cut(source: Rows, samples: _Samples, row_bytes: int, memory: int) -> list[int]:
@@ -241,7 +239,7 @@ def lengths(field: Field, shapes: Ints) -> Ints:
 
 def _signed(plan: Plan, ds: Dataset, base: str) -> Plan:
     """The plan with its digest, and with what the manifest says of the source."""
-    digest = hashlib.sha256(plan.encoded())
+    digest = hashlib.sha256(replace(plan, large=0).encoded())  # which changes no byte
     digest.update(f"{ds.fingerprint} {base}".encode())
     for table in {id(group.table): group.table for group in ds.groups}.values():
         digest.update(np.ascontiguousarray(table.identity[:, 2:4]).data)
@@ -258,7 +256,7 @@ def _signed(plan: Plan, ds: Dataset, base: str) -> Plan:
         "rows": plan.rows,
         "shuffle": plan.shuffle,
     }
-    return Plan(**{**plan.__dict__, "source": source, "digest": name})
+    return replace(plan, source=source, digest=name)
 
 
 def _name(function: object) -> str:

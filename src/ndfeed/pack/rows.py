@@ -5,6 +5,7 @@ batches; compressed arrays of many rows must be asked for in rising order.
 """
 
 import os
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from types import TracebackType
@@ -15,11 +16,13 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Group
 from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.field import Field
 from ndfeed.dataset.lazy import lazy
 from ndfeed.dataset.members import Decoded
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.rowset import chosen
 from ndfeed.dataset.step import Batch, stepped
+from ndfeed.dataset.target import Arrays
 from ndfeed.errors import ChangedError
 from ndfeed.files.file import Identity, changed, refuse
 from ndfeed.formats.array import INLINE, RAW
@@ -33,13 +36,14 @@ _AT_ONCE = 1 << 16
 class Rows:
     """A dataset as what it is packed from. Shared by threads; it holds nothing open."""
 
-    def __init__(self, ds: Dataset, *, names: bool = False) -> None:
+    def __init__(self, ds: Dataset, *, names: bool = False, in_order: bool = False) -> None:
         self.ds = ds
         self.names = names
         self.streams = [streamed(group) for group in ds.groups]
-        # What is not read as a stream is read as the dataset reads it.
+        # What is not read as a stream is read as the dataset reads it, but for one thing: what
+        # is read once, from the first byte to the last, is not worth a map's page faults.
         self.others = [
-            _without(group, [c for columns in found for c in columns])
+            _without(group, [c for columns in found for c in columns], mapped=not in_order)
             for group, found in zip(ds.groups, self.streams, strict=True)
         ]
 
@@ -49,6 +53,14 @@ class Rows:
     def samples(self, rows: Ints) -> Ints:
         """The samples, in the groups, of rows of the dataset."""
         return chosen(self.ds.rows, rows)
+
+    @lazy
+    def rising(self) -> bool:
+        """Do the rows come in the order in which they lie?"""
+        rows = self.ds.rows
+        if rows is None or isinstance(rows, range):
+            return rows is None or rows.step > 0
+        return bool((rows[1:] >= rows[:-1]).all())
 
     @lazy
     def row_bytes(self) -> int | None:
@@ -98,6 +110,14 @@ class Rows:
         part = group.locate(self.samples(np.array([row]))).part
         return os.fsdecode(group.table.path(int(group.columns[0].file[part[0]])))
 
+    def file_names(self, samples: Ints) -> list[NDArray[Any]]:
+        """The names of the files that have some samples, below the folder common to all."""
+        group = self.ds.groups[0]
+        file = group.columns[0].file[group.locate(samples).part]
+        ends, text = group.table.path_ends, group.table.path_bytes
+        pairs = zip(ends[file].tolist(), ends[file + 1].tolist(), strict=True)
+        return [text[start:end] for start, end in pairs]
+
     def check_unchanged(self) -> None:
         """Refuse sources that are no longer what they were when they were indexed."""
         tables = {id(group.table): group.table for group in self.ds.groups}
@@ -140,12 +160,13 @@ def _check_unchanged(table: Table) -> None:
                 raise changed(path, Identity(*before), after)
 
 
-def _without(group: Group, columns: Iterable[object]) -> Group | None:
+def _without(group: Group, columns: Iterable[object], *, mapped: bool) -> Group | None:
     dropped = {id(column) for column in columns}
     kept = tuple(column for column in group.columns if id(column) not in dropped)
-    if len(kept) == len(group.columns):
+    mapped &= group.mapped
+    if len(kept) == len(group.columns) and mapped == group.mapped:
         return group
-    return replace(group, columns=kept) if kept else None
+    return replace(group, columns=kept, mapped=mapped) if kept else None
 
 
 def _coded(group: Group) -> bool:
@@ -167,6 +188,32 @@ class _Draws:
         return np.random.default_rng([step, int(self._rows[at])])
 
 
+class _Kept(threading.local):
+    """Memory of this thread's that is filled again and again: new pages cost as much as a copy."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, NDArray[np.uint8]] = {}
+
+    def array(self, field: Field, count: int) -> NDArray[Any]:
+        """Room for samples of one shape, good until the next batch."""
+        size = count * (field.nbytes or 0)
+        held = self.buffers.get(field.name)
+        if held is None or len(held) < size:
+            held = self.buffers[field.name] = np.empty(size, np.uint8)
+        return held[:size].view(field.dtype).reshape(count, *(field.shape or ()))  # type: ignore[arg-type]
+
+
+_kept = _Kept()
+
+
+def _room(group: Group, count: int) -> dict[str, Arrays]:
+    """Room for what is copied into it; what is gathered comes in memory of its own."""
+    if group.mapped and not group.by_file:
+        return {}
+    fields = [column.field for column in group.columns]
+    return {field.name: _kept.array(field, count) for field in fields if field.nbytes}
+
+
 class Reading:
     """Reads batches for one piece. Leaving the context without an error checks what is open."""
 
@@ -184,7 +231,8 @@ class Reading:
             ds.groups, self._source.others, self._cursors, strict=True
         ):
             if rest is not None:
-                for target in reader_of(rest).fill(rest, samples, {}, self._decoded):
+                room = {} if ds.steps else _room(rest, len(samples))
+                for target in reader_of(rest).fill(rest, samples, room, self._decoded):
                     batch[target.column.field.name] = target.arrays
             place = group.locate(samples) if cursors else None
             for cursor in cursors if place is not None else ():
@@ -193,8 +241,13 @@ class Reading:
         if ds.steps:
             batch = stepped(batch, ds.steps, _Draws(rows))
         if self._source.names:
-            batch[NAMES] = _paths(ds.groups[0], samples)
+            batch[NAMES] = self._source.file_names(samples)
         return batch
+
+    def column(self, group: Group, column: Column, samples: Ints) -> Any:  # noqa: ANN401
+        """Samples of one column as they are stored."""
+        alone = replace(group, columns=(column,))
+        return reader_of(alone).fill(alone, samples, {}, self._decoded)[0].arrays
 
     def __enter__(self) -> Self:
         return self
@@ -218,10 +271,3 @@ def _path_lengths(group: Group, samples: Ints) -> Ints:
     ends = group.table.path_ends
     return ends[file + 1] - ends[file]
 
-
-def _paths(group: Group, samples: Ints) -> list[NDArray[Any]]:
-    """The names of the files that have some samples, below the folder common to all."""
-    file = group.columns[0].file[group.locate(samples).part]
-    ends, text = group.table.path_ends, group.table.path_bytes
-    pairs = zip(ends[file].tolist(), ends[file + 1].tolist(), strict=True)
-    return [text[start:end] for start, end in pairs]

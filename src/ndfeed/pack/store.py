@@ -106,6 +106,14 @@ class InOrder(_Files):
             first = int(self.offsets(part, field, targets[:1] - start)[0])
         self.writer(spot, first).append(data.data)
 
+    def part_of_row(self, field: int, role: Role, target: int, at: int, data: Bytes) -> None:
+        """Write the bytes of one row from ``at`` on; those before them are written."""
+        targets = np.array([target])
+        if role == "rows":
+            self.rows(field, targets, data)
+        else:
+            self.values(field, targets, targets, data)
+
     def wrote(self) -> dict[str, Stretch]:
         """What was written, by column."""
         return {str(spot): writer.stretch() for spot, writer in self._writers.items()}
@@ -135,6 +143,15 @@ class Scattered(_Files):
                 end = int(ends[i]) * file.row_bytes
                 begin = end - int(counts[i]) * file.row_bytes
                 output.write(len(file.header) + place, data[begin:end].data)
+
+    def part_of_row(self, field: int, role: Role, target: int, at: int, data: Bytes) -> None:
+        """Write the bytes of one row from ``at`` on."""
+        part, start = self.part_of(target)
+        output, file = self.output(Spot(part, field, role))
+        row = target - start
+        if role == "values":
+            row = int(self.offsets(part, field, np.array([row]))[0])
+        output.write(len(file.header) + row * file.row_bytes + at, data.data)
 
     def _runs(self, targets: Ints) -> Iterator[tuple[int, int, int, int]]:
         """Stretches of rising rows that follow each other in a part: part, its start, from, to."""

@@ -43,6 +43,11 @@ def stored(field: Field, batch: Batch, rows: Ints, source: Rows) -> Stored:
     return Stored(as_bytes(made), np.empty((0, 0), np.int64))
 
 
+def cast_flat(field: Field, values: NDArray[Any], row: int, source: Rows) -> NDArray[Any]:
+    """Some of the values of one row, in the field's type."""
+    return _cast(field, values, np.array([0, len(values)]), np.array([row]), source)
+
+
 def _stacked(field: Field, values: Any, rows: Ints, source: Rows) -> NDArray[Any]:  # noqa: ANN401
     for row, value in zip(rows.tolist(), values, strict=True):
         if np.shape(value) != field.shape:
