@@ -74,8 +74,7 @@ def _arrays(field, values):
     samples = [np.asarray(value) for value in values]
     dtype, row = field.stored("values")
     lengths = [s.size if "shapes" in field.roles else len(s) for s in samples]
-    flat = [_stored(field, s).reshape(-1, *row) for s in samples]
-    flat = [f.reshape(n, *row) for f, n in zip(flat, lengths, strict=True)]
+    flat = [_stored(field, s).reshape(n, *row) for s, n in zip(samples, lengths, strict=True)]
     found = {
         "values": np.concatenate([np.zeros((0, *row), dtype), *flat]).astype(dtype),
         "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype("<i8"),

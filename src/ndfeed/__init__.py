@@ -39,6 +39,7 @@ from ndfeed.loader.loader import Loader, loader
 from ndfeed.loader.report import Report
 from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
 from ndfeed.pack.pack import pack
+from ndfeed.pack.verify import Verified, verify
 
 __version__ = "0.1.0"
 
@@ -69,9 +70,11 @@ __all__ = [
     "TargetError",
     "TruncatedError",
     "UnsupportedError",
+    "Verified",
     "Windows",
     "WorkerError",
     "loader",
     "open",
     "pack",
+    "verify",
 ]

@@ -14,13 +14,13 @@ _PATIENCE = 1.0
 class Bar:
     """Counts towards ``total``; shows itself when that takes longer than a second."""
 
-    def __init__(self, label: str, total: int) -> None:
+    def __init__(self, label: str, total: int, *, wanted: bool = True) -> None:
         self._label = label
         self._total = total
         self._done = 0
         self._begun = time.monotonic()
         self._shown: tuple[Progress, TaskID] | None = None
-        self._wanted = _watched()
+        self._wanted = wanted and _watched()
 
     def advance(self, count: int) -> None:
         """Say that ``count`` more are done."""

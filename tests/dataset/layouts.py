@@ -3,6 +3,7 @@
 import gzip
 
 import numpy as np
+import packed_making
 
 import ndfeed
 
@@ -60,6 +61,8 @@ LAYOUTS = {
         _files(d, x, lambda s, a: _npy(s, a.astype(">f4")), 1),
         {"sample": "file"},
     )[1],
+    "packed": lambda d, x: (packed_making.write(d, {"data": x}), {})[1],
+    "packed in parts": lambda d, x: (packed_making.write(d, {"data": x}, parts=5), {})[1],
 }
 
 

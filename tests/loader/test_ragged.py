@@ -1,6 +1,7 @@
 """Samples of different shapes as lists, padded, or end to end; straight from files or from maps."""
 
 import numpy as np
+import packed_making
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,12 +17,17 @@ SHAPES = {
     "2-d, both axes": lambda n: (n, 7 - n),
     "3-d, the outer axes": lambda n: (n, 2, 1 + n % 3),
 }
+PACKED = {"packed": {}, "packed, in parts": {"parts": 3}, "packed, by position": {}}
 each_shape = pytest.mark.parametrize("shape", SHAPES)
-each_way = pytest.mark.parametrize("way", ["stored", "mapped", "one by one", "in memory"])
+each_way = pytest.mark.parametrize("way", ["stored", "mapped", "one by one", "in memory", *PACKED])
 
 
 def opened(folder, shape, way):
     """Ragged samples, as they lie in files or out of a map that leaves them as they are."""
+    if way in PACKED:
+        numbers = np.arange(len(LENGTHS))
+        packed_making.write(folder, {"x": samples_of(shape), "n": numbers}, **PACKED[way])
+        return ndfeed.open(folder, mapped="position" not in way)
     ds = ragged(folder, LENGTHS, SHAPES[shape])
     if way == "mapped":
         return ds.map(lambda batch: dict(batch))

@@ -1,4 +1,4 @@
-"""The command line: ``ndfeed inspect`` and ``ndfeed demo``.
+"""The command line: ``ndfeed inspect``, ``ndfeed verify`` and ``ndfeed demo``.
 
 Commands declare their arguments and print. What they print is made by ``facts`` and ``peers``.
 Only this package imports Typer and rich, so ``import ndfeed`` does without them.
@@ -15,6 +15,7 @@ import ndfeed
 from ndfeed.cli.console import complain, warn
 from ndfeed.cli.demo import demo
 from ndfeed.cli.inspect import inspect
+from ndfeed.cli.verify import verify
 from ndfeed.errors import Error
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(inspect)
+app.command()(verify)
 app.command()(demo)
 
 
@@ -46,6 +48,7 @@ def _ndfeed(
     \b
     ndfeed demo                 small files of every kind, read and compared
     ndfeed inspect npz_data/    what a folder holds, from its headers
+    ndfeed verify packed/       read a packed dataset whole, and find what is damaged
     """
 
 

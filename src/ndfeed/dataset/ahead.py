@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ndfeed.dataset.column import Column, Group
+from ndfeed.dataset.column import Column, Group, Place
 from ndfeed.dataset.reader import reader_of
 from ndfeed.errors import Error
 from ndfeed.files import advise
@@ -58,10 +58,23 @@ def _asked(group: Group, samples: Ints, *, hint: bool) -> int:
     if group.by_file:
         return _ask_files(group, place.part, hint=hint)
     return sum(
-        _ask(group, column, _rows(column, place.part, place.row), hint=hint)
+        _ask(group, column, _located(group, column, column.offsets, place), hint=hint)
+        if column.offsets is not None
+        else _ask(group, column, _rows(column, place.part, place.row), hint=hint)
         for column in group.columns
-        if column.plain and column.size
+        if column.offsets is not None or (column.plain and column.size)
     )
+
+
+def _located(group: Group, column: Column, offsets: Ints, place: Place) -> Span:
+    """Samples found by offsets, which are read for it: they are few bytes."""
+    kept = np.flatnonzero(offsets[place.part] >= 0)
+    some = Place(place.part[kept], place.row[kept])
+    with contextlib.suppress(Error, OSError):  # whoever reads will meet it again, and say so
+        found = reader_of(group).spans(group, column, some)
+        return found.file, found.start, found.start + found.nbytes
+    none = np.zeros(0, np.int64)
+    return none, none, none
 
 
 def _rows(column: Column, part: Ints, row: Ints) -> Span:

@@ -43,7 +43,7 @@ class Spans(NamedTuple):
     shape: Ints
 
 
-def files(column: Column, part: Ints) -> Ints:
+def _files(column: Column, part: Ints) -> Ints:
     """Every file that samples of these parts need."""
     parts = np.unique(part) if len(column.arrays) > 1 else part[:1]
     places = [column.arrays, column.offsets, column.extents]
@@ -51,7 +51,7 @@ def files(column: Column, part: Ints) -> Ints:
     return column.table.file[arrays[arrays >= 0]].astype(np.int64)
 
 
-def spans(column: Column, place: Place, maps: Maps | None) -> Spans:
+def _spans(column: Column, place: Place, maps: Maps | None) -> Spans:
     """Where samples lie, all of located parts; their files are entered if there are maps."""
     offsets = column.offsets
     if offsets is None:
@@ -132,11 +132,11 @@ def shapes(column: Column, place: Place, maps: Maps | None) -> Ints | list[Shape
     """The shape of each sample of a ragged column: a row each where all are located."""
     located = _located(column, place)
     if located.all():
-        return _entered(column, place, maps)
+        return where(column, place, maps).shape
     found = column.shapes(place.part)
     which = np.flatnonzero(located)
     if len(which):
-        some = _entered(column, Place(place.part[which], place.row[which]), maps)
+        some = where(column, Place(place.part[which], place.row[which]), maps).shape
         for at, shape in zip(which.tolist(), some.tolist(), strict=True):
             found[at] = tuple(shape)
     return found
@@ -149,13 +149,14 @@ def _located(column: Column, place: Place) -> NDArray[np.bool_]:
     return np.asarray(column.offsets[place.part] >= 0)
 
 
-def _entered(column: Column, place: Place, maps: Maps | None) -> Ints:
+def where(column: Column, place: Place, maps: Maps | None) -> Spans:
+    """Where samples of located parts lie; their files are entered for it."""
     if maps is None:
-        return spans(column, place, None).shape
-    files_used = files(column, place.part)
+        return _spans(column, place, None)
+    files_used = _files(column, place.part)
     maps.enter(files_used)
     try:
-        found = spans(column, place, maps).shape
+        found = _spans(column, place, maps)
         if maps.unleased:
             maps.recheck(files_used)
         return found
@@ -184,14 +185,14 @@ def fill(column: Column, place: Place, target: Target, maps: Maps | None, decode
 
 def _fill(column: Column, place: Place, target: Target, maps: Maps | None) -> None:
     if maps is None:
-        found = spans(column, place, None)
+        found = _spans(column, place, None)
         room = _room(target, found)
         _read(column, found, room)
     else:
-        files_used = files(column, place.part)
+        files_used = _files(column, place.part)
         maps.enter(files_used)
         try:
-            found = spans(column, place, maps)
+            found = _spans(column, place, maps)
             room = _room(target, found)
             _copy(column, found, room, maps)
             if maps.unleased:

@@ -8,7 +8,7 @@ threads.
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
@@ -23,6 +23,8 @@ from ndfeed.errors import ChangedError, MissingError, SourceError
 from ndfeed.files.maps import Maps, Unmappable
 from ndfeed.index.cache import doubt
 from ndfeed.index.table import Ints, Table
+
+T = TypeVar("T")
 
 _BYTE = np.dtype(np.uint8)
 
@@ -236,11 +238,18 @@ class Reader:
         place = group.locate(samples)
         if column.offsets is None:
             return column.shapes(place.part)
+        return self._located(ragged.shapes, group, column, place)
+
+    def spans(self, group: Group, column: Column, place: Place) -> ragged.Spans:
+        """Where samples of located parts lie."""
+        return self._located(ragged.where, group, column, place)
+
+    def _located(self, way: Callable[..., T], group: Group, column: Column, place: Place) -> T:
         try:
             try:
-                return ragged.shapes(column, place, self.maps)
+                return way(column, place, self.maps)
             except Unmappable:
-                return ragged.shapes(column, place, None)
+                return way(column, place, None)
         except (ChangedError, MissingError):
             doubt(group.table)
             raise

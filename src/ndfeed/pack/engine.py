@@ -104,15 +104,17 @@ class Pool:
         self, done: dict["Future[Record]", str], note: Callable[[list[Record]], None]
     ) -> list[tuple[str, BaseException]]:
         """Note what was done. Raises what went wrong; gives what was lost with its worker."""
-        records, lost, wrong = [], [], None
+        records: list[Record] = []
+        lost: list[tuple[str, BaseException]] = []
+        wrong: BaseException | None = None
         for future, task in done.items():
-            try:
+            error = CancelledError() if future.cancelled() else future.exception()
+            if error is None:
                 records.append(future.result())
-            except BaseException as error:
-                if _is_loss(error):
-                    lost.append((task, error))
-                else:
-                    wrong = wrong or error
+            elif _is_loss(error):
+                lost.append((task, error))
+            else:
+                wrong = wrong or error
         if records:
             note(records)
         if wrong is not None:
@@ -157,7 +159,7 @@ def _sendable(ds: Dataset) -> bool:
     """Can the dataset, with its maps, be sent to another process?"""
     try:
         ForkingPickler.dumps(ds)
-    except Exception:  # whatever a map's own pickling raises
+    except Exception:  # noqa: BLE001 - whatever a map's own pickling raises
         return False
     return True
 

@@ -2,27 +2,30 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ndfeed.dataset.arguments import as_bytes, as_count
+from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.open import open as open_dataset
 from ndfeed.errors import ChangedError, ConflictError, FormatError, MissingError, SchemaError
 from ndfeed.files import write
 from ndfeed.formats.manifest import NAME, Field, Manifest
-from ndfeed.index.packed import read_manifest
 from ndfeed.index.source import Source
-from ndfeed.pack.engine import Pool
 from ndfeed.pack.fields import probe_bytes, stored_fields
-from ndfeed.pack.packing import Packing, Progress, check_space
-from ndfeed.pack.piece import DATA, forget
-from ndfeed.pack.plan import Plan, Wanted, planned
-from ndfeed.pack.rows import Rows
+from ndfeed.pack.piece import forget
+from ndfeed.pack.plan import Plan, planned
+from ndfeed.pack.publish import manifest_of, packs_of, publish
+from ndfeed.pack.repair import repaired
+from ndfeed.pack.request import Request
 from ndfeed.pack.work import Work
 from ndfeed.progress import Bar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from ndfeed.pack.engine import Pool
+    from ndfeed.pack.packing import Progress
 
 _MOST_WORKERS = 4096
 _AGAIN = "what is done is kept: run the same again to go on"
@@ -39,10 +42,10 @@ def pack(  # noqa: PLR0913 - what users say about a conversion
     rows_per_part: int | None = None,
     append: bool = False,
     repair: bool = False,
-    executor: Executor | None = None,
+    executor: "Executor | None" = None,
     workers: int | None = None,
     memory: int | str | None = None,
-    progress: Progress | None = None,
+    progress: "Progress | None" = None,
 ) -> Dataset:
     """Rewrite a dataset into plain ``.npy`` columns in the folder ``target``, and open that.
 
@@ -68,70 +71,24 @@ def pack(  # noqa: PLR0913 - what users say about a conversion
     if fields is not None:
         ds = ds.select(*([fields] if isinstance(fields, str) else fields))
     request = Request.of(ds, target, dtype, shuffle, names, rows_per_part, append, memory)
-    pool = Pool(ds, executor, None if workers is None else as_count("workers", workers, 1, _MOST_WORKERS))
+    if workers is not None:
+        workers = as_count("workers", workers, 1, _MOST_WORKERS)
     if repair:
-        from ndfeed.pack.repair import repaired  # noqa: PLC0415
-        return repaired(request, pool)
+        return repaired(request)
+    # Imported late: executors bring logging with them, which ``import ndfeed`` can do without.
+    from ndfeed.pack.engine import Pool  # noqa: PLC0415
+
+    pool = Pool(ds, executor, workers)
     bar = Bar("packing", len(ds))
     with bar, pool:
         return packed(request, pool, progress or (lambda rows, _: bar.advance(rows)))
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a caller wants, checked."""
-
-    source: Rows
-    target: bytes
-    dtypes: Mapping[str, object]
-    shuffle: int | None
-    rows_per_part: int | None
-    append: bool
-    memory: int
-
-    @classmethod
-    def of(  # noqa: PLR0913 - as the caller wrote it
-        cls,
-        ds: Dataset,
-        target: str | os.PathLike[str],
-        dtype: Mapping[str, object] | None,
-        shuffle: int | None,
-        names: bool,
-        rows_per_part: int | None,
-        append: bool,
-        memory: int | str | None,
-    ) -> "Request":
-        """What a caller wrote, checked."""
-        if dtype is not None and not isinstance(dtype, Mapping):
-            raise TypeError(f'dtype must be a dict such as {{"image": "float16"}}, got {dtype!r}')
-        if shuffle is not None:
-            shuffle = as_count("shuffle", shuffle, 0, (1 << 63) - 1)
-        if rows_per_part is not None:
-            rows_per_part = as_count("rows_per_part", rows_per_part, 1, (1 << 63) - 1)
-        place = os.path.abspath(os.fsencode(os.fspath(target)))
-        parent = os.path.dirname(place)
-        if not os.path.isdir(parent):
-            raise MissingError(parent, "no such folder; make it first")
-        return cls(
-            Rows(ds, names=names), place, dtype or {}, shuffle, rows_per_part, append, as_bytes(memory)
-        )
-
-    def wanted(self, workers: int, row_bytes: int, first: int = 0, base: str = "") -> Wanted:
-        """The same for whoever plans."""
-        return Wanted(
-            shuffle=self.shuffle,
-            rows_per_part=self.rows_per_part,
-            names=self.source.names,
-            first=first,
-            base=base,
-            memory=max(self.memory // workers, 1),
-            row_bytes=row_bytes,
-        )
-
-
-def packed(request: Request, pool: Pool, progress: Progress) -> Dataset:
+def packed(request: Request, pool: "Pool", progress: "Progress") -> Dataset:
     """Do what is requested."""
-    before = _manifest(request.target)
+    from ndfeed.pack.packing import Packing, check_space  # noqa: PLC0415 - as above
+
+    before = manifest_of(request.target)
     if request.append and before is None:
         raise MissingError(request.target, "no packed dataset to append to; leave append out")
     fields = _fields(request, before if request.append else None)
@@ -177,10 +134,6 @@ def _going_on(work: Work, plan: Plan) -> Iterator[None]:
         forget(plan.digest)
 
 
-def _manifest(target: bytes) -> Manifest | None:
-    return read_manifest(target) if write.present(os.path.join(target, NAME)) else None
-
-
 def _fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
     """The fields to write: those of the dataset, or of what they are appended to."""
     names = request.source.names
@@ -190,7 +143,9 @@ def _fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
     path = os.path.join(request.target, NAME)
     if set(found) != {field.name for field in before.fields}:
         known = sorted(field.name for field in before.fields)
-        raise SchemaError(path, f"fields {known} expected, found {sorted(found)}; choose with fields=")
+        raise SchemaError(
+            path, f"fields {known} expected, found {sorted(found)}; choose with fields="
+        )
     for field in before.fields:
         new = found[field.name]
         pairs = zip(field.shape, new.shape, strict=False)
@@ -204,14 +159,9 @@ def _fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
     return before.fields
 
 
-def _packs(manifest: Manifest) -> list[dict[str, Any]]:
-    found = (manifest.source or {}).get("packs", [])
-    return found if isinstance(found, list) else []
-
-
 def _done_before(request: Request, before: Manifest, plan: Plan) -> Dataset:
     """What is there is the same already, made by a run that was ended late; or it is not."""
-    packs = _packs(before)
+    packs = packs_of(before)
     if len(packs) != 1 or packs[0].get("plan") != plan.digest:
         raise ConflictError(
             request.target,
@@ -233,7 +183,7 @@ def _appended_before(
     request: Request, before: Manifest, fields: tuple[Field, ...], workers: int, row_bytes: int
 ) -> Dataset | None:
     """What is there ends with these very rows, appended by a run that was ended late."""
-    last = _packs(before)[-1:]
+    last = packs_of(before)[-1:]
     if not last or last[0].get("fingerprint") != request.source.ds.fingerprint:
         return None
     first, base = last[0].get("first"), last[0].get("base")
@@ -246,42 +196,3 @@ def _appended_before(
 def _next_part(before: Manifest) -> int:
     used = [int(part.folder) for part in before.parts if part.folder.isdecimal()]
     return max(used, default=-1) + 1
-
-
-def publish(work: Work, plan: Plan, parts: Sequence[Any], before: Manifest | None) -> None:
-    """Make the target appear, or its manifest change, in one step; then remove the work."""
-    packs = [*(_packs(before) if before else []), dict(plan.source)]
-    old = before.parts if before else ()
-    manifest = Manifest(plan.fields, (*old, *parts), {"packs": packs})
-    if before is None:
-        write.write_file(work.path(DATA, NAME), manifest.encoded())
-        write.sync_folder(work.path(DATA))
-        write.move_folder(work.path(DATA), work.target)
-        write.sync_folder(work.parent)
-    else:
-        _add_parts(work, plan, before)
-        write.write_file(work.path(NAME), manifest.encoded())
-        _check_same(work.target, before)
-        write.rename(work.path(NAME), os.path.join(work.target, NAME))
-        write.sync_folder(work.target)
-    work.remove()
-
-
-def _add_parts(work: Work, plan: Plan, before: Manifest) -> None:
-    """Move the new parts to where they belong; nobody sees them before the manifest says so."""
-    _check_same(work.target, before)
-    for part in range(len(plan.parts) - 1):
-        name = plan.columns.folder(part).encode()
-        if write.present(work.path(DATA, name)):  # else an earlier run moved it
-            place = os.path.join(work.target, name)
-            if work.alone:  # not in the manifest, so it was left by a run that is gone
-                write.remove_folder(place)
-            write.move_folder(work.path(DATA, name), place)
-    write.sync_folder(work.target)
-
-
-def _check_same(target: bytes, before: Manifest) -> None:
-    now = _manifest(target)
-    if now is None or now.digest != before.digest:
-        raise ConflictError(target, "somebody else changed it meanwhile; run the same again")
-

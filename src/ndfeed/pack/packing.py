@@ -168,4 +168,3 @@ def check_space(work: Work, plan: Plan) -> None:
             f"{wanted:,} bytes needed, {free:,} free on {os.fsdecode(work.parent)}; make room, "
             f"or choose a target elsewhere",
         )
-

@@ -81,8 +81,8 @@ class Job:
 
     def store(self) -> Store:
         """Where rows go."""
-        kind = Scattered if self.plan.scattered else InOrder
-        return kind(self.path(DATA), self.columns, self.plan.parts)
+        place = self.path(DATA), self.columns, self.plan.parts
+        return Scattered(*place) if self.plan.scattered else InOrder(*place)
 
 
 def _plan(folder: bytes, digest: str) -> Plan:
@@ -138,7 +138,8 @@ def _rows(job: Job, number: int) -> Record:
     _verify(job, number)
     with ExitStack() as stack:
         reading = stack.enter_context(Reading(source))
-        store = stack.enter_context(job.store())
+        store = job.store()
+        stack.enter_context(store)
         spools = {i: stack.enter_context(_Spool(job, number, i)) for i in plan.spooled}
         written = 0
         for targets in _batches(job, start, end):
@@ -263,7 +264,9 @@ class SpoolNames(NamedTuple):
 
 def spool_names(number: int, field: int) -> SpoolNames:
     """The files that hold a spooled field of a piece."""
-    return SpoolNames(b"%d.%d" % (number, field), b"%d.%d.n" % (number, field), b"shapes.%d" % field)
+    return SpoolNames(
+        b"%d.%d" % (number, field), b"%d.%d.n" % (number, field), b"shapes.%d" % field
+    )
 
 
 def _offsets(job: Job, number: int) -> Record:
@@ -330,7 +333,9 @@ def summed(columns: Columns) -> list[tuple[Spot, int, int]]:
         if spot.role in ("rows", "values"):
             file = columns.file(spot)
             step = max(_SUMMED // max(file.block, 1), 1) * file.block
-            found += [(spot, at, min(at + step, file.data)) for at in range(0, file.data, step or 1)]
+            found += [
+                (spot, at, min(at + step, file.data)) for at in range(0, file.data, step or 1)
+            ]
     return found
 
 

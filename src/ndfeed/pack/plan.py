@@ -16,6 +16,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,7 @@ class Plan:
 
     def columns_with(self, values: tuple[tuple[int | None, ...], ...]) -> Columns:
         """The files to write, with these numbers of values."""
-        rows = tuple(b - a for a, b in zip(self.parts, self.parts[1:], strict=False))
+        rows = tuple(b - a for a, b in pairwise(self.parts))
         return Columns(self.fields, self.first, rows, values)
 
     def rows_of(self, targets: Ints) -> Ints:
@@ -135,9 +136,11 @@ def planned(source: Rows, fields: tuple[Field, ...], wanted: Wanted) -> tuple[Pl
         names=wanted.names,
         spooled=spooled,
         values=tuple(
-            tuple(_values(source, samples, fields, i, a, b) if i not in spooled else None
-                  for i in range(len(fields)))
-            for a, b in zip(parts, parts[1:], strict=False)
+            tuple(
+                None if i in spooled else _values(source, samples, field, a, b)
+                for i, field in enumerate(fields)
+            )
+            for a, b in pairwise(parts)
         ),
         source={},
     )
@@ -217,11 +220,8 @@ def _between(samples: _Samples, group: Group, cut: int) -> int:
     return bisect.bisect_left(samples, int(group.starts[part + 1]), lo=cut)
 
 
-def _values(  # noqa: PLR0913 - a field of a part
-    source: Rows, samples: _Samples, fields: tuple[Field, ...], number: int, start: int, stop: int
-) -> int | None:
+def _values(source: Rows, samples: _Samples, field: Field, start: int, stop: int) -> int | None:
     """How many values a stored ragged field has in rows of the target."""
-    field = fields[number]
     if "values" not in field.roles:
         return None
     total = 0
@@ -250,13 +250,18 @@ def _signed(plan: Plan, ds: Dataset, base: str) -> Plan:
         "base": base,
         "fingerprint": ds.fingerprint,
         "first": plan.first,
-        "maps": [_name(step.function) for step in ds.steps if isinstance(step, Map)],
+        "maps": map_names(ds),
         "names": plan.names,
         "plan": name,
         "rows": plan.rows,
         "shuffle": plan.shuffle,
     }
     return replace(plan, source=source, digest=name)
+
+
+def map_names(ds: Dataset) -> list[str]:
+    """The functions given to ``map``, by name."""
+    return [_name(step.function) for step in ds.steps if isinstance(step, Map)]
 
 
 def _name(function: object) -> str:

@@ -200,7 +200,7 @@ class _Kept(threading.local):
         held = self.buffers.get(field.name)
         if held is None or len(held) < size:
             held = self.buffers[field.name] = np.empty(size, np.uint8)
-        return held[:size].view(field.dtype).reshape(count, *(field.shape or ()))  # type: ignore[arg-type]
+        return held[:size].view(field.dtype).reshape(count, *(field.shape or ()))
 
 
 _kept = _Kept()
@@ -227,16 +227,13 @@ class Reading:
         ds = self._source.ds
         samples = self._source.samples(rows)
         batch: Batch = dict.fromkeys(ds.names)
-        for group, rest, cursors in zip(
-            ds.groups, self._source.others, self._cursors, strict=True
-        ):
+        for group, rest, cursors in zip(ds.groups, self._source.others, self._cursors, strict=True):
             if rest is not None:
                 room = {} if ds.steps else _room(rest, len(samples))
                 for target in reader_of(rest).fill(rest, samples, room, self._decoded):
                     batch[target.column.field.name] = target.arrays
-            place = group.locate(samples) if cursors else None
-            for cursor in cursors if place is not None else ():
-                every = zip(cursor.columns, cursor.read(place.part, place.row), strict=True)
+            for cursor in cursors:
+                every = zip(cursor.columns, cursor.read(*group.locate(samples)), strict=True)
                 batch.update({column.field.name: values for column, values in every})
         if ds.steps:
             batch = stepped(batch, ds.steps, _Draws(rows))
@@ -270,4 +267,3 @@ def _path_lengths(group: Group, samples: Ints) -> Ints:
     file = group.columns[0].file[group.locate(samples).part]
     ends = group.table.path_ends
     return ends[file + 1] - ends[file]
-

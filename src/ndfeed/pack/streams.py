@@ -94,14 +94,15 @@ class Cursor:
                 else:
                     out[at + mine] = samples
 
-    def _straight(  # noqa: PLR0913 - two places and a length
+    def _straight(
         self, view: "_View", out: Values, first: int, at: int, start: int, end: int
     ) -> bool:
         """Decode rows ``start`` to ``end`` to where they belong, if nothing is to be changed."""
-        alone = len(self.columns) == 1 and not isinstance(out, list)
-        if not alone or not view.plain or out.dtype != view.dtype:  # type: ignore[union-attr]
+        if isinstance(out, list) or len(self.columns) > 1:
             return False
-        self._fetch(first, out[at + start : at + end].reshape(-1).view(np.uint8))  # type: ignore[call-overload]
+        if not view.plain or out.dtype != view.dtype:
+            return False
+        self._fetch(first, out[at + start : at + end].reshape(-1).view(np.uint8))
         return True
 
     def _enter(self, part: int) -> None:

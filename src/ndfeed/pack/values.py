@@ -68,9 +68,7 @@ def _ragged(field: Field, values: Any, rows: Ints, source: Rows) -> Stored:  # n
     return Stored(as_bytes(_cast(field, flat, ends, rows, source)), shapes)
 
 
-def _cast(
-    field: Field, array: NDArray[Any], ends: Ints, rows: Ints, source: Rows
-) -> NDArray[Any]:
+def _cast(field: Field, array: NDArray[Any], ends: Ints, rows: Ints, source: Rows) -> NDArray[Any]:
     """The values in the field's type; ``ends`` says where each row's are in ``array``."""
     if field.dtype in EXTENDED and array.dtype.kind == "u" and not source.ds.steps:
         return array  # its bits, where ml_dtypes is not installed
