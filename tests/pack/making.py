@@ -1,8 +1,11 @@
 """Sources to pack, functions to map that other processes can find, and what must come out."""
 
+import zipfile
+
 import numpy as np
 
 import ndfeed
+from ndfeed.formats import npy
 from ndfeed.order.permutation import key_of, permuted
 
 
@@ -59,3 +62,18 @@ def same(found, expected):
             assert np.asarray(x).dtype == np.asarray(y).dtype
             assert np.shape(x) == np.shape(y)
     return True
+
+
+def huge_npz(path, nbytes, compressed):
+    """An archive with one large member ``x``, written without ever holding it."""
+    block = np.arange(1_000_000, dtype=np.uint8)
+    header = npy.preamble("|u1", (nbytes // 1000, 1000))
+    kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+    with zipfile.ZipFile(path, "w", kind, compresslevel=1) as archive:
+        with archive.open("x.npy", "w", force_zip64=True) as member:
+            member.write(header)
+            for _ in range(nbytes // len(block)):
+                member.write(block)
+        with archive.open("y.npy", "w") as member:
+            np.save(member, np.zeros(nbytes // 1000, np.uint8))
+    return path

@@ -66,13 +66,15 @@ def cast(values: NDArray[Any], new: str) -> tuple[NDArray[Any], Misfit | None]:
 
 def _wrong(old: NDArray[Any], new: NDArray[Any]) -> NDArray[np.bool_] | None:
     """Where a value does not fit, or nothing where all must."""
+    if new.dtype.kind in "Mm":  # NumPy calls it safe to count centuries in nanoseconds
+        return np.asarray((new.astype(old.dtype) != old) & ~np.isnat(old))
     if np.can_cast(old.dtype, new.dtype, "safe"):
         return None
     if new.dtype.kind in "iu":
         return _outside(old, np.iinfo(new.dtype))
     if new.dtype.kind == "b":
         return np.asarray((old != 0) & (old != 1))
-    if new.dtype.kind in "SUMm" or new.dtype.name.startswith(("int", "uint")):
+    if new.dtype.kind in "SU" or new.dtype.name.startswith(("int", "uint")):
         return np.asarray(new.astype(old.dtype) != old)
     return np.asarray(np.isfinite(old) & ~np.isfinite(new))
 

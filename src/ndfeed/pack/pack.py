@@ -122,10 +122,8 @@ def _going_on(work: Work, plan: Plan) -> Iterator[None]:
     """Keep what was done for the same call to go on with, unless that would not help."""
     try:
         yield
-    except (ChangedError, FormatError, SchemaError):
+    except (ChangedError, ConflictError, FormatError, SchemaError):
         work.remove()  # to put that right makes another plan of it
-        raise
-    except ConflictError:
         raise
     except BaseException as error:
         error.add_note(_AGAIN)

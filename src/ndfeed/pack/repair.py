@@ -14,7 +14,7 @@ import numpy as np
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.open import open as open_dataset
 from ndfeed.dataset.step import Batch
-from ndfeed.errors import ChangedError, MissingError, SchemaError
+from ndfeed.errors import ChangedError, Error, MissingError, SchemaError
 from ndfeed.files import write
 from ndfeed.files.file import File
 from ndfeed.files.write import Output
@@ -54,10 +54,13 @@ def repaired(request: Request) -> Dataset:
         raise MissingError(request.target, "no packed dataset to repair: no ndfeed.json in it")
     damages = sorted(_damages(request.target, manifest), key=lambda one: _ROLES[one.column.role])
     packs = packs_of(manifest)
-    for damage in damages:
-        _check_source(request, damage, packs)
-    for damage in damages:
-        _Repair(request.source, damage, packs[damage.pack]).run()
+    problems = [(damage, _problem(request, damage, packs)) for damage in damages]
+    for damage, problem in problems:
+        if problem is None:
+            _Repair(request.source, damage, packs[damage.pack]).run()
+    for _, problem in problems:
+        if problem is not None:  # made from something else, which can be repaired alike
+            raise problem
     return open_dataset(os.fsdecode(request.target))
 
 
@@ -85,21 +88,23 @@ def _damages(target: bytes, manifest: Manifest) -> Iterator[_Damage]:
         start += part.rows
 
 
-def _check_source(request: Request, damage: _Damage, packs: list[dict[str, Any]]) -> None:
+def _problem(request: Request, damage: _Damage, packs: list[dict[str, Any]]) -> Error | None:
+    """Why something cannot be repaired from this source, if it cannot."""
     if damage.pack < 0:
-        raise SchemaError(damage.path, "it does not say what it was made from; pack it again")
+        return SchemaError(damage.path, "it does not say what it was made from; pack it again")
     made, ds = packs[damage.pack], request.source.ds
     if made.get("fingerprint") != ds.fingerprint:
-        raise ChangedError(
+        return ChangedError(
             damage.path,
             f"made from data with fingerprint {made.get('fingerprint')}, found "
             f"{ds.fingerprint}; repair it with the source it was packed from",
         )
     if made.get("maps") != map_names(ds):
-        raise ChangedError(
+        return ChangedError(
             damage.path,
             f"made with the maps {made.get('maps')}, found {map_names(ds)}; repair it with those",
         )
+    return None
 
 
 class _Repair:
