@@ -64,6 +64,16 @@ def test_nothing_is_shown_where_nobody_looks(path):
     assert child.returncode == 0
 
 
+def test_a_bar_that_is_not_wanted_is_not_shown(monkeypatch):
+    """``progress=False``: not even on a terminal."""
+    monkeypatch.setattr(progress, "_watched", lambda: True)
+    monkeypatch.setattr(progress, "_PATIENCE", 0)
+
+    with Bar("label", 3, wanted=False) as bar:
+        bar.advance(3)
+    assert bar._shown is None
+
+
 @pytest.mark.parametrize("stderr", [None, io.StringIO(), "closed"])
 def test_standard_error_may_be_anything(monkeypatch, stderr):
     """None in a windowed program, replaced in a notebook, closed in a daemon."""

@@ -1,0 +1,141 @@
+"""What does reading a packed dataset cost, and verifying it?
+
+    rows      random batches of a packed column: one part, and 64 of them
+    ragged    random batches of samples of different lengths, found by their offsets
+    verify    reading everything and comparing checksums
+
+Rows are compared with the same rows of a plain .npy, ragged samples with what people write
+today (a copy for each sample out of np.load(mmap_mode="r")) and with a floor (everything known,
+memory ready), verify with a loop that reads the same files and does nothing. Files are warm, in
+the page cache. Prints a JSON line for every way and for every bar.
+
+    python benchmarks/packed.py [QUESTION ...] [--folder DIR] [--quick]
+"""
+
+import argparse
+import itertools
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from measure import bar, compare, report
+
+import ndfeed
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+import packed_making
+
+BATCH = 256
+LENGTHS = {"10": 10, "100": 100, "1000": 1000}
+
+
+def rows(folder, quick):
+    """A packed column is a .npy: it must not cost more."""
+    count = 20_000 if quick else 200_000
+    data = np.random.default_rng(0).integers(0, 255, (count, 3072), dtype=np.uint8)
+    np.save(folder / "plain.npy", data)
+    packed_making.write(folder / "one", {"data": data})
+    packed_making.write(folder / "many", {"data": data}, parts=64)
+    rng = np.random.default_rng(1)
+    batches = [rng.integers(0, count, BATCH) for _ in range(100)]
+    ways = {
+        "a .npy": ndfeed.open(folder / "plain.npy").read,
+        "packed, one part": ndfeed.open(folder / "one").read,
+        "packed, 64 parts": ndfeed.open(folder / "many").read,
+    }
+    rates = compare("rows", ways, batches, data[batches[0]])
+    bar("rows", "packed / a .npy", rates["packed, one part"] / rates["a .npy"], 0.95)
+
+
+def ragged(folder, quick):
+    """Samples of uint16, end to end, as the loader packs them."""
+    count = 5_000 if quick else 50_000
+    for name, mean in LENGTHS.items():
+        rng = np.random.default_rng(0)
+        place = folder / f"ragged{name}"
+        lengths = rng.integers(0, 2 * mean + 1, count)
+        samples = [rng.integers(0, 65535, n).astype(np.uint16) for n in lengths]
+        packed_making.write(place, {"data": samples}, shapes={"data": (None,)})
+        values = np.load(place / "00000/data.values.npy", mmap_mode="r")
+        offsets = np.load(place / "00000/data.offsets.npy", mmap_mode="r")
+        plain, ends = np.asarray(values), np.asarray(offsets)
+        ready = np.empty(4 * BATCH * mean, np.uint16)
+
+        def today(batch, values=values, offsets=offsets):
+            return np.concatenate([values[offsets[i] : offsets[i + 1]].copy() for i in batch])
+
+        def floor(batch, plain=plain, ends=ends, ready=ready):
+            at = 0
+            for a, b in zip(ends[batch].tolist(), ends[batch + 1].tolist(), strict=True):
+                ready[at : at + b - a] = plain[a:b]
+                at += b - a
+            return ready[:at]
+
+        ds = ndfeed.open(place)
+        ways = {"floor": floor, "today": today, "ours": lambda b, ds=ds: joined(ds.read(b))}
+        batches = [rng.integers(0, count, BATCH) for _ in range(100)]
+        rates = compare(f"ragged {name}", ways, batches, today(batches[0]))
+        bar(f"ragged {name}", "ours / today", rates["ours"] / rates["today"], 2)
+        bar(f"ragged {name}", "ours / floor", rates["ours"] / rates["floor"], 0.5)
+
+
+def joined(batch):
+    """The samples of a batch end to end, without a copy: they lie so."""
+    first = batch["data"][0]
+    return first.base.view(first.dtype) if first.base is not None else first
+
+
+def verify(folder, quick):
+    """Every byte, against a loop that only reads."""
+    count = 2_000 if quick else 20_000
+    data = np.random.default_rng(0).integers(0, 255, (count, 150_528), dtype=np.uint8)
+    packed_making.write(folder / "large", {"data": data})
+    del data
+    paths = [path for path in sorted((folder / "large").rglob("*")) if path.is_file()]
+    nbytes = sum(path.stat().st_size for path in paths)
+
+    def plain():
+        memory = bytearray(1 << 20)
+        for path in paths:
+            fd = os.open(path, os.O_RDONLY)
+            at = 0
+            while read := os.preadv(fd, [memory], at):
+                at += read
+            os.close(fd)
+
+    ways = {
+        "a loop that reads": plain,
+        "ours, one thread": lambda: ndfeed.verify(folder / "large", threads=1).ok,
+        "ours": lambda: ndfeed.verify(folder / "large").ok,
+    }
+    assert ways["ours"]()
+    taken = {name: [] for name in ways}
+    for _, (name, way) in itertools.product(range(5), ways.items()):
+        began = time.perf_counter()
+        way()
+        taken[name].append(time.perf_counter() - began)
+    rates = {name: nbytes / float(np.median(times)) for name, times in taken.items()}
+    for name, rate in rates.items():
+        report(question="verify", way=name, per_s=round(rate), unit="bytes")
+    bar("verify", "ours / a loop that reads", rates["ours"] / rates["a loop that reads"], 0.8)
+
+
+QUESTIONS = {"rows": rows, "ragged": ragged, "verify": verify}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("questions", nargs="*", choices=[*QUESTIONS, []], default=[])
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        for name in options.questions or QUESTIONS:
+            QUESTIONS[name](Path(folder), options.quick)
+
+
+if __name__ == "__main__":
+    main()
