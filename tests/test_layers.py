@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "tf": {"loader", "dataset", "order", "errors"},
     "keras": {"loader", "dataset", "order", "errors"},
     "jax": {"loader", "dataset", "order", "errors"},
+    "ray": {"errors"},
 }
 MAY_IMPORT["view"] = set(MAY_IMPORT) - {"progress"}
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
@@ -40,8 +41,9 @@ FRAMEWORKS = {
     "tensorflow": {"tf"},
     "keras": {"keras"},
     "jax": {"jax"},
-    "ray": set(),
-    "dask": set(),
+    "ray": {"ray"},
+    "dask": {"cli"},
+    "distributed": {"cli"},
 }
 
 # They run code from a file, or open containers with less care than ours do.

@@ -1,6 +1,11 @@
 """Sources to pack, functions to map that other processes can find, and what must come out."""
 
+import contextlib
+import os
+import signal
+import time
 import zipfile
+from concurrent.futures import Executor, Future
 
 import numpy as np
 
@@ -77,3 +82,44 @@ def huge_npz(path, nbytes, compressed):
         with archive.open("y.npy", "w") as member:
             np.save(member, np.zeros(nbytes // 1000, np.uint8))
     return path
+
+
+def slow(batch):
+    """A map that takes its time."""
+    time.sleep(0.05)
+    return {"label": batch["label"] * 2}
+
+
+class Deadly:
+    """A map that kills the process it runs in, as often as there are files in a folder for it."""
+
+    def __init__(self, folder, deaths):
+        folder.mkdir()
+        self.folder = folder
+        self.parent = os.getpid()
+        for i in range(deaths):
+            (folder / str(i)).touch()
+
+    def __call__(self, batch):
+        if os.getpid() == self.parent:
+            time.sleep(0.3)  # so that processes are worth while
+        elif (batch["label"] == 317).any():
+            for marker in sorted(self.folder.iterdir()):
+                with contextlib.suppress(FileNotFoundError):
+                    marker.unlink()
+                    os.kill(os.getpid(), signal.SIGKILL)
+        return {"label": batch["label"] * 2}
+
+
+class Elsewhere(Executor):
+    """An executor whose workers do not see the folder."""
+
+    _max_workers = 1
+
+    def submit(self, function, folder, *args):
+        future = Future()
+        try:
+            future.set_result(function(folder + b"/elsewhere", *args))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it goes into the future
+            future.set_exception(error)
+        return future

@@ -8,7 +8,6 @@ import signal
 import time
 from concurrent.futures import Executor, Future
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,20 +16,6 @@ from pack.faults import BROKEN, NO_SPACE, failing, forked, kill, shorter, system
 
 import ndfeed
 from ndfeed.files import write
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A folder in memory where there is one: what is killed here is a process, not a machine."""
-    shared = Path("/dev/shm")
-    if not os.access(shared, os.W_OK):
-        yield tmp_path
-        return
-    made = shared / f"ndfeed-{os.getpid()}"
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir()
-    yield made
-    shutil.rmtree(made)
 
 
 class AtOnce(Executor):

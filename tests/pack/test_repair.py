@@ -16,17 +16,17 @@ import ndfeed
 
 
 @pytest.fixture(params=["stored", "shuffled", "mapped", "appended"])
-def packed(request, tmp_path):
+def packed(request, folder):
     """A packed dataset, and the calls that repair it."""
-    target = tmp_path / "packed"
+    target = folder / "packed"
     if request.param == "mapped":
-        ds = making.npz_of_rows(tmp_path / "source").map(making.ragged)
+        ds = making.npz_of_rows(folder / "source").map(making.ragged)
         calls = [(ds, {"shuffle": 2, "rows_per_part": 30})]
     elif request.param == "appended":
-        ds = making.npz_of_samples(tmp_path / "source")
+        ds = making.npz_of_samples(folder / "source")
         calls = [(ds.take([0, 2, 4, 6, 8]), {"names": True}), (ds.take([9, 7]), {"names": True})]
     else:
-        ds = making.npz_of_samples(tmp_path / "source", files=20)
+        ds = making.npz_of_samples(folder / "source", files=20)
         seed = 3 if request.param == "shuffled" else None
         calls = [(ds, {"shuffle": seed, "rows_per_part": 7})]
     for i, (one, options) in enumerate(calls):
@@ -153,10 +153,10 @@ def test_a_damaged_manifest_is_beyond_repair(tmp_path):
         ndfeed.pack(ds, tmp_path, repair=True)
 
 
-def test_killed_while_repairing(tmp_path):
+def test_killed_while_repairing(folder):
     """It is finished the next time."""
-    ds = making.npz_of_samples(tmp_path / "source", files=5)
-    target, kept = tmp_path / "packed", tmp_path / "kept"
+    ds = making.npz_of_samples(folder / "source", files=5)
+    target, kept = folder / "packed", folder / "kept"
     ndfeed.pack(ds, target)
     before = tree(target)
     rng = random.Random(0)

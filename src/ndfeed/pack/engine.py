@@ -1,8 +1,9 @@
 """Pieces done by an executor: threads, processes, or machines of somebody else's.
 
 An executor is any ``concurrent.futures.Executor``. Without one there is a pool of this module's
-own: processes where maps hold the interpreter's lock and can be sent, threads otherwise, since
-copying and inflating let go of it.
+own: threads, since copying and inflating let go of the interpreter's lock; or processes, where
+there are maps, which may hold it, that can be sent, and the first piece took so long that starting
+processes pays.
 
 A piece whose worker died is given to another, a few times. Any other error ends the work: what
 is not begun is called off, what is under way is waited for, what was done is noted.
@@ -10,6 +11,7 @@ is not begun is called off, what is under way is waited for, what was done is no
 
 import signal
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import (
@@ -30,9 +32,11 @@ from ndfeed.errors import WorkerError
 from ndfeed.files import system
 from ndfeed.pack.journal import Record
 from ndfeed.pack.piece import Stopped, stopped, work
+from ndfeed.pack.rows import Rows
 
 _TRIES = 3
 _MOST = 16
+_WORTH_IT = 4.0  # seconds of work for which processes are started
 # Modules whose errors say that a worker is lost, not that the work is wrong.
 _OTHERS = ("distributed.", "ray.")
 
@@ -41,14 +45,16 @@ class Pool:
     """Does the pieces of one plan. Use as a context manager."""
 
     def __init__(self, ds: Dataset, executor: Executor | None, workers: int | None) -> None:
+        self.source = Rows(ds)
         self._ds = ds
         self._given = executor
         self._own: Executor | None = None
-        self._processes = executor is None and bool(ds.steps) and _sendable(ds)
+        self._undecided = executor is None and bool(ds.steps) and _sendable(ds)
+        self._processes = False
         most = getattr(executor, "_max_workers", None)
         self.workers = workers or (most if isinstance(most, int) else 0)
         # Threads that wait for the disk leave the cores to others.
-        self.workers = self.workers or min(system.cores() * (1 if self._processes else 2), _MOST)
+        self.workers = self.workers or min(system.cores() * (1 if ds.steps else 2), _MOST)
 
     @property
     def _executor(self) -> Executor:
@@ -70,23 +76,43 @@ class Pool:
         digest: str,
         tasks: Sequence[str],
         note: Callable[[list[Record]], None],
+        described: Callable[[str], str] = str,
     ) -> None:
-        """Do ``tasks`` of the plan in ``folder``; ``note`` gets the records of those done."""
+        """Do ``tasks`` of the plan in ``folder``; ``note`` gets the records of those done.
+
+        ``described`` says for people what a task is about.
+        """
         running: dict[Future[Record], str] = {}
         waiting, tries = deque(tasks), Counter[str]()
         stopped.discard(digest)
         try:
+            if self._undecided and len(tasks) > 1 and tasks[0].startswith("rows"):
+                self._decide(folder, digest, waiting.popleft(), len(waiting), note)
             while waiting or running:
                 while waiting and len(running) < 2 * self.workers:
                     task = waiting.popleft()
                     running[self._submitted(folder, digest, task)] = task
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 lost = self._collect({future: running.pop(future) for future in done}, note)
-                _retry(lost, tries, waiting)
+                _retry(lost, tries, waiting, described)
         except BaseException:
             stopped.add(digest)
             self._call_off(running)
             raise
+
+    def _decide(
+        self,
+        folder: bytes,
+        digest: str,
+        task: str,
+        others: int,
+        note: Callable[[list[Record]], None],
+    ) -> None:
+        """Do the first piece here, and see what it costs."""
+        began = time.perf_counter()
+        note([work(folder, digest, self._ds, task)])
+        self._undecided = False
+        self._processes = (time.perf_counter() - began) * others > _WORTH_IT
 
     def _submitted(self, folder: bytes, digest: str, task: str) -> "Future[Record]":
         try:
@@ -136,18 +162,25 @@ class Pool:
 
 
 def _retry(
-    lost: Iterable[tuple[str, BaseException]], tries: "Counter[str]", waiting: "deque[str]"
+    lost: Iterable[tuple[str, BaseException]],
+    tries: "Counter[str]",
+    waiting: "deque[str]",
+    described: Callable[[str], str],
 ) -> None:
     """Have lost pieces done again, unless that was tried before."""
     for task, error in lost:
         tries[task] += 1
         if tries[task] >= _TRIES:
             raise WorkerError(
-                f"a worker died {_TRIES} times over piece {task!r} ({error}): it is out of memory, "
-                f"or crashes; a script that packs in processes needs if __name__ == '__main__'; "
-                f"run the same again to go on"
+                f"a worker died {_TRIES} times over {described(task)}: {_one_line(error)}; it is "
+                f"out of memory or crashes, or a script that packs in processes lacks if __name__ "
+                f"== '__main__'; run the same again to go on"
             ) from error
         waiting.append(task)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _is_loss(error: BaseException) -> bool:

@@ -111,7 +111,7 @@ def packed(request: Request, pool: "Pool", progress: "Progress") -> Dataset:
     check_space(work, plan)
     with work, _going_on(work, plan):
         work.remove_others()
-        parts = Packing(work, plan, pool, progress).run(order)
+        parts = Packing(work, plan, order, pool, progress).run()
         request.source.check_unchanged()
         publish(work, plan, parts, old)
     return open_dataset(os.fsdecode(request.target))

@@ -8,7 +8,9 @@ import json
 import os
 from collections.abc import Callable
 
-from ndfeed.errors import SpaceError
+import numpy as np
+
+from ndfeed.errors import SpaceError, shown
 from ndfeed.files import write
 from ndfeed.files.write import Output
 from ndfeed.formats.manifest import Part
@@ -30,31 +32,35 @@ Progress = Callable[[int, int], None]  # rows and bytes that were written now
 class Packing:
     """Carries out a plan in a folder that is owned."""
 
-    def __init__(self, work: Work, plan: Plan, pool: Pool, progress: Progress) -> None:
+    def __init__(
+        self, work: Work, plan: Plan, order: Ints | None, pool: Pool, progress: Progress
+    ) -> None:
         self._work = work
         self._plan = plan
+        self._order = order
+        self._source = pool.source
         self._pool = pool
         self._progress = progress
         self._columns = plan.columns
 
-    def run(self, order: Ints | None) -> tuple[Part, ...]:
+    def run(self) -> tuple[Part, ...]:
         """Do all that is not done; what the manifest says of the parts then.
 
         The journal says that they are about to be published, from where on nothing is touched.
         """
         journal = Journal(self._work.path(JOURNAL))
         try:
-            return self._run(journal, order)
+            return self._run(journal)
         finally:
             journal.close()
 
-    def _run(self, journal: Journal, order: Ints | None) -> tuple[Part, ...]:
+    def _run(self, journal: Journal) -> tuple[Part, ...]:
         plan = self._plan
         if PUBLISHING in journal.done:  # what is prepared may have been moved already
             self._columns = plan.columns_with(self._values(journal))
             return self._parts(journal)
         try:
-            self._prepare(order)
+            self._prepare()
         except SpaceError:
             if not journal.done:
                 self._work.remove()  # its room may be what is missing elsewhere
@@ -92,9 +98,24 @@ class Packing:
             self._progress(sum(r["rows"] for r in records), sum(r["bytes"] for r in records))
 
         left = [task for task in tasks if task not in journal.done]
-        self._pool.run(self._work.folder, self._plan.digest, left, note)
+        self._pool.run(self._work.folder, self._plan.digest, left, note, self._described)
 
-    def _prepare(self, order: Ints | None) -> None:
+    def _described(self, task: str) -> str:
+        """A piece for people: its rows, and the files they come from."""
+        kind, number = task.split()
+        if kind not in ("rows", "place"):
+            return f"piece {task!r}"
+        start, end = self._plan.pieces[int(number) : int(number) + 2]
+        files = [self._source.path_of(row) for row in self._ends(start, end)]
+        return f"piece {task!r}, {end - start} rows of {shown(files[0])} to {shown(files[1])}"
+
+    def _ends(self, start: int, end: int) -> list[int]:
+        """The first and the last row of the dataset at some places of the work."""
+        at = np.array([start, end - 1])
+        rows = self._plan.rows_of(at if self._order is None else self._order[at])
+        return [int(row) for row in rows]
+
+    def _prepare(self) -> None:
         """Folders, files of their final size with their headers, and the plan behind them."""
         work, plan, columns = self._work, self._plan, self._columns
         write.make_folder(work.path(DATA))
@@ -111,8 +132,8 @@ class Packing:
             for i in plan.spooled:
                 with Output(work.path(spool_names(0, i).shapes), new=True) as output:
                     output.allocate(8 * len(plan.fields[i].shape) * plan.rows)
-        if order is not None:
-            write.write_file(work.path(ORDER), as_bytes(order).tobytes())
+        if self._order is not None:
+            write.write_file(work.path(ORDER), as_bytes(self._order).tobytes())
         write.write_file(work.path(PLAN), plan.encoded())
         write.sync_folder(work.folder)
         write.sync_folder(work.parent)
