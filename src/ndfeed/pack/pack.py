@@ -65,7 +65,8 @@ def pack(  # noqa: PLR0913 - what users say about a conversion
     ``workers``  how many pieces are worked on at once, by default one for each core.
     ``memory``   bytes or ``"2GB"`` for all workers together; default an eighth of RAM, at most
                  2 GiB.
-    ``progress`` called with the rows and bytes that were just written.
+    ``progress`` called with the rows and bytes that were just written; first with those that an
+                 earlier run had written.
     """
     ds = source if isinstance(source, Dataset) else open_dataset(source)
     if fields is not None:
@@ -115,6 +116,17 @@ def packed(request: Request, pool: "Pool", progress: "Progress") -> Dataset:
         request.source.check_unchanged()
         publish(work, plan, parts, old)
     return open_dataset(os.fsdecode(request.target))
+
+
+def forecast(request: Request, workers: int) -> Plan:
+    """What would be done, without doing any of it."""
+    before = manifest_of(request.target) if request.append else None
+    if request.append and before is None:
+        raise MissingError(request.target, "no packed dataset to append to; leave append out")
+    fields = _fields(request, before)
+    return planned(request.source, fields, request.wanted(workers, probe_bytes(request.source.ds)))[
+        0
+    ]
 
 
 @contextmanager
