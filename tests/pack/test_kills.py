@@ -45,7 +45,7 @@ def scattered(folder):
 def appended(folder):
     ds = making.npz_of_rows(folder / "source", files=3, rows=4, compressed=False)
     ndfeed.pack(ds.take(slice(0, 5)), folder / "base", workers=1)
-    return lambda target: ndfeed.pack(ds.take(slice(5, 12)), target, append=True, executor=AtOnce())
+    return lambda target: ndfeed.pack(ds.take(slice(5, 12)), target, append=True, workers=1)
 
 
 CASES = {"fresh": fresh, "scattered": scattered, "appended": appended}

@@ -26,6 +26,7 @@ from concurrent.futures import (
 )
 from multiprocessing import get_context
 from multiprocessing.reduction import ForkingPickler
+from typing import NamedTuple
 
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.errors import WorkerError
@@ -36,9 +37,24 @@ from ndfeed.pack.rows import Rows
 
 _TRIES = 3
 _MOST = 16
+_AHEAD = 64  # pieces handed out before others are done; whoever notes them may take a while
 _WORTH_IT = 4.0  # seconds of work for which processes are started
 # Modules whose errors say that a worker is lost, not that the work is wrong.
 _OTHERS = ("distributed.", "ray.")
+
+
+class Orders(NamedTuple):
+    """What is the same for all pieces of a plan.
+
+    ``synced``: are workers to sync what they wrote? ``note`` gets the records of what is done,
+    ``described`` says for people what a piece is about.
+    """
+
+    folder: bytes
+    digest: str
+    synced: bool
+    note: Callable[[list[Record]], None]
+    described: Callable[[str], str]
 
 
 class Pool:
@@ -70,53 +86,42 @@ class Pool:
         # Spawned: a fork would copy locks that other threads hold at this moment.
         return ProcessPoolExecutor(self.workers, get_context("spawn"), _ignore_interrupts)
 
-    def run(
-        self,
-        folder: bytes,
-        digest: str,
-        tasks: Sequence[str],
-        note: Callable[[list[Record]], None],
-        described: Callable[[str], str] = str,
-    ) -> None:
-        """Do ``tasks`` of the plan in ``folder``; ``note`` gets the records of those done.
+    @property
+    def own(self) -> bool:
+        """Are the workers this pool's own, and so on this machine?"""
+        return self._given is None
 
-        ``described`` says for people what a task is about.
-        """
+    def run(self, orders: Orders, tasks: Sequence[str]) -> None:
+        """Do ``tasks`` of a plan."""
         running: dict[Future[Record], str] = {}
         waiting, tries = deque(tasks), Counter[str]()
-        stopped.discard(digest)
+        stopped.discard(orders.digest)
         try:
             if self._undecided and len(tasks) > 1 and tasks[0].startswith("rows"):
-                self._decide(folder, digest, waiting.popleft(), len(waiting), note)
+                self._decide(orders, waiting.popleft(), len(waiting))
             while waiting or running:
-                while waiting and len(running) < 2 * self.workers:
+                while waiting and len(running) < max(2 * self.workers, _AHEAD):
                     task = waiting.popleft()
-                    running[self._submitted(folder, digest, task)] = task
+                    running[self._submitted(orders, task)] = task
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
-                lost = self._collect({future: running.pop(future) for future in done}, note)
-                _retry(lost, tries, waiting, described)
+                lost = _collected({future: running.pop(future) for future in done}, orders.note)
+                _retry(lost, tries, waiting, orders.described)
         except BaseException:
-            stopped.add(digest)
-            self._call_off(running)
+            stopped.add(orders.digest)
+            _call_off(running)
             raise
 
-    def _decide(
-        self,
-        folder: bytes,
-        digest: str,
-        task: str,
-        others: int,
-        note: Callable[[list[Record]], None],
-    ) -> None:
+    def _decide(self, orders: Orders, task: str, others: int) -> None:
         """Do the first piece here, and see what it costs."""
         began = time.perf_counter()
-        note([work(folder, digest, self._ds, task)])
+        orders.note([work(orders.folder, orders.digest, self._ds, task, orders.synced)])
         self._undecided = False
         self._processes = (time.perf_counter() - began) * others > _WORTH_IT
 
-    def _submitted(self, folder: bytes, digest: str, task: str) -> "Future[Record]":
+    def _submitted(self, orders: Orders, task: str) -> "Future[Record]":
+        args = orders.folder, orders.digest, self._ds, task, orders.synced
         try:
-            return self._executor.submit(work, folder, digest, self._ds, task)
+            return self._executor.submit(work, *args)
         except BrokenExecutor as error:
             if self._own is None:
                 failed: Future[Record] = Future()
@@ -124,34 +129,7 @@ class Pool:
                 return failed
             self._own.shutdown(wait=False, cancel_futures=True)
             self._own = None
-            return self._executor.submit(work, folder, digest, self._ds, task)
-
-    def _collect(
-        self, done: dict["Future[Record]", str], note: Callable[[list[Record]], None]
-    ) -> list[tuple[str, BaseException]]:
-        """Note what was done. Raises what went wrong; gives what was lost with its worker."""
-        records: list[Record] = []
-        lost: list[tuple[str, BaseException]] = []
-        wrong: BaseException | None = None
-        for future, task in done.items():
-            error = CancelledError() if future.cancelled() else future.exception()
-            if error is None:
-                records.append(future.result())
-            elif _is_loss(error):
-                lost.append((task, error))
-            else:
-                wrong = wrong or error
-        if records:
-            note(records)
-        if wrong is not None:
-            raise wrong
-        return lost
-
-    def _call_off(self, running: dict["Future[Record]", str]) -> None:
-        for future in running:
-            future.cancel()
-        # Nobody writes any more when the caller hears of the error.
-        wait([future for future in running if not future.cancelled()])
+            return self._executor.submit(work, *args)
 
     def __enter__(self) -> "Pool":
         return self
@@ -159,6 +137,35 @@ class Pool:
     def __exit__(self, *error: object) -> None:
         if self._own is not None:
             self._own.shutdown(wait=True, cancel_futures=True)
+
+
+def _collected(
+    done: dict["Future[Record]", str], note: Callable[[list[Record]], None]
+) -> list[tuple[str, BaseException]]:
+    """Note what was done. Raises what went wrong; gives what was lost with its worker."""
+    records: list[Record] = []
+    lost: list[tuple[str, BaseException]] = []
+    wrong: BaseException | None = None
+    for future, task in done.items():
+        error = CancelledError() if future.cancelled() else future.exception()
+        if error is None:
+            records.append(future.result())
+        elif _is_loss(error):
+            lost.append((task, error))
+        else:
+            wrong = wrong or error
+    if records:
+        note(records)
+    if wrong is not None:
+        raise wrong
+    return lost
+
+
+def _call_off(running: dict["Future[Record]", str]) -> None:
+    for future in running:
+        future.cancel()
+    # Nobody writes any more when the caller hears of the error.
+    wait([future for future in running if not future.cancelled()])
 
 
 def _retry(

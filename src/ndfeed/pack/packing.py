@@ -16,7 +16,8 @@ from ndfeed.files.write import Output
 from ndfeed.formats.manifest import Part
 from ndfeed.index.table import Ints
 from ndfeed.pack.columns import Columns, Spot
-from ndfeed.pack.engine import Pool
+from ndfeed.pack.commit import MOST_FILES, Commits
+from ndfeed.pack.engine import Orders, Pool
 from ndfeed.pack.journal import Journal, Record
 from ndfeed.pack.piece import DATA, ORDER, PLAN, SPOOL, VALUES, spool_names, summed
 from ndfeed.pack.plan import Plan
@@ -93,12 +94,23 @@ class Packing:
         return tuple(self._columns.part(n, stretches) for n in range(len(self._plan.parts) - 1))
 
     def _do(self, journal: Journal, tasks: list[str]) -> None:
-        def note(records: list[Record]) -> None:
-            journal.note(records)
-            self._progress(sum(r["rows"] for r in records), sum(r["bytes"] for r in records))
-
         left = [task for task in tasks if task not in journal.done]
-        self._pool.run(self._work.folder, self._plan.digest, left, note, self._described)
+        paths = self._synced_here() if left and left[0].startswith("rows") else []
+        with Commits(journal, paths, needed(self._plan)) as commits:
+
+            def note(records: list[Record]) -> None:
+                commits.add(records)
+                self._progress(sum(r["rows"] for r in records), sum(r["bytes"] for r in records))
+
+            orders = Orders(self._work.folder, self._plan.digest, not paths, note, self._described)
+            self._pool.run(orders, left)
+
+    def _synced_here(self) -> list[bytes]:
+        """The files to sync for the workers, where these are on this machine."""
+        spots = [s for s in self._columns.spots() if s.role in ("rows", "values")]
+        if not self._pool.own or self._plan.spooled or len(spots) > MOST_FILES:
+            return []
+        return [self._work.path(DATA, self._columns.file(spot).name) for spot in spots]
 
     def _described(self, task: str) -> str:
         """A piece for people: its rows, and the files they come from."""
