@@ -273,6 +273,13 @@ class Lock:
 
     def release(self) -> None:
         """Let go of the lock; harmless the second time."""
+        if self.held and self.fd >= 0:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self.fd, fcntl.LOCK_UN)
+        self.drop()
+
+    def drop(self) -> None:
+        """Have no part in the lock any more, as a child that was forked with it."""
         fd, self.fd = self.fd, -1
         _locks.discard(self)
         if fd >= 0:
@@ -286,7 +293,7 @@ _locks: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 def _in_forked_child() -> None:
     """A lock goes with the last descriptor of its open file: a child must not have one."""
     for lock in list(_locks):
-        lock.release()
+        lock.drop()
 
 
 if hasattr(os, "register_at_fork"):
