@@ -21,11 +21,12 @@ MAY_IMPORT = {
     "dataset": {"index", "formats", "files", "errors", "progress"},
     "order": {"errors"},
     "loader": {"order", "dataset", "formats", "files", "errors"},
-    "pack": {"dataset", "index", "formats", "files", "errors", "progress"},
+    "pack": {"order", "dataset", "index", "formats", "files", "errors", "progress"},
     "torch": {"loader", "dataset", "order", "files", "errors"},
     "tf": {"loader", "dataset", "order", "errors"},
     "keras": {"loader", "dataset", "order", "errors"},
     "jax": {"loader", "dataset", "order", "errors"},
+    "ray": {"errors"},
 }
 MAY_IMPORT["view"] = set(MAY_IMPORT) - {"progress"}
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
@@ -40,8 +41,9 @@ FRAMEWORKS = {
     "tensorflow": {"tf"},
     "keras": {"keras"},
     "jax": {"jax"},
-    "ray": set(),
-    "dask": set(),
+    "ray": {"ray"},
+    "dask": {"cli"},
+    "distributed": {"cli"},
 }
 
 # They run code from a file, or open containers with less care than ours do.

@@ -19,6 +19,7 @@ from ndfeed.errors import (
     CastError,
     ChangedError,
     ChecksumError,
+    ConflictError,
     DeniedError,
     Error,
     FieldError,
@@ -29,6 +30,8 @@ from ndfeed.errors import (
     ResumeError,
     SchemaError,
     SourceError,
+    SpaceError,
+    TargetError,
     TruncatedError,
     UnsupportedError,
     WorkerError,
@@ -36,6 +39,7 @@ from ndfeed.errors import (
 from ndfeed.loader.loader import Loader, loader
 from ndfeed.loader.report import Report
 from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
+from ndfeed.pack.pack import pack
 from ndfeed.pack.verify import Verified, verify
 
 __version__ = "0.1.0"
@@ -47,6 +51,7 @@ __all__ = [
     "CastError",
     "ChangedError",
     "ChecksumError",
+    "ConflictError",
     "Dataset",
     "DeniedError",
     "Error",
@@ -63,6 +68,8 @@ __all__ = [
     "SchemaError",
     "Sequential",
     "SourceError",
+    "SpaceError",
+    "TargetError",
     "TruncatedError",
     "UnsupportedError",
     "Verified",
@@ -70,5 +77,6 @@ __all__ = [
     "WorkerError",
     "loader",
     "open",
+    "pack",
     "verify",
 ]

@@ -17,7 +17,10 @@
     ├── FieldError        (KeyError)      no field of that name
     ├── CastError         (ValueError)    a value that another type cannot hold
     ├── ResumeError       (ValueError)    a loader's state that does not fit
-    └── WorkerError       (RuntimeError)  a process that ran a map died
+    ├── WorkerError       (RuntimeError)  a process that ran a map or packed died
+    ├── TargetError       (OSError)       what is packed cannot be written
+    │   └── SpaceError                    there is no room for it
+    └── ConflictError     (FileExistsError)  another writer, or something else in its place
 
 Each also derives from the builtin a caller would guess, so code that has never heard of
 this library still catches the right thing. Messages are one line: the file first, expected
@@ -34,6 +37,7 @@ __all__ = [
     "CastError",
     "ChangedError",
     "ChecksumError",
+    "ConflictError",
     "DeniedError",
     "Error",
     "FieldError",
@@ -44,6 +48,8 @@ __all__ = [
     "ResumeError",
     "SchemaError",
     "SourceError",
+    "SpaceError",
+    "TargetError",
     "TruncatedError",
     "UnsupportedError",
     "WorkerError",
@@ -198,4 +204,20 @@ class ResumeError(Error, ValueError):
 
 
 class WorkerError(Error, RuntimeError):
-    """A process that ran a ``map`` died, and so did the one that took its place."""
+    """A process that ran a ``map`` or packed died, and so did those that took its place."""
+
+
+class TargetError(_FileError, OSError):
+    """A file or folder of a packed dataset cannot be written: says which, and why."""
+
+    remedy = "put it right and run the same again: what is done is kept"
+
+
+class SpaceError(TargetError):
+    """There is no room for what is to be written, or a quota does not allow it."""
+
+    remedy = "make room and run the same again: what is done is kept"
+
+
+class ConflictError(_FileError, FileExistsError):
+    """Somebody else writes there, or what is there is not to be overwritten."""

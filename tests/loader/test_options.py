@@ -5,7 +5,7 @@ import pytest
 from loader.making import large_rows, numbers, ragged, threads
 
 import ndfeed
-from ndfeed.loader.options import as_bytes
+from ndfeed.dataset.arguments import as_bytes
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The command line: ``ndfeed inspect``, ``ndfeed verify`` and ``ndfeed demo``.
+"""The command line: ``ndfeed inspect``, ``pack``, ``verify`` and ``demo``.
 
 Commands declare their arguments and print. What they print is made by ``facts`` and ``peers``.
 Only this package imports Typer and rich, so ``import ndfeed`` does without them.
@@ -15,6 +15,7 @@ import ndfeed
 from ndfeed.cli.console import complain, warn
 from ndfeed.cli.demo import demo
 from ndfeed.cli.inspect import inspect
+from ndfeed.cli.pack import pack
 from ndfeed.cli.verify import verify
 from ndfeed.errors import Error
 
@@ -26,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(inspect)
+app.command()(pack)
 app.command()(verify)
 app.command()(demo)
 
@@ -46,9 +48,10 @@ def _ndfeed(
     """Open array files as they are: .npy, .npz, .npy.gz, .pt, .safetensors and raw ones.
 
     \b
-    ndfeed demo                 small files of every kind, read and compared
-    ndfeed inspect npz_data/    what a folder holds, from its headers
-    ndfeed verify packed/       read a packed dataset whole, and find what is damaged
+    ndfeed demo                     small files of every kind, read and compared
+    ndfeed inspect npz_data/        what a folder holds, from its headers
+    ndfeed pack npz_data/ packed/   rewrite a dataset into plain columns, once
+    ndfeed verify packed/           read a packed dataset whole, and find what is damaged
     """
 
 

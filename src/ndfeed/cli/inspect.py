@@ -36,14 +36,16 @@ class Sample(StrEnum):
     file = "file"
 
 
-def _dtype(text: str) -> str:
+def as_dtype(text: str) -> str:
+    """The name of an element type, as somebody wrote it."""
     try:
         return named(text)
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def as_shape(text: str) -> tuple[int, ...]:
+    """A shape, as somebody wrote it."""
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
@@ -63,7 +65,9 @@ def inspect(
     sample: Annotated[Sample, typer.Option(help="What one sample is.")] = Sample.auto,
     dtype: Annotated[
         str | None,
-        typer.Option(parser=_dtype, metavar="NAME", help="Element type of raw files: uint16, <f4."),
+        typer.Option(
+            parser=as_dtype, metavar="NAME", help="Element type of raw files: uint16, <f4."
+        ),
     ] = None,
     shape: Annotated[
         str | None,
@@ -94,7 +98,7 @@ def inspect(
     opened = partial(
         ndfeed.open,
         dtype=dtype,
-        shape=None if shape is None else _shape(shape),
+        shape=None if shape is None else as_shape(shape),
         fields=None if fields is None else fields.split(","),
         cache=not no_cache,
     )

@@ -35,6 +35,9 @@ class Capabilities:
     untracked_maps: bool = sys.version_info >= (3, 13)
     probe: bool = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
     advise: bool = hasattr(os, "posix_fadvise")
+    pwrite: bool = hasattr(os, "pwrite")
+    allocate: bool = hasattr(os, "posix_fallocate")
+    lock: bool = hasattr(fcntl, "flock")
 
 
 can = Capabilities()

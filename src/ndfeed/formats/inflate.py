@@ -105,20 +105,73 @@ def stream(
     ``size`` bytes when decoded, and the checksum ``crc`` unless that is negative; gzip has
     its own, which its decoder checks.
     """
-    at = seen = 0
-    for piece in _pieces(file, *place, coding):
-        if at + len(piece) > size:
-            _check_length(file.path, at + len(piece), size)
-        if crc >= 0:
-            seen = crc32(piece, seen)
-        begin = max(at, skip)
-        end = min(at + len(piece), skip + len(out))
-        if begin < end:
-            out[begin - skip : end - skip] = memoryview(piece)[begin - at : end - at]
-        at += len(piece)
-    _check_length(file.path, at, size)
-    if crc >= 0 and seen != crc:
-        raise checksum_error(file.path, crc, seen)
+    decoding = Decoding(file, place, coding, size, crc)
+    decoding.skip(skip)
+    decoding.read_into(out)
+    decoding.finish()
+
+
+class Decoding:
+    """A stream of ``file`` at ``place``, decoded from its beginning on in bounded memory.
+
+    It must have ``size`` bytes when decoded and the checksum ``crc``, unless that is negative:
+    ``finish`` says so. ``at`` is how many of them were read or skipped.
+    """
+
+    def __init__(
+        self, file: File, place: tuple[int, int], coding: int, size: int, crc: int
+    ) -> None:
+        self.at = 0
+        self._path = file.path
+        self._pieces = _pieces(file, *place, coding)
+        self._size = size
+        self._crc = crc
+        self._seen = 0
+        self._decoded = 0
+        self._rest = memoryview(b"")
+
+    def read_into(self, out: memoryview) -> None:
+        """Fill ``out`` with the next bytes."""
+        while len(out):
+            piece = self._next(len(out))
+            out[: len(piece)] = piece
+            out = out[len(piece) :]
+
+    def skip(self, count: int) -> None:
+        """Pass over the next ``count`` bytes."""
+        while count:
+            count -= len(self._next(count))
+
+    def finish(self) -> None:
+        """Decode what is left, and compare length and checksum of the whole."""
+        while self._more():
+            self._rest = self._rest[:0]
+        self.at = self._decoded
+        _check_length(self._path, self._decoded, self._size)
+        if self._crc >= 0 and self._seen != self._crc:
+            raise checksum_error(self._path, self._crc, self._seen)
+
+    def _next(self, most: int) -> memoryview:
+        if not self._more():
+            _check_length(self._path, self._decoded, self._size)
+            raise TruncatedError(self._path, f"{self._size} bytes decoded, more are wanted")
+        found, self._rest = self._rest[:most], self._rest[most:]
+        self.at += len(found)
+        return found
+
+    def _more(self) -> bool:
+        """Is there anything decoded that was not handed out, or could be?"""
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return False
+            self._decoded += len(piece)
+            if self._decoded > self._size:
+                _check_length(self._path, self._decoded, self._size)
+            if self._crc >= 0:
+                self._seen = crc32(piece, self._seen)
+            self._rest = memoryview(piece)
+        return True
 
 
 def _pieces(file: File, offset: int, length: int, coding: int) -> Iterator[bytes]:

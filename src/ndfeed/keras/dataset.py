@@ -11,11 +11,12 @@ from typing import Any
 
 import keras
 
+from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
 from ndfeed.errors import SchemaError
 from ndfeed.loader.at import At
-from ndfeed.loader.options import OnError, Options, Shuffle, as_count, as_shard, only
+from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only
 from ndfeed.order.orders import Order
 from ndfeed.order.share import Share
 

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import keras
 
-from ndfeed.loader.options import as_count
+from ndfeed.dataset.arguments import as_count
 
 
 class Counter(Protocol):

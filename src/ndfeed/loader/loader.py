@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.loader.adapter import Adapter
 from ndfeed.loader.engine import Failure, counted
 from ndfeed.loader.machine import Machine
-from ndfeed.loader.options import OnError, Options, Shuffle, as_count, as_shard, only
+from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only
 from ndfeed.loader.plan import batch_bytes, planned
 from ndfeed.loader.ragged import Ragged
 from ndfeed.loader.report import Report, reported

@@ -1,15 +1,13 @@
 """What a loader is told, checked before anything is begun."""
 
-import operator
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ndfeed.dataset.arguments import as_bytes, as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
 from ndfeed.errors import FieldError
-from ndfeed.files import system
 from ndfeed.loader.ragged import RAGGED, Ragged, added_names, check, owner
 from ndfeed.loader.state import LARGEST_SEED
 from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
@@ -17,10 +15,7 @@ from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
 OnError = Literal["raise", "skip"]
 Shuffle = bool | Sequential | Exact | Blocks | Windows
 
-_MOST_MEMORY = 2 << 30
 _MOST_THREADS = 256
-_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
-_BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,35 +57,6 @@ class Options:
             ragged,
             on_error,
         )
-
-
-def as_bytes(memory: int | str | None) -> int:
-    """``2_000_000_000``, ``"2GB"``, ``"512MiB"``; by default an eighth of RAM, at most 2 GiB."""
-    if memory is None:
-        return min(system.memory_bytes() // 8, _MOST_MEMORY)
-    if isinstance(memory, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", memory, re.IGNORECASE)
-        if found is None or (found[3] and not found[2]):
-            raise ValueError(
-                f'memory must be bytes or text such as "2GB" or "512MiB", got {memory!r}'
-            )
-        units = _BINARY if found[3] else _UNITS
-        return int(float(found[1]) * units[found[2].upper()])
-    if isinstance(memory, bool) or not hasattr(memory, "__index__"):
-        raise TypeError(f'memory must be bytes or text such as "2GB", got {memory!r}')
-    if memory < 1:
-        raise ValueError(f"memory must be at least 1 byte, got {memory}")
-    return operator.index(memory)
-
-
-def as_count(name: str, value: int, least: int, most: int) -> int:
-    """A whole number in [least, most]."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    number = operator.index(value)
-    if not least <= number <= most:
-        raise ValueError(f"{name} must be in [{least}, {most}], got {number}")
-    return number
 
 
 def as_threads(threads: int | None) -> int | None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.loader import ragged as arrays
 from ndfeed.loader.loader import Loader
-from ndfeed.loader.options import OnError, Options, Shuffle, as_count, as_shard, only
+from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only
 from ndfeed.loader.plan import batch_bytes
 from ndfeed.order.share import Share
 from ndfeed.tf.adapt import Pieces

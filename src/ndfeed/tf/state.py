@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ndfeed.dataset.arguments import as_count
 from ndfeed.errors import ResumeError
 from ndfeed.loader.loader import Loader
-from ndfeed.loader.options import as_count
 from ndfeed.loader.state import State as Place
 
 

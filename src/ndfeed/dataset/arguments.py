@@ -1,0 +1,39 @@
+"""Numbers that callers write: amounts of memory, counts."""
+
+import operator
+import re
+
+from ndfeed.files import system
+
+_MOST_MEMORY = 2 << 30
+_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
+_BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def as_bytes(memory: int | str | None) -> int:
+    """``2_000_000_000``, ``"2GB"``, ``"512MiB"``; by default an eighth of RAM, at most 2 GiB."""
+    if memory is None:
+        return min(system.memory_bytes() // 8, _MOST_MEMORY)
+    if isinstance(memory, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", memory, re.IGNORECASE)
+        if found is None or (found[3] and not found[2]):
+            raise ValueError(
+                f'memory must be bytes or text such as "2GB" or "512MiB", got {memory!r}'
+            )
+        units = _BINARY if found[3] else _UNITS
+        return int(float(found[1]) * units[found[2].upper()])
+    if isinstance(memory, bool) or not hasattr(memory, "__index__"):
+        raise TypeError(f'memory must be bytes or text such as "2GB", got {memory!r}')
+    if memory < 1:
+        raise ValueError(f"memory must be at least 1 byte, got {memory}")
+    return operator.index(memory)
+
+
+def as_count(name: str, value: int, least: int, most: int) -> int:
+    """A whole number in [least, most]."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    number = operator.index(value)
+    if not least <= number <= most:
+        raise ValueError(f"{name} must be in [{least}, {most}], got {number}")
+    return number

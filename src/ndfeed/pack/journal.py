@@ -1,0 +1,82 @@
+"""The journal of a pack: which pieces are done, and the checksums of what they wrote.
+
+Lines of JSON, each with its own CRC-32 behind it. A line is written when what it speaks of is
+synced, and is itself synced before anybody relies on it. A reader believes lines up to the
+first that is not whole: whatever follows is done again, which is only work.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from ndfeed.errors import MissingError
+from ndfeed.files.file import File
+from ndfeed.files.write import Output
+from ndfeed.formats.inflate import crc32
+from ndfeed.pack.columns import Stretch
+
+Record = dict[str, Any]
+
+
+class Journal:
+    """Notes what is done. One process at a time has it open."""
+
+    def __init__(self, path: bytes) -> None:
+        self.done: dict[str, Record] = {}
+        end = 0
+        for line in _lines(path):
+            found = _parsed(line)
+            if found is None:
+                break
+            self.done[found["task"]] = found
+            end += len(line)
+        self._file = Output(path, new=True)
+        try:
+            self._file.allocate(end)
+        except BaseException:
+            self._file.close()
+            raise
+        self._end = end
+
+    def note(self, records: Iterable[Record]) -> None:
+        """Remember records for good; each has its ``task``."""
+        records = list(records)
+        data = b"".join(_line(record) for record in records)
+        self._file.write(self._end, data)
+        self._file.sync()
+        self._end += len(data)
+        self.done |= {record["task"]: record for record in records}
+
+    def stretches(self) -> dict[str, list[Stretch]]:
+        """All that was written, by column."""
+        found: dict[str, list[Stretch]] = {}
+        for record in self.done.values():
+            for spot, one in record.get("wrote", {}).items():
+                found.setdefault(spot, []).append(Stretch(one[0], one[1], one[2]))
+        return found
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+def _lines(path: bytes) -> list[bytes]:
+    try:
+        with File(path) as file:
+            data = file.read(0, file.size)
+    except MissingError:
+        return []
+    return data.splitlines(keepends=True)
+
+
+def _line(record: Record) -> bytes:
+    text = json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
+    return text + b" %08x\n" % crc32(text)
+
+
+def _parsed(line: bytes) -> Record | None:
+    text, _, check = line.rpartition(b" ")
+    if len(check) != 9 or check != b"%08x\n" % crc32(text):
+        return None
+    found: Record = json.loads(text)
+    return found

@@ -1,0 +1,208 @@
+"""``ndfeed.pack``: a dataset rewritten into plain columns, whole or not at all."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ndfeed.dataset.arguments import as_count
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.open import open as open_dataset
+from ndfeed.errors import ChangedError, ConflictError, FormatError, MissingError, SchemaError
+from ndfeed.files import write
+from ndfeed.formats.manifest import NAME, Field, Manifest
+from ndfeed.index.source import Source
+from ndfeed.pack.fields import probe_bytes, stored_fields
+from ndfeed.pack.piece import forget
+from ndfeed.pack.plan import Plan, planned
+from ndfeed.pack.publish import manifest_of, packs_of, publish
+from ndfeed.pack.repair import repaired
+from ndfeed.pack.request import Request
+from ndfeed.pack.work import Work
+from ndfeed.progress import Bar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from ndfeed.pack.engine import Pool
+    from ndfeed.pack.packing import Progress
+
+_MOST_WORKERS = 4096
+_AGAIN = "what is done is kept: run the same again to go on"
+
+
+def pack(  # noqa: PLR0913 - what users say about a conversion
+    source: "Source | Dataset | Mapping[str, Source | Dataset]",
+    target: str | os.PathLike[str],
+    *,
+    fields: Sequence[str] | None = None,
+    dtype: Mapping[str, object] | None = None,
+    shuffle: int | None = None,
+    names: bool = False,
+    rows_per_part: int | None = None,
+    append: bool = False,
+    repair: bool = False,
+    executor: "Executor | None" = None,
+    workers: int | None = None,
+    memory: int | str | None = None,
+    progress: "Progress | None" = None,
+) -> Dataset:
+    """Rewrite a dataset into plain ``.npy`` columns in the folder ``target``, and open that.
+
+    ``source`` is a dataset, with whatever ``map`` it has, or what ``ndfeed.open`` takes. The
+    target appears whole or not at all. Whatever ends the work, the same call goes on with it.
+
+    ``fields``   the fields to keep, all by default.
+    ``dtype``    types to store fields in, ``{"image": "float16"}``; a value outside the range of
+                 its new type is an error that names field, row and value.
+    ``shuffle``  a seed: rows are written in a random order fixed by it.
+    ``names``    keep the name of every row's source file too, as UTF-8 in the ragged field "file".
+    ``rows_per_part``  split the columns; by default there is one part.
+    ``append``   add rows to a packed dataset; who has it open goes on with what it was.
+    ``repair``   write damaged blocks again from the source they were made from.
+    ``executor`` who does the work: any ``concurrent.futures.Executor`` whose workers see the
+                 target's folder. By default threads, or processes where there are maps.
+    ``workers``  how many pieces are worked on at once, by default one for each core.
+    ``memory``   bytes or ``"2GB"`` for all workers together; default an eighth of RAM, at most
+                 2 GiB.
+    ``progress`` called with the rows and bytes that were just written; first with those that an
+                 earlier run had written.
+    """
+    ds = source if isinstance(source, Dataset) else open_dataset(source)
+    if fields is not None:
+        ds = ds.select(*([fields] if isinstance(fields, str) else fields))
+    request = Request.of(ds, target, dtype, shuffle, names, rows_per_part, append, memory)
+    if workers is not None:
+        workers = as_count("workers", workers, 1, _MOST_WORKERS)
+    if repair:
+        return repaired(request)
+    # Imported late: executors bring logging with them, which ``import ndfeed`` can do without.
+    from ndfeed.pack.engine import Pool  # noqa: PLC0415
+
+    pool = Pool(ds, executor, workers)
+    bar = Bar("packing", len(ds))
+    with bar, pool:
+        return packed(request, pool, progress or (lambda rows, _: bar.advance(rows)))
+
+
+def packed(request: Request, pool: "Pool", progress: "Progress") -> Dataset:
+    """Do what is requested."""
+    from ndfeed.pack.packing import Packing, check_space  # noqa: PLC0415 - as above
+
+    before = manifest_of(request.target)
+    if request.append and before is None:
+        raise MissingError(request.target, "no packed dataset to append to; leave append out")
+    fields = _fields(request, before if request.append else None)
+    row_bytes = probe_bytes(request.source.ds)
+    if before is not None and not request.append:
+        plan, _ = planned(request.source, fields, request.wanted(pool.workers, row_bytes))
+        return _done_before(request, before, plan)
+    if before is None:
+        first, base, old = 0, "", None
+        if write.names(request.target):
+            raise ConflictError(request.target, "a folder with something in it; choose another")
+    else:
+        found = _appended_before(request, before, fields, pool.workers, row_bytes)
+        if found is not None:
+            return found
+        first, base, old = _next_part(before), before.digest, before
+    wanted = request.wanted(pool.workers, row_bytes, first, base)
+    plan, order = planned(request.source, fields, wanted)
+    work = Work(request.target, plan.digest)
+    check_space(work, plan)
+    with work, _going_on(work, plan):
+        work.remove_others()
+        parts = Packing(work, plan, order, pool, progress).run()
+        request.source.check_unchanged()
+        publish(work, plan, parts, old)
+    return open_dataset(os.fsdecode(request.target))
+
+
+def forecast(request: Request, workers: int) -> Plan:
+    """What would be done, without doing any of it."""
+    before = manifest_of(request.target) if request.append else None
+    if request.append and before is None:
+        raise MissingError(request.target, "no packed dataset to append to; leave append out")
+    fields = _fields(request, before)
+    return planned(request.source, fields, request.wanted(workers, probe_bytes(request.source.ds)))[
+        0
+    ]
+
+
+@contextmanager
+def _going_on(work: Work, plan: Plan) -> Iterator[None]:
+    """Keep what was done for the same call to go on with, unless that would not help."""
+    try:
+        yield
+    except (ChangedError, ConflictError, FormatError, SchemaError):
+        work.remove()  # to put that right makes another plan of it
+        raise
+    except BaseException as error:
+        error.add_note(_AGAIN)
+        raise
+    finally:
+        forget(plan.digest)
+
+
+def _fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
+    """The fields to write: those of the dataset, or of what they are appended to."""
+    names = request.source.names
+    found = {f.name: f for f in stored_fields(request.source.ds, request.dtypes, names=names)}
+    if before is None:
+        return tuple(found.values())
+    path = os.path.join(request.target, NAME)
+    if set(found) != {field.name for field in before.fields}:
+        known = sorted(field.name for field in before.fields)
+        raise SchemaError(
+            path, f"fields {known} expected, found {sorted(found)}; choose with fields="
+        )
+    for field in before.fields:
+        new = found[field.name]
+        pairs = zip(field.shape, new.shape, strict=False)
+        alike = len(field.shape) == len(new.shape) and all(a in (None, b) for a, b in pairs)
+        if field.dtype != new.dtype or not alike:
+            raise SchemaError(
+                path,
+                f"{field}: {field.dtype} {field.shape} expected, found {new.dtype} {new.shape}; "
+                f"cast it with dtype= or convert it with map",
+            )
+    return before.fields
+
+
+def _done_before(request: Request, before: Manifest, plan: Plan) -> Dataset:
+    """What is there is the same already, made by a run that was ended late; or it is not."""
+    packs = packs_of(before)
+    if len(packs) != 1 or packs[0].get("plan") != plan.digest:
+        raise ConflictError(
+            request.target,
+            "another packed dataset is there; remove it, add to it (append), or choose another",
+        )
+    return _finished(request, plan)
+
+
+def _finished(request: Request, plan: Plan) -> Dataset:
+    """Remove what a run that was ended late left behind."""
+    work = Work(request.target, plan.digest)
+    if work.begun:
+        with work:
+            work.remove()
+    return open_dataset(os.fsdecode(request.target))
+
+
+def _appended_before(
+    request: Request, before: Manifest, fields: tuple[Field, ...], workers: int, row_bytes: int
+) -> Dataset | None:
+    """What is there ends with these very rows, appended by a run that was ended late."""
+    last = packs_of(before)[-1:]
+    if not last or last[0].get("fingerprint") != request.source.ds.fingerprint:
+        return None
+    first, base = last[0].get("first"), last[0].get("base")
+    if not isinstance(first, int) or not isinstance(base, str):
+        return None
+    plan, _ = planned(request.source, fields, request.wanted(workers, row_bytes, first, base))
+    return _finished(request, plan) if plan.digest == last[0].get("plan") else None
+
+
+def _next_part(before: Manifest) -> int:
+    used = [int(part.folder) for part in before.parts if part.folder.isdecimal()]
+    return max(used, default=-1) + 1

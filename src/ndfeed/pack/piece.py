@@ -1,0 +1,359 @@
+"""One piece of a plan: done from the plan's folder and the dataset alone, wherever that is.
+
+    rows N      read the rows of piece N, and write them to their places
+    offsets N   write where the samples of a ragged field of a part begin
+    place N     write the ragged values that the maps made of piece N, their places being known
+    sums N      read blocks that were written in no order, for their checksums
+
+A piece writes what it writes whatever was there before, so it may be done twice, or by two
+processes at once. What it returns is for the journal: it is synced then.
+
+The values that maps make for ragged fields wait in ``spool/N.FIELD``, with their counts beside,
+and their shapes go to ``shapes.FIELD``, row by row: where values begin is known when all are.
+"""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import numpy as np
+
+from ndfeed.dataset.column import Column
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.members import verify
+from ndfeed.errors import MissingError, WorkerError
+from ndfeed.files.file import File
+from ndfeed.files.write import Output
+from ndfeed.formats.array import RAW
+from ndfeed.formats.inflate import crc32
+from ndfeed.formats.manifest import Role
+from ndfeed.index.table import Ints
+from ndfeed.pack.columns import Columns, Spot
+from ndfeed.pack.journal import Record
+from ndfeed.pack.large import chunks
+from ndfeed.pack.plan import Plan, lengths
+from ndfeed.pack.rows import Reading, Rows
+from ndfeed.pack.store import InOrder, Scattered, Store, as_bytes
+from ndfeed.pack.values import Stored, cast_flat, stored
+
+PLAN, ORDER, VALUES, DATA, SPOOL = b"plan", b"order", b"values", b"data", b"spool"
+_AT_ONCE = 1 << 20
+_SUMMED = 64 << 20
+
+
+class Stopped(Exception):
+    """Nobody wants the piece any more."""
+
+
+class Job:
+    """A plan, in this process."""
+
+    def __init__(self, folder: bytes, digest: str, ds: Dataset) -> None:
+        self.folder = folder
+        self.plan = _plan(folder, digest)
+        in_order = self.plan.shuffle is None and not self.plan.scattered
+        self.source = Rows(ds, names=self.plan.names, in_order=in_order)
+
+    @property
+    def columns(self) -> Columns:
+        """The files to write, with all that is known by now."""
+        if not self.plan.spooled:
+            return self.plan.columns
+        known = _contents(os.path.join(self.folder, VALUES))
+        if known is None:
+            return self.plan.columns
+        return self.plan.columns_with(tuple(map(tuple, json.loads(known))))
+
+    def targets(self, start: int, end: int) -> Ints:
+        """The rows of the target at some places of the work."""
+        if not self.plan.scattered:
+            return np.arange(start, end)
+        with File(os.path.join(self.folder, ORDER)) as file:
+            return np.frombuffer(file.read(8 * start, 8 * (end - start)), np.int64)
+
+    def path(self, *names: bytes) -> bytes:
+        """A file of the folder."""
+        return os.path.join(self.folder, *names)
+
+    def store(self) -> Store:
+        """Where rows go."""
+        place = self.path(DATA), self.columns, self.plan.parts
+        return Scattered(*place) if self.plan.scattered else InOrder(*place)
+
+
+def _plan(folder: bytes, digest: str) -> Plan:
+    data = _contents(os.path.join(folder, PLAN))
+    plan = None if data is None else Plan.decoded(data)
+    if plan is None or plan.digest != digest:
+        raise WorkerError(
+            f"the worker on host {socket.gethostname()} does not see {os.fsdecode(folder)}: "
+            f"all workers need the target's folder on a file system that they share"
+        )
+    return plan
+
+
+def _contents(path: bytes) -> bytes | None:
+    try:
+        with File(path) as file:
+            return file.read(0, file.size)
+    except MissingError:
+        return None
+
+
+_jobs: dict[str, Job] = {}  # the newest alone
+_lock = threading.Lock()
+stopped: set[str] = set()  # plans that threads of this process are to leave
+
+
+def work(folder: bytes, digest: str, ds: Dataset, task: str, synced: bool = True) -> Record:
+    """Do a piece of the plan in ``folder``; ``synced`` says who sees to it that it lasts: us."""
+    with _lock:
+        job = _jobs.get(digest)
+        if job is None or job.folder != folder:
+            _jobs.clear()
+            job = _jobs[digest] = Job(folder, digest, ds)
+    kind, number = task.split()
+    made = _rows(job, int(number), synced) if kind == "rows" else _KINDS[kind](job, int(number))
+    return {"task": task, **made}
+
+
+def forget(digest: str) -> None:
+    """Let go of a plan in this process."""
+    with _lock:
+        _jobs.pop(digest, None)
+        stopped.discard(digest)
+
+
+def _check(job: Job) -> None:
+    if job.plan.digest in stopped:
+        raise Stopped
+
+
+def _rows(job: Job, number: int, synced: bool) -> Record:
+    plan, source = job.plan, job.source
+    start, end = plan.pieces[number : number + 2]
+    _verify(job, number)
+    with ExitStack() as stack:
+        reading = stack.enter_context(Reading(source))
+        store = job.store()
+        stack.enter_context(store)
+        spools = {i: stack.enter_context(_Spool(job, number, i)) for i in plan.spooled}
+        written = 0
+        for targets in _batches(job, start, end):
+            _check(job)
+            rows = plan.rows_of(targets)
+            if len(rows) == 1 and not source.ds.steps and source.sizes(rows)[0] > plan.large:
+                written += _one_large(job, reading, store, int(targets[0]), int(rows[0]))
+                continue
+            batch = reading.read(rows)
+            for i, field in enumerate(plan.fields):
+                made = stored(field, batch, rows, source)
+                written += len(made.data)
+                if i in spools:
+                    spools[i].put(targets, made)
+                elif "values" in field.roles:
+                    store.values(i, targets, lengths(field, made.shapes), made.data)
+                else:
+                    store.rows(i, targets, made.data)
+        if synced:
+            store.sync()
+        for spool in spools.values():
+            spool.sync()
+        return {"wrote": store.wrote(), "rows": end - start, "bytes": written}
+
+
+def _one_large(job: Job, reading: Reading, store: Store, target: int, row: int) -> int:
+    """Copy a row that is larger than memory; how many bytes it has."""
+    numbers = {field.name: (i, field) for i, field in enumerate(job.plan.fields)}
+    written = 0
+    for name, values in chunks(job.source, reading, row, job.plan.batch):
+        i, field = numbers[name]
+        role: Role = "values" if "values" in field.roles else "rows"
+        at = 0
+        for chunk in values:
+            _check(job)
+            data = as_bytes(cast_flat(field, chunk, row, job.source))
+            store.part_of_row(i, role, target, at, data)
+            at += len(data)
+        written += at
+    return written
+
+
+def _batches(job: Job, start: int, end: int) -> Iterator[Ints]:
+    """Rows of the target, about as many as are to be in memory at a time."""
+    most = job.plan.batch
+    at = start
+    while at < end:
+        each = job.source.row_bytes
+        count = _AT_ONCE if each is None else max(most // max(each, 1), 1)
+        targets = job.targets(at, min(at + count, end))
+        if each is None:
+            ends = np.cumsum(job.source.sizes(job.plan.rows_of(targets)))
+            cut = max(int(np.searchsorted(ends, most, side="right")), 1)
+            targets = targets[:cut]
+        yield targets
+        at += len(targets)
+
+
+def _verify(job: Job, number: int) -> None:
+    """Compare checksums of stored members: those that fall to this piece, for each one does."""
+    every = len(job.plan.pieces) - 1
+    for group in job.source.ds.groups:
+        if not group.by_file:
+            columns = [
+                Column(c.field, c.table, c.arrays[number::every], c.whole[number::every])
+                for c in group.columns
+                if (c.coding == RAW).any()
+            ]
+            if columns:
+                verify(columns)
+
+
+class _Spool:
+    """Ragged values that maps made of a piece, until their places are known."""
+
+    def __init__(self, job: Job, number: int, field: int) -> None:
+        names = spool_names(number, field)
+        self._stack = ExitStack()
+        self._values = self._output(job.path(SPOOL, names.values))
+        self._counts = self._output(job.path(SPOOL, names.counts))
+        self._shapes = self._stack.enter_context(Output(job.path(names.shapes)))
+        self._field = job.plan.fields[field]
+        self._at = self._rows = 0
+
+    def _output(self, path: bytes) -> Output:
+        output = self._stack.enter_context(Output(path, new=True))
+        output.allocate(0)
+        return output
+
+    def put(self, targets: Ints, made: Stored) -> None:
+        """Keep the values of some rows."""
+        self._values.write(self._at, made.data.data)
+        self._at += len(made.data)
+        counts = lengths(self._field, made.shapes)
+        self._counts.write(8 * self._rows, as_bytes(counts).data)
+        self._rows += len(counts)
+        width = 8 * len(self._field.shape)
+        order = np.argsort(targets)
+        ends = [*(np.flatnonzero(np.diff(targets[order]) != 1) + 1).tolist(), len(order)]
+        for start, end in zip([0, *ends], ends, strict=False):
+            data = as_bytes(made.shapes[order[start:end]]).data
+            self._shapes.write(width * int(targets[order[start]]), data)
+
+    def sync(self) -> None:
+        """Have the disk hold it all."""
+        for output in (self._values, self._counts, self._shapes):
+            output.sync()
+
+    def __enter__(self) -> "_Spool":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+
+class SpoolNames(NamedTuple):
+    """The files of a spooled field."""
+
+    values: bytes
+    counts: bytes
+    shapes: bytes
+
+
+def spool_names(number: int, field: int) -> SpoolNames:
+    """The files that hold a spooled field of a piece."""
+    return SpoolNames(
+        b"%d.%d" % (number, field), b"%d.%d.n" % (number, field), b"shapes.%d" % field
+    )
+
+
+def _offsets(job: Job, number: int) -> Record:
+    plan = job.plan
+    part, field_number = divmod(number, len(plan.fields))
+    field = plan.fields[field_number]
+    start, end = plan.parts[part : part + 2]
+    total = 0
+    with InOrder(job.path(DATA), job.columns, plan.parts) as store:
+        begins = store.writer(Spot(part, field_number, "offsets"), 0)
+        begins.append(as_bytes(np.zeros(1, "<i8")).data)
+        for at in range(start, end, _AT_ONCE):
+            _check(job)
+            shapes = _shapes(job, field_number, at, min(at + _AT_ONCE, end))
+            ends = total + np.cumsum(lengths(field, shapes))
+            total = int(ends[-1])
+            begins.append(as_bytes(ends.astype("<i8")).data)
+            if "shapes" in field.roles:
+                writer = store.writer(Spot(part, field_number, "shapes"), 0)
+                writer.append(as_bytes(shapes.astype("<i8")).data)
+        store.sync()
+        return {"wrote": store.wrote(), "values": total, "rows": 0, "bytes": 0}
+
+
+def _shapes(job: Job, field: int, start: int, end: int) -> Ints:
+    """The shapes of a ragged field's samples in rows of the target."""
+    if field not in job.plan.spooled:
+        rows = job.plan.rows_of(np.arange(start, end))
+        return job.source.shapes(job.plan.fields[field].name, rows)
+    rank = len(job.plan.fields[field].shape)
+    with File(job.path(spool_names(0, field).shapes)) as file:
+        data = file.read(8 * rank * start, 8 * rank * (end - start))
+    return np.frombuffer(data, np.int64).reshape(-1, rank)
+
+
+def _place(job: Job, number: int) -> Record:
+    plan = job.plan
+    start, end = plan.pieces[number : number + 2]
+    with job.store() as store:
+        for i in plan.spooled:
+            size = plan.fields[i].row_bytes("values")
+            names = spool_names(number, i)
+            with File(job.path(SPOOL, names.counts)) as file:
+                counts = np.frombuffer(file.read(0, file.size), np.int64)
+            with File(job.path(SPOOL, names.values)) as file:
+                at = byte = 0
+                while at < end - start:
+                    _check(job)
+                    ends = np.cumsum(counts[at:]) * size
+                    taken = max(int(np.searchsorted(ends, plan.batch, side="right")), 1)
+                    length = int(ends[taken - 1])
+                    data = np.frombuffer(file.read(byte, length), np.uint8)
+                    targets = job.targets(start + at, start + at + taken)
+                    store.values(i, targets, counts[at : at + taken], data)
+                    at, byte = at + taken, byte + length
+        store.sync()
+        return {"wrote": store.wrote(), "rows": 0, "bytes": 0}
+
+
+def summed(columns: Columns) -> list[tuple[Spot, int, int]]:
+    """Bytes behind headers to be read for their checksums, cut between blocks."""
+    found = []
+    for spot in columns.spots():
+        if spot.role in ("rows", "values"):
+            file = columns.file(spot)
+            step = max(_SUMMED // max(file.block, 1), 1) * file.block
+            found += [
+                (spot, at, min(at + step, file.data)) for at in range(0, file.data, step or 1)
+            ]
+    return found
+
+
+def _sums(job: Job, number: int) -> Record:
+    spot, start, end = summed(job.columns)[number]
+    column = job.columns.file(spot)
+    sums = []
+    with File(job.path(DATA, column.name)) as file:
+        for at in range(start, end, column.block):
+            _check(job)
+            found = 0
+            for piece in range(at, min(at + column.block, end), _AT_ONCE):
+                length = min(_AT_ONCE, at + column.block - piece, end - piece)
+                found = crc32(file.read(len(column.header) + piece, length), found)
+            sums.append(found)
+    return {"wrote": {str(spot): (start, end, sums)}, "rows": 0, "bytes": 0}
+
+
+_KINDS = {"offsets": _offsets, "place": _place, "sums": _sums}

@@ -1,0 +1,94 @@
+"""A batch as the bytes of columns: shapes compared, types cast, ragged samples end to end."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset.step import Batch
+from ndfeed.errors import SchemaError
+from ndfeed.formats.manifest import Field
+from ndfeed.formats.types import EXTENDED
+from ndfeed.index.table import Ints
+from ndfeed.pack.cast import cast
+from ndfeed.pack.rows import Rows
+from ndfeed.pack.store import Bytes, as_bytes
+
+_REMEDY = "make them alike with map, or return a list of arrays for samples that differ"
+
+
+class Stored(NamedTuple):
+    """Samples of one field: their bytes, and their shapes where it is ragged."""
+
+    data: Bytes
+    shapes: Ints
+
+
+def stored(field: Field, batch: Batch, rows: Ints, source: Rows) -> Stored:
+    """The samples of a field as they are written."""
+    if field.name not in batch:
+        raise SchemaError(
+            source.path_of(int(rows[0])),
+            f"field {field.name!r} is missing in what map returned for row {rows[0]}",
+        )
+    values = batch[field.name]
+    if "values" in field.roles:
+        return _ragged(field, values, rows, source)
+    if isinstance(values, list | tuple):
+        values = _stacked(field, values, rows, source)
+    array = np.asarray(values)
+    if array.shape != (len(rows), *field.shape):
+        _refuse_shape(field, array.shape[1:], int(rows[0]), source)
+    made = _cast(field, array, np.arange(len(rows) + 1), rows, source)
+    return Stored(as_bytes(made), np.empty((0, 0), np.int64))
+
+
+def cast_flat(field: Field, values: NDArray[Any], row: int, source: Rows) -> NDArray[Any]:
+    """Some of the values of one row, in the field's type."""
+    return _cast(field, values, np.array([0, len(values)]), np.array([row]), source)
+
+
+def _stacked(field: Field, values: Any, rows: Ints, source: Rows) -> NDArray[Any]:  # noqa: ANN401
+    for row, value in zip(rows.tolist(), values, strict=True):
+        if np.shape(value) != field.shape:
+            _refuse_shape(field, np.shape(value), row, source)
+    return np.stack([np.asarray(value) for value in values])
+
+
+def _ragged(field: Field, values: Any, rows: Ints, source: Rows) -> Stored:  # noqa: ANN401
+    samples = [np.asarray(value) for value in values]
+    rank = len(field.shape)
+    for row, sample in zip(rows.tolist(), samples, strict=True):
+        pairs = zip(sample.shape, field.shape, strict=False)
+        if sample.ndim != rank or any(n != m for n, m in pairs if m is not None):
+            _refuse_shape(field, sample.shape, row, source)
+    shapes = np.array([sample.shape for sample in samples], np.int64).reshape(-1, rank)
+    flat = np.concatenate([sample.reshape(-1) for sample in samples])
+    ends = np.concatenate([[0], np.cumsum(shapes.prod(axis=1))])
+    return Stored(as_bytes(_cast(field, flat, ends, rows, source)), shapes)
+
+
+def _cast(field: Field, array: NDArray[Any], ends: Ints, rows: Ints, source: Rows) -> NDArray[Any]:
+    """The values in the field's type; ``ends`` says where each row's are in ``array``."""
+    if field.dtype in EXTENDED and array.dtype.kind == "u" and not source.ds.steps:
+        return array  # its bits, where ml_dtypes is not installed
+    made, misfit = cast(array, field.dtype)
+    if misfit is not None:
+        each = max(array.size // max(len(array), 1), 1)
+        at = int(np.searchsorted(ends, misfit.at // each, side="right")) - 1
+        row = int(rows[at])
+        raise SchemaError(
+            source.path_of(row),
+            f"field {field.name!r}, row {row}: {misfit.value} does not fit {field.dtype}; "
+            f"store it in a wider type, or scale it with map",
+        )
+    return made
+
+
+def _refuse_shape(field: Field, found: tuple[int, ...], row: int, source: Rows) -> None:
+    wanted = str(field.shape).replace("None", "…")
+    raise SchemaError(
+        source.path_of(row),
+        f"field {field.name!r}, row {row}: shape {wanted} expected as in the first rows, found "
+        f"{tuple(found)}; {_REMEDY}",
+    )

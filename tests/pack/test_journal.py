@@ -1,0 +1,101 @@
+"""The journal: believed up to the first line that is not whole, and never further."""
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pack import making
+from pack.faults import tree
+
+import ndfeed
+from ndfeed.pack.columns import File, Stretch, checksums
+from ndfeed.pack.journal import Journal
+
+RECORDS = [
+    {"task": f"rows {n}", "wrote": {"0.0.rows": [n, n + 1, [n * 77]]}, "rows": 1, "bytes": 9}
+    for n in range(4)
+]
+
+
+def written(path):
+    journal = Journal(os.fsencode(path))
+    journal.note(RECORDS[:1])
+    journal.note(RECORDS[1:])
+    journal.close()
+    return path.read_bytes()
+
+
+def read(path):
+    journal = Journal(os.fsencode(path))
+    journal.close()
+    return list(journal.done.values())
+
+
+def test_what_is_noted_is_there_the_next_time(tmp_path):
+    """In order, and what was written by column."""
+    written(tmp_path / "journal")
+    journal = Journal(os.fsencode(tmp_path / "journal"))
+    journal.close()
+
+    assert list(journal.done.values()) == RECORDS
+    assert journal.stretches() == {"0.0.rows": [Stretch(n, n + 1, [n * 77]) for n in range(4)]}
+
+
+def test_lines_are_frozen(tmp_path):
+    """A newer version goes on with what an older one began."""
+    first = written(tmp_path / "journal").splitlines()[0]
+
+    assert first == (
+        b'{"bytes":9,"rows":1,"task":"rows 0","wrote":{"0.0.rows":[0,1,[0]]}} f58ba5ee'
+    )
+
+
+@given(data=st.data())
+def test_damage_is_never_believed(tmp_path_factory, data):
+    """Any bit, any length: what is read is what was noted first, and nothing else."""
+    path = tmp_path_factory.mktemp("any") / "journal"
+    text = bytearray(written(path))
+    if data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(text) - 1))
+        text[at] ^= 1 << data.draw(st.integers(0, 7))
+        line = bytes(text[:at]).count(b"\n")
+    else:
+        text = text[: data.draw(st.integers(0, len(text) - 1))]
+        line = text.count(b"\n")
+    path.write_bytes(text)
+
+    assert read(path) == RECORDS[:line]
+
+
+def test_a_pack_goes_on_from_a_damaged_journal(tmp_path):
+    """It does more again, and ends the same."""
+    ds = making.npz_of_rows(tmp_path / "source", files=8, rows=100)
+    options = {"workers": 1, "memory": 2000}
+    ndfeed.pack(ds, tmp_path / "expected", **options)
+
+    def stop(rows, nbytes):
+        if rows:
+            raise KeyboardInterrupt
+
+    for bit in range(0, 400, 7):
+        with pytest.raises(KeyboardInterrupt):
+            ndfeed.pack(ds, tmp_path / "packed", progress=stop, **options)
+        (journal,) = tmp_path.glob(".packed.*/journal")
+        text = bytearray(journal.read_bytes())
+        text[bit % len(text)] ^= 1 << bit % 8
+        journal.write_bytes(text)
+    ndfeed.pack(ds, tmp_path / "packed", **options)
+
+    assert tree(tmp_path / "packed") == tree(tmp_path / "expected")
+
+
+def test_columns_must_be_covered():
+    """A gap in what was noted can never become a manifest."""
+    file = File(b"x", 10, 4, b"", 3)
+    whole = [Stretch(0, 12, [1]), Stretch(12, 40, [2, 3, 4])]
+
+    assert checksums(file, whole) == [1, 2, 3, 4]
+    for some in (whole[:1], whole[1:], []):
+        with pytest.raises(ValueError, match="were not written"):
+            checksums(file, some)

@@ -1,0 +1,226 @@
+"""A pack may end at any moment: what is there is whole or absent, and the same call goes on."""
+
+import errno
+import os
+import random
+import shutil
+import signal
+import time
+from concurrent.futures import Executor, Future
+from itertools import count
+
+import numpy as np
+import pytest
+from pack import making
+from pack.faults import BROKEN, NO_SPACE, failing, forked, kill, shorter, system, tree
+
+import ndfeed
+from ndfeed.files import write
+
+
+class AtOnce(Executor):
+    """An executor without threads: a forked child begins quickly, and does all in one order."""
+
+    _max_workers = 1
+
+    def submit(self, function, *args):
+        future = Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it goes into the future
+            future.set_exception(error)
+        return future
+
+
+def fresh(folder):
+    ds = making.npz_of_samples(folder / "source", files=5).select("label", "volume")
+    return lambda target: ndfeed.pack(ds, target, rows_per_part=3, executor=AtOnce())
+
+
+def scattered(folder):
+    ds = making.npz_of_rows(folder / "source", files=3, rows=4).map(making.ragged)
+    return lambda target: ndfeed.pack(ds, target, shuffle=1, executor=AtOnce())
+
+
+def appended(folder):
+    ds = making.npz_of_rows(folder / "source", files=3, rows=4, compressed=False)
+    ndfeed.pack(ds.take(slice(0, 5)), folder / "base", workers=1)
+    return lambda target: ndfeed.pack(ds.take(slice(5, 12)), target, append=True, workers=1)
+
+
+CASES = {"fresh": fresh, "scattered": scattered, "appended": appended}
+
+
+class Case:
+    """A pack that can be repeated from the same beginning, and what it ends in."""
+
+    def __init__(self, name, folder):
+        self.folder = folder / "work"
+        self.target = self.folder / "packed"
+        self._pack = CASES[name](folder)
+        self._base = folder / "base" if (folder / "base").exists() else None
+        self.begin()
+        self.before = tree(self.folder)
+        self.run()
+        self.after = tree(self.folder)
+        self.sources = tree(folder / "source")
+        self._all = folder / "source"
+
+    def begin(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        if self._base is not None:
+            shutil.copytree(self._base, self.target)
+
+    def run(self):
+        self._pack(self.target)
+
+    def is_whole_or_absent(self):
+        """As before, or as it should be: nothing between."""
+        manifest = self.target / "ndfeed.json"
+        now = manifest.read_bytes() if manifest.exists() else None
+        if now == self.before.get("packed/ndfeed.json"):
+            kept = {name: data for name, data in self.before.items() if name != "packed"}
+            assert kept.items() <= tree(self.folder).items()
+            return now is not None or not self.target.exists()
+        found = tree(self.folder)
+        return all(found.get(name, b"") == data for name, data in self.after.items())
+
+    def goes_on(self):
+        """The same again ends as if nothing had been, with nothing left over."""
+        self.run()
+        assert tree(self._all) == self.sources
+        return tree(self.folder) == self.after
+
+
+def raised(function):
+    """The error of ours or the system's that a function raises, if it does."""
+    try:
+        function()
+    except (ndfeed.Error, OSError) as error:
+        return error
+    return None
+
+
+@pytest.fixture(params=CASES)
+def case(request, folder):
+    return Case(request.param, folder)
+
+
+def test_killed_at_every_call(case):
+    """SIGKILL before every call that changes the disk, in the middle of every write."""
+    for at in count(1):
+        case.begin()
+
+        def pack(at=at):
+            with system(at, kill):
+                case.run()
+
+        status = forked(pack)
+        assert status in (0, -signal.SIGKILL), f"call {at}: status {status}"
+        assert case.is_whole_or_absent(), f"killed at call {at}"
+        assert case.goes_on(), f"killed at call {at}"
+        if status == 0:
+            break
+    assert at > 60
+
+
+@pytest.mark.parametrize(
+    ("happen", "names"),
+    [
+        (NO_SPACE, {"pwrite", "posix_fallocate", "ftruncate", "open", "mkdir"}),
+        (BROKEN, {"pwrite", "posix_fallocate", "ftruncate", "open", "mkdir"}),
+        (BROKEN, {"fsync"}),
+        (NO_SPACE, {"fsync"}),
+        (BROKEN, {"rename", "replace", "unlink", "rmdir", "close"}),
+        (failing(errno.EACCES), {"open", "mkdir", "rename", "replace"}),
+    ],
+    ids=["no-space", "write", "sync", "sync-no-space", "rename", "denied"],
+)
+def test_failing_at_every_call(case, happen, names):
+    """An error of the disk is one of ours, and leaves what can be gone on with."""
+    for at in count(1):
+        case.begin()
+        with system(at, happen, names) as used:
+            error = raised(case.run)
+            failed = used.count >= at
+        if error is not None:
+            assert isinstance(error, ndfeed.Error)
+            assert isinstance(error, OSError)
+            assert error.path
+            assert "\n" not in str(error)
+            assert happen is not NO_SPACE or isinstance(error, ndfeed.SpaceError)
+        assert case.is_whole_or_absent(), f"failed at call {at}"
+        assert case.goes_on(), f"failed at call {at}"
+        if not failed:
+            break
+    assert at > 5
+
+
+def test_short_writes_are_gone_on_with(case):
+    """A kernel may write less than it is asked to."""
+    for at in range(1, 12):
+        case.begin()
+        with system(at, shorter, {"pwrite"}):
+            case.run()
+
+        assert tree(case.folder) == case.after
+
+
+def test_a_sync_that_failed_is_not_tried_again(folder):
+    """The second one would say that all is well, of bytes that are gone."""
+    with write.Output(os.fsencode(folder / "file"), new=True) as file:
+        file.write(0, b"data")
+        with system(1, BROKEN, {"fsync"}), pytest.raises(ndfeed.TargetError, match="cannot sync"):
+            file.sync()
+
+        with pytest.raises(ndfeed.TargetError, match="lost"):
+            file.sync()
+
+
+def _large(folder):
+    """Data enough for a pack to take some time, in pieces."""
+    rng = np.random.default_rng(0)
+    (folder / "source").mkdir()
+    for i in range(12):
+        rows = rng.integers(0, 9, (600, 700), np.uint8)
+        np.savez_compressed(folder / f"source/{i}.npz", x=rows, y=np.arange(600))
+    return ndfeed.open(folder / "source", sample="row")
+
+
+def test_killed_at_random_moments(folder):
+    """200 times, at moments that no call chose, of a pack with two threads; going on each time."""
+    ds = _large(folder)
+    work = folder / "work"
+    work.mkdir()
+
+    def pack():
+        ndfeed.pack(ds, work / "packed", workers=2, memory="1MB")
+
+    began = time.perf_counter()
+    assert forked(pack) == 0
+    took = time.perf_counter() - began
+    expected = tree(work)
+    rng = random.Random(0)
+    ends = {0: 0, -signal.SIGKILL: 0}
+    shutil.rmtree(work / "packed")
+    for _ in range(200):
+        child = os.fork()
+        if not child:
+            pack()
+            os._exit(0)
+        time.sleep(rng.random() * took * 0.6)
+        os.kill(child, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        ends[status] += 1
+        if (work / "packed").exists():
+            assert (tree(work / "packed").items()) <= {
+                name.removeprefix("packed/"): data for name, data in expected.items()
+            }.items()
+            pack()
+            assert tree(work) == expected
+            shutil.rmtree(work / "packed")
+    pack()
+
+    assert tree(work) == expected
+    assert ends[-signal.SIGKILL] > 100
