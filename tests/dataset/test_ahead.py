@@ -100,3 +100,31 @@ def test_a_file_that_is_gone_is_for_the_reader_to_meet(tmp_path):
     (tmp_path / "x.npy").unlink()
 
     assert ahead.ask(ds.groups[0], np.arange(10)) == 0
+
+
+def test_stretches_hold_the_samples(tmp_path):
+    """Every byte of the rows, in whole pages, neighbours together, and no other rows."""
+    np.save(tmp_path / "x.npy", np.arange(400 * 3 * PAGE // 8).reshape(400, -1))
+    ds = ndfeed.open(tmp_path / "x.npy")
+    first = (tmp_path / "x.npy").stat().st_size - 400 * 3 * PAGE
+    ((path, found),) = ahead.stretches(ds.groups[0], np.array([300, 7, 8, 100]))
+
+    assert os.fsdecode(path) == ds.files[0]
+    assert len(found) == 3
+    for (start, end), (low, high) in zip(found, [(7, 9), (100, 101), (300, 301)], strict=True):
+        assert start <= first + low * 3 * PAGE < start + PAGE
+        assert end - PAGE < first + high * 3 * PAGE <= end
+
+
+@pytest.mark.parametrize("sample", ["file", "row"])
+def test_stretches_of_what_is_decoded_are_whole_members(tmp_path, sample):
+    """A row of a compressed member takes all of it, whichever rows are wanted."""
+    for i in range(3):
+        np.savez_compressed(tmp_path / f"{i}.npz", x=np.random.default_rng(i).random((8, 2 * PAGE)))
+    ds = ndfeed.open(tmp_path, sample=sample)
+    rows = np.array([2, 1]) if sample == "file" else np.array([17, 8, 16])
+    found = dict(ahead.stretches(ds.groups[0], rows))
+
+    assert [os.path.basename(path) for path in found] == [b"1.npz", b"2.npz"]
+    for path, stretches in found.items():
+        assert sum(end - start for start, end in stretches) >= 0.9 * os.path.getsize(path)

@@ -53,3 +53,28 @@ def test_a_closed_descriptor_is_no_error():
     advise.will_need(1 << 20, [(0, 1)])
 
     assert advise.resident(1 << 20, 0)
+
+
+def test_what_is_dropped_is_read_from_the_disk_again(tmp_path):
+    """And no byte is another."""
+    path = tmp_path / "x"
+    path.write_bytes(bytes(range(256)) * 4096)
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)  # what the disk lacks is never dropped
+    advise.drop(fd)
+    gone = not advise.resident(fd, 1 << 19)
+    data = os.pread(fd, 1 << 20, 0)
+    os.close(fd)
+
+    assert data == bytes(range(256)) * 4096
+    if not gone:
+        pytest.skip("this file system keeps everything in memory, or cannot say what it keeps")
+
+
+def test_dropping_with_nothing_to_drop_is_no_error(file, monkeypatch):
+    """Neither a closed descriptor nor a platform that cannot."""
+    advise.drop(1 << 20)
+    monkeypatch.setattr(can, "advise", False)
+    advise.drop(file)
+
+    assert os.pread(file, 8, 0) == bytes(8)

@@ -52,18 +52,36 @@ def ask_parts(group: Group, parts: Ints) -> int:
     return _ask_files(group, parts, hint=True)
 
 
+def stretches(group: Group, samples: Ints) -> Iterator[tuple[bytes, Sequence[tuple[int, int]]]]:
+    """The bytes of files that reading ``samples`` takes: a path, and its stretches in order."""
+    if any(not column.plain and column.offsets is None for column in group.columns):
+        parts = np.unique(group.locate(samples).part)  # decoded whole
+        found = [(group.columns[0], _files(group, parts))]
+    else:
+        found = list(_spans(group, samples))
+    for column, (file, start, end) in found:
+        if len(file):
+            order = np.lexsort((start, file))
+            for number, merged in _merged(file[order], start[order], end[order]):
+                yield column.table.path(number), merged
+
+
 def _asked(group: Group, samples: Ints, *, hint: bool) -> int:
     """Ask for samples, or only see whether any is not in memory."""
+    return sum(_ask(group, column, spans, hint=hint) for column, spans in _spans(group, samples))
+
+
+def _spans(group: Group, samples: Ints) -> Iterator[tuple[Column, Span]]:
+    """Where samples lie that can be read alone."""
     place = group.locate(samples)
     if group.by_file:
-        return _ask_files(group, place.part, hint=hint)
-    return sum(
-        _ask(group, column, _located(group, column, column.offsets, place), hint=hint)
-        if column.offsets is not None
-        else _ask(group, column, _rows(column, place.part, place.row), hint=hint)
-        for column in group.columns
-        if column.offsets is not None or (column.plain and column.size)
-    )
+        yield group.columns[0], _files(group, place.part)
+        return
+    for column in group.columns:
+        if column.offsets is not None:
+            yield column, _located(group, column, column.offsets, place)
+        elif column.plain and column.size:
+            yield column, _rows(column, place.part, place.row)
 
 
 def _located(group: Group, column: Column, offsets: Ints, place: Place) -> Span:
@@ -83,6 +101,11 @@ def _rows(column: Column, part: Ints, row: Ints) -> Span:
 
 
 def _ask_files(group: Group, parts: Ints, *, hint: bool) -> int:
+    """The same for all that is read of some files."""
+    return _ask(group, group.columns[0], _files(group, parts), hint=hint)
+
+
+def _files(group: Group, parts: Ints) -> Span:
     """Whatever of some files is read whole: from its first stream to the end of its last."""
     table = group.table
     starts = np.full(len(parts), np.iinfo(np.int64).max)
@@ -94,8 +117,7 @@ def _ask_files(group: Group, parts: Ints, *, hint: bool) -> int:
         starts = np.where(stored, np.minimum(starts, first), starts)
         ends = np.where(stored, np.maximum(ends, last), ends)
     known = starts < ends
-    file = group.columns[0].file[parts]
-    return _ask(group, group.columns[0], (file[known], starts[known], ends[known]), hint=hint)
+    return group.columns[0].file[parts][known], starts[known], ends[known]
 
 
 def _ask(group: Group, column: Column, spans: Span, *, hint: bool) -> int:

@@ -33,3 +33,18 @@ def will_need(fd: int, stretches: Iterable[tuple[int, int]]) -> None:
             os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_WILLNEED)
     except OSError:
         return
+
+
+def drop(fd: int) -> None:
+    """Have the system forget what it keeps of a file in memory, so that a disk is read again.
+
+    Only copies of what the disk has are given up, and none that some process has mapped: nobody
+    reads other bytes, only later. Nothing where the platform cannot.
+    """
+    if not can.advise:
+        return
+    try:
+        # All of it: what the system keeps in one large piece goes as a whole or not at all.
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    except OSError:
+        return
