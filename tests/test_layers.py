@@ -37,7 +37,7 @@ ABOVE_THE_LAYERS = {"__init__", "__main__"}
 
 # Each framework, with the layers that may import it.
 FRAMEWORKS = {
-    "torch": {"torch"},
+    "torch": {"torch", "cli"},  # to train in the demo, and to ask for a device
     "tensorflow": {"tf"},
     "keras": {"keras"},
     "jax": {"jax"},

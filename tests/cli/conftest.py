@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from ndfeed.cli import app
+from ndfeed.cli import app, main
 
 PLAIN = {"NO_COLOR": "1", "COLUMNS": "100", "TERM": "dumb", "FORCE_COLOR": None}
 
@@ -42,5 +42,24 @@ def ndfeed_process():
             env=env,
             timeout=60,
         )
+
+    return run
+
+
+@pytest.fixture
+def invoke_or_error(monkeypatch, capsys):
+    """Run a command in this process as ``main`` does: its status, and what it complained about."""
+
+    def run(*args):
+        for name, value in PLAIN.items():
+            monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("COLUMNS", "300")
+        monkeypatch.setattr(sys, "argv", ["ndfeed", *map(os.fspath, args)])
+        monkeypatch.setattr("warnings.showwarning", None)
+        try:
+            code = main()
+        except SystemExit as done:
+            code = done.code
+        return code, capsys.readouterr().err
 
     return run

@@ -1,4 +1,4 @@
-"""``ndfeed demo``: every kind of file, read right, and nothing left behind."""
+"""``ndfeed demo``: every way reads the same, and nothing but the chart is left behind."""
 
 import json
 import os
@@ -10,67 +10,75 @@ import time
 import numpy as np
 import pytest
 
-from ndfeed.cli.demo import _batches, _same
-from ndfeed.cli.peers import PEERS
+import ndfeed
+from ndfeed.cli.demo import make, samples_of
+from ndfeed.cli.peers import Loop
 
-KEYS = [
-    "source",
-    "samples",
-    "fields",
-    "way",
-    "usual_per_second",
-    "ndfeed_per_second",
-    "ratio",
-]
+KEYS = ["files", "batch_size", "bytes", "pack_seconds", "ways", "training", "plot", "folder"]
+WAYS = ["np.load in a loop", "ndfeed, in place", "ndfeed, packed"]
+SMALL = ("--files", "200", "--seconds", "0.1")
 
 # As in an environment that has the core dependencies alone.
 BARE = """
 import sys
-sys.modules["torch"] = sys.modules["safetensors"] = None
+sys.modules["torch"] = None
 from ndfeed.cli import main
-sys.argv = ["ndfeed", "demo", "--folder", sys.argv[1]]
+sys.argv = ["ndfeed", "demo", *sys.argv[1:]]
 sys.exit(main())
 """
 
 
-def test_every_source_is_read_and_kept(invoke, tmp_path):
-    """Each is compared with NumPy before it is timed, so being listed means being right."""
-    done = invoke("demo", "--json", "--folder", tmp_path, "--keep")
+def test_ways_training_and_chart(invoke, tmp_path, monkeypatch):
+    """Each is compared with np.load before it is timed, so being listed means being right."""
+    monkeypatch.chdir(tmp_path)
+    done = invoke("demo", *SMALL, "--json", "--folder", tmp_path, "--keep")
 
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    (made,) = tmp_path.iterdir()
     assert done.exit_code == 0
-    assert [row["source"] for row in rows] == [peer.source for peer in PEERS if not peer.missing]
-    assert all(list(row) == KEYS for row in rows)
-    assert all(row["ratio"] > 0 for row in rows)
-    assert len(list(made.iterdir())) == len(rows)
+    (line,) = done.stdout.splitlines()
+    found = json.loads(line)
+    assert list(found) == KEYS
+    assert [one["way"] for one in found["ways"]] == WAYS
+    assert found["ways"][0]["ratio"] == 1.0
+    assert all(one["rows_per_second"] > 0 for one in found["ways"])
+    assert found["training"]["epochs"] >= 1
+    assert 0 < found["training"]["accuracy"] <= 1
+    assert 0 <= found["training"]["waiting"] < 1
+    assert found["plot"] == str(tmp_path / "ndfeed-demo.png")
+    assert (tmp_path / "ndfeed-demo.png").read_bytes().startswith(b"\x89PNG")
+    assert len(ndfeed.open(f"{found['folder']}/packed")) == 200
+    assert ndfeed.verify(f"{found['folder']}/packed").ok
 
 
 def test_core_dependencies_are_enough(tmp_path):
     """What needs more is left out and said so; the folder is empty afterwards."""
+    (tmp_path / "work").mkdir()
+    chart = tmp_path / "chart.png"
     done = subprocess.run(
-        [sys.executable, "-c", BARE, os.fspath(tmp_path)],
+        [sys.executable, "-c", BARE, *SMALL, "--folder", tmp_path / "work", "--plot", chart],
         capture_output=True,
         encoding="utf-8",
+        cwd=tmp_path,
         env=os.environ | {"NO_COLOR": "1", "COLUMNS": "80"},
         timeout=60,
     )
 
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert "left out: safetensors (needs safetensors), pt files (needs torch)" in done.stdout
-    assert done.stdout.endswith("ndfeed inspect YOUR_FOLDER\n")
-    for peer in PEERS:
-        assert peer.needs or peer.source in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert list(tmp_path.iterdir()) == []
+    assert all(way in done.stdout for way in WAYS)
+    assert "pip install 'ndfeed[torch]'" in done.stdout
+    assert f"chart: {chart}\n" in done.stdout
+    assert done.stdout.endswith("ndfeed bench YOUR_FOLDER\n")
+    assert list((tmp_path / "work").iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chart.png", "work"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one child")
 def test_interrupt_is_quiet_and_cleans_up(tmp_path):
     """Ctrl-C is an answer, not an error, and leaves nothing."""
-    command = [sys.executable, "-m", "ndfeed", "demo", "--folder", os.fspath(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+    command = [sys.executable, "-m", "ndfeed", "demo", "--json", "--folder", os.fspath(tmp_path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+    ) as child:
         for _ in range(3000):
             if any(tmp_path.iterdir()) or child.poll() is not None:
                 break
@@ -83,30 +91,40 @@ def test_interrupt_is_quiet_and_cleans_up(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_that_is_missing(ndfeed_process, tmp_path):
-    """The files go where they were asked for, or nowhere."""
-    done = ndfeed_process("demo", "--folder", tmp_path / "none")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(("--folder", "none"), "none"), (("--plot", "none/x.png"), "choose another --plot")],
+)
+def test_folder_that_is_missing(invoke_or_error, tmp_path, monkeypatch, options, message):
+    """Files go where they were asked for, or nowhere; known before anything is made."""
+    monkeypatch.chdir(tmp_path)
+    code, said = invoke_or_error("demo", *options)
 
-    assert done.returncode == 1
-    assert done.stderr.startswith("ndfeed: ")
-    assert done.stderr.count("\n") == 1
+    assert code == 1
+    assert said.startswith("ndfeed: ")
+    assert message in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_usual_way_reads_every_file_once(tmp_path):
+    """In another order every time, or the comparison would be with something easier."""
+    make(tmp_path, 30)
+    loop = Loop(tmp_path, 8)
+    first, second = (np.concatenate([batch["image"] for batch in loop]) for _ in range(2))
+
+    assert len(list(loop)) == 4
+    assert not np.array_equal(first, second)
+    assert len(set(samples_of(loop))) == 30
+    assert samples_of(loop) == samples_of(ndfeed.loader(ndfeed.open(tmp_path, sample="file"), 7))
 
 
 def test_difference_is_seen():
-    """The check itself: values, shapes, lengths and names."""
+    """The check itself: values, types, shapes, names, and how often."""
     x = np.arange(6).reshape(2, 3)
 
-    assert _same({"x": x}, {"x": x.copy()})
-    assert _same({"x": [x, x[:1]]}, {"x": [x, x[:1]]})
+    assert samples_of([{"x": x}]) == samples_of([{"x": x[1:]}, {"x": x[:1]}])
     for other in ({"x": x + 1}, {"x": x[:1]}, {"x": x[:, :2]}, {"y": x}, {"x": x, "y": x}):
-        assert not _same({"x": x}, other)
-
-
-@pytest.mark.parametrize("count", [3, 10, 1000])
-def test_batches_are_shuffled_and_of_one_size(count):
-    """Batches of several sizes would make a median of different things."""
-    batches = _batches(count)
-
-    assert len({len(rows) for rows in batches}) == 1
-    assert len(batches) >= 3
-    assert len(np.unique(np.concatenate(batches))) == sum(map(len, batches))
+        assert samples_of([{"x": x}]) != samples_of([other])
+    assert samples_of([{"x": x}]) != samples_of([{"x": x.astype(np.int32)}])
+    assert samples_of([{"x": x}]) != samples_of([{"x": x[[0, 0]]}])

@@ -19,6 +19,17 @@ def literal(text: str, style: str = "") -> Text:
     return Text(shown(text), style=style)
 
 
+def rounded(count: float) -> str:
+    """A rate for people.
+
+    >>> rounded(950), rounded(12_345), rounded(2_300_000)
+    ('950', '12.3 k', '2.3 M')
+    """
+    if count < 1000:
+        return f"{count:.0f}"
+    return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.1f} k"
+
+
 def complain(problem: object, file: TextIO | None = None) -> None:
     """Say on standard error what is wrong."""
     print(f"ndfeed: {problem}", file=file or sys.stderr)

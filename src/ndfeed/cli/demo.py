@@ -1,43 +1,46 @@
-"""``ndfeed demo``: read small files of every kind, with ndfeed and without, and compare."""
+"""``ndfeed demo``: compressed files read with np.load, with ndfeed, and packed by it."""
 
-import itertools
+import hashlib
 import json
+import os
 import shutil
-import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
-from ndfeed.cli.console import console, literal
-from ndfeed.cli.peers import PEERS, Batch, Peer, Read, Rows
+import ndfeed
+from ndfeed.cli import chart
+from ndfeed.cli.console import console, literal, rounded
+from ndfeed.cli.meter import Meter
+from ndfeed.cli.peers import Loop
+from ndfeed.cli.runs import length, run
+from ndfeed.dataset.show import size
+from ndfeed.errors import DeniedError
 from ndfeed.progress import Bar
 
-_BATCH = 256
-_SECONDS = 0.2  # for each source, both ways together
-_CHECKED = 3
+_BATCH = 128
+_SECONDS = 2.0  # for each way
+_TRAINING = 8.0
+_SHAPE = (3, 32, 32)
+_CLASSES = 10
+_PICTURE = "ndfeed-demo.png"
+_WIDEST = 24  # characters of a bar
 
-
-class Compared(TypedDict):
-    """One source, read two ways."""
-
-    source: str
-    samples: int
-    fields: list[str]
-    way: str
-    usual_per_second: int
-    ndfeed_per_second: int
-    ratio: float
+Facts = dict[str, Any]
 
 
 def demo(
+    files: Annotated[int, typer.Option(min=20, help="How many files to make.")] = 4000,
     folder: Annotated[
         Path | None,
         typer.Option(
@@ -45,34 +48,49 @@ def demo(
         ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the files there.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=f"Where the chart goes, by default {_PICTURE} here."),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.05, help="How long each way is measured.")
+    ] = _SECONDS,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object for each source, on one line.")
+        bool, typer.Option("--json", help="Print one JSON object, on one line.")
     ] = False,
 ) -> None:
-    """Read shuffled batches of small files of every kind, with ndfeed and without.
+    """Read compressed .npz files with np.load and with ndfeed, pack them, and compare.
 
-    Makes the files, compares what is read, then how fast, and removes them again.
+    Makes the files, checks that every way reads the same samples, times shuffled batches,
+    draws a chart, and removes the files again. Trains a small classifier if torch is installed.
 
-    The files are small and in memory, the reader is one thread: a taste, no benchmark.
+    \b
+    ndfeed demo
+    ndfeed demo --plot chart.png --json
     """
-    chosen = [peer for peer in PEERS if not peer.missing]
-    with _made_folder(folder, keep=keep) as made, Bar("demo", len(chosen)) as bar:
-        rows = []
-        for number, peer in enumerate(chosen):
-            rows.append(compare(peer, made / str(number)))
-            bar.advance(1)
-    if as_json:
-        for row in rows:
-            print(json.dumps(row))
+    picture = _writable(plot)
+    say = None if as_json else console()
+    with _made_folder(folder, keep=keep) as made:
+        found = _told(made, files, seconds, say)
+    found["plot"] = chart.save(picture, _drawn(found["ways"]))
+    found["folder"] = os.fspath(made) if keep else None
+    if say is None:
+        print(json.dumps(found))
         return
-    out = console()
-    out.print(_table(rows))
-    left_out = [f"{peer.source} (needs {peer.needs})" for peer in PEERS if peer.missing]
-    if left_out:
-        out.print(f"left out: {', '.join(left_out)}", soft_wrap=True)
+    say.print(literal(f"chart: {found['plot']}"), soft_wrap=True)
     if keep:
-        out.print(literal(f"the files are in {made}"), soft_wrap=True)
-    out.print("every batch was equal; now look at your own files: ndfeed inspect YOUR_FOLDER")
+        say.print(literal(f"the files are in {made}"), soft_wrap=True)
+    say.print("every way gave the same samples; now your own files: ndfeed bench YOUR_FOLDER")
+
+
+def _writable(plot: Path | None) -> str:
+    """Where the chart can go, known before anything is begun."""
+    path = os.path.abspath(plot or _PICTURE)
+    if os.access(os.path.dirname(path), os.W_OK) and not os.path.isdir(path):
+        return path
+    if plot is not None:
+        raise DeniedError(path, "the chart cannot be written there; choose another --plot")
+    return os.path.join(tempfile.gettempdir(), _PICTURE)
 
 
 @contextmanager
@@ -88,74 +106,145 @@ def _made_folder(parent: Path | None, *, keep: bool) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def compare(peer: Peer, folder: Path) -> Compared:
-    """Make the source in ``folder``, check that both ways read the same, then time them."""
-    folder.mkdir()
-    peer.make(folder)
-    ds = peer.open(folder)
-    usual = peer.reader(folder)
-    batches = _batches(len(ds))
-    for rows in batches[:_CHECKED]:
-        if not _same(ds.read(rows), usual(rows)):
-            raise RuntimeError(f"{peer.source}: read differently by ndfeed; please report this")
-    slow, fast = _per_second(usual, ds.read, batches)
-    return Compared(
-        source=peer.source,
-        samples=len(ds),
-        fields=list(ds.fields),
-        way=peer.way,
-        usual_per_second=round(slow),
-        ndfeed_per_second=round(fast),
-        ratio=round(fast / slow, 1),
-    )
+def _told(made: Path, files: int, seconds: float, say: Console | None) -> Facts:
+    """The story, from files to training."""
+    source, target = made / "npz", made / "packed"
+    source.mkdir()
+    _tell(say, f"making {files:,} compressed .npz files: an image and a label in each …")
+    make(source, files)
+    ds = ndfeed.open(source, sample="file", cache=False)
+    batch = min(_BATCH, files // 10)
+    _tell(say, "reading them, and packing them …")
+    usual = Loop(source, batch)
+    expected = samples_of(usual)
+    began = time.perf_counter()
+    with Meter("packing", files) as meter:
+        packed = ndfeed.pack(ds, target, progress=meter.advance)
+    took = time.perf_counter() - began
+    ours = {"ndfeed, in place": ds, "ndfeed, packed": packed}
+    loaders = {way: ndfeed.loader(data, batch, shuffle=True) for way, data in ours.items()}
+    for way, loader in loaders.items():
+        if samples_of(loader) != expected:
+            raise RuntimeError(f"{way}: other samples than np.load reads; please report this")
+    rates = {"np.load in a loop": _looped(usual, seconds)}
+    rates |= {way: run(loader, seconds).rows_per_second for way, loader in loaders.items()}
+    slowest = rates["np.load in a loop"]
+    ways = [
+        {"way": way, "rows_per_second": round(rate), "ratio": round(rate / slowest, 1)}
+        for way, rate in rates.items()
+    ]
+    found: Facts = {
+        "files": files,
+        "batch_size": batch,
+        "bytes": {"npz": _on_disk(source), "packed": _on_disk(target)},
+        "pack_seconds": round(took, 3),
+        "ways": ways,
+        "training": None,
+    }
+    if say is not None:
+        say.print(_table(ways))
+        before, after = (size(found["bytes"][name]) for name in ("npz", "packed"))
+        say.print(f"packing took {took:.1f} s, once: {before} before, {after} now")
+    found["training"] = _trained(packed, batch, seconds, say)
+    return found
 
 
-def _batches(count: int) -> list[Rows]:
-    """A shuffled epoch, cut into batches of one size."""
-    order = np.random.default_rng(0).permutation(count)
-    size = min(_BATCH, count // _CHECKED)
-    return [order[start : start + size] for start in range(0, count - size + 1, size)]
+def _tell(say: Console | None, text: str) -> None:
+    if say is not None:
+        say.print(text, style="dim", soft_wrap=True)
 
 
-def _same(mine: Batch, theirs: Batch) -> bool:
-    return mine.keys() == theirs.keys() and all(
-        len(mine[name]) == len(theirs[name]) and all(map(np.array_equal, mine[name], theirs[name]))
-        for name in mine
-    )
+def make(folder: Path, files: int) -> None:
+    """Images of ten kinds, each a pattern of its own under noise; one file for each."""
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 4, (_CLASSES, _SHAPE[0], *(n // 8 for n in _SHAPE[1:])), np.uint8)
+    labels = rng.integers(0, _CLASSES, files)
+    with Bar("making files", files) as bar:
+        for number, label in enumerate(labels.tolist()):
+            image = np.kron(patterns[label] * np.uint8(40), np.ones((1, 8, 8), np.uint8))
+            image += rng.integers(0, 16, _SHAPE, np.uint8)  # few levels: they can be compressed
+            np.savez_compressed(folder / f"{number:06}.npz", image=image, label=label)
+            bar.advance(1)
 
 
-def _per_second(usual: Read, ours: Read, batches: list[Rows]) -> tuple[float, float]:
-    """Samples a second, both ways: by turns and of the median batch, as other programs run too."""
-    times: tuple[list[float], list[float]] = ([], [])
-    begun = time.perf_counter()
-    for rows in itertools.cycle(batches):
-        for read, took in zip((usual, ours), times, strict=True):
-            start = time.perf_counter()
-            read(rows)
-            took.append(time.perf_counter() - start)
-        if len(times[0]) >= _CHECKED and time.perf_counter() - begun > _SECONDS:
-            break
-    slow, fast = (len(batches[0]) / statistics.median(took) for took in times)
-    return slow, fast
+def samples_of(batches: Iterable[Any]) -> list[bytes]:
+    """What an epoch has in it, whatever the order: a digest of every sample, sorted."""
+    found = []
+    for batch in batches:
+        names = sorted(batch)
+        for row in range(length(batch)):
+            digest = hashlib.sha256()
+            for name in names:
+                value = np.asarray(batch[name][row])
+                digest.update(f"{name} {value.dtype} {value.shape} ".encode())
+                digest.update(value.tobytes())
+            found.append(digest.digest())
+    return sorted(found)
 
 
-def _rounded(count: float) -> str:
-    return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.1f} k"
+def _looped(loop: Loop, seconds: float) -> float:
+    """Rows a second of the usual way."""
+    rows, began = 0, time.perf_counter()
+    while True:
+        for batch in loop:
+            rows += length(batch)
+            took = time.perf_counter() - began
+            if took > seconds:
+                return rows / took
 
 
-def _table(rows: list[Compared]) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("source", "samples", "fields", "usual way", "samples/s", "ndfeed", "ratio"):
-        left = name in ("source", "fields", "usual way")
-        table.add_column(name, justify="left" if left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(
-            row["source"],
-            f"{row['samples']:,}",
-            ", ".join(row["fields"]),
-            row["way"],
-            _rounded(row["usual_per_second"]),
-            _rounded(row["ndfeed_per_second"]),
-            f"{row['ratio']:.1f}×",
+def _trained(
+    packed: ndfeed.Dataset, batch: int, seconds: float, say: Console | None
+) -> Facts | None:
+    """What training on the packed files gives, where torch is installed."""
+    if find_spec("torch") is None:
+        _tell(say, "with torch it would now train a classifier: pip install 'ndfeed[torch]'")
+        return None
+    _tell(say, "training a small classifier with torch …")
+    from ndfeed.cli.training import train  # noqa: PLC0415 - not everybody has torch
+
+    done = train(packed, batch, min(seconds * 4, _TRAINING))
+    if say is not None:
+        say.print(
+            f"trained {done.epochs} epoch{'s' * (done.epochs != 1)} in {done.seconds:.1f} s: "
+            f"{done.accuracy:.0%} of unseen images right, {done.waiting:.1%} of the time spent "
+            "waiting for data",
+            soft_wrap=True,
         )
+    return {
+        "epochs": done.epochs,
+        "seconds": round(done.seconds, 3),
+        "accuracy": round(done.accuracy, 4),
+        "waiting": round(done.waiting, 4),
+    }
+
+
+def _on_disk(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _table(ways: list[Facts]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("shuffled batches")
+    table.add_column("rows/s", justify="right")
+    table.add_column("ratio", justify="right")
+    table.add_column("")
+    top = max(way["rows_per_second"] for way in ways)
+    for way in ways:
+        long = max(round(_WIDEST * way["rows_per_second"] / top), 1)
+        rate, ratio = rounded(way["rows_per_second"]), f"{way['ratio']:.1f}×"
+        table.add_row(way["way"], rate, ratio, "█" * long)
     return table
+
+
+def _drawn(ways: list[Facts]) -> bytes:
+    bars = [
+        chart.Bar(
+            way["way"],
+            way["rows_per_second"],
+            f"{rounded(way['rows_per_second'])}  {way['ratio']:.1f}x",
+            marked=not way["way"].startswith("ndfeed"),
+        )
+        for way in ways
+    ]
+    return chart.png("Compressed .npz files: shuffled rows a second", bars)

@@ -13,6 +13,7 @@ from ndfeed.cli.console import complain, console, literal
 from ndfeed.cli.engines import engine
 from ndfeed.cli.inspect import Sample, as_dtype, as_shape
 from ndfeed.cli.meter import Meter
+from ndfeed.cli.runs import run
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.show import size
 from ndfeed.files import system, write
@@ -177,16 +178,7 @@ def _on_disk(ds: Dataset) -> int:
 def _rate(ds: Dataset) -> int:
     """Shuffled rows a second, measured on a few batches behind the first."""
     loader = ndfeed.loader(ds, min(_BATCH, max(len(ds) // 4, 1)), shuffle=True)
-    rows, began, took = 0, 0.0, 0.0
-    for number, batch in enumerate(loader):
-        if not number:
-            began = time.perf_counter()
-            continue
-        rows += len(next(iter(batch.values())))
-        took = time.perf_counter() - began
-        if took > _SECONDS:
-            break
-    return round(rows / took) if took else 0
+    return round(run(loader, _SECONDS).rows_per_second)
 
 
 def _show(found: Facts, as_json: bool) -> None:
