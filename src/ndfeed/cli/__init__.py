@@ -1,6 +1,7 @@
-"""The command line: ``ndfeed inspect``, ``pack``, ``verify`` and ``demo``.
+"""The command line: ``ndfeed inspect``, ``bench``, ``pack``, ``verify`` and ``demo``.
 
-Commands declare their arguments and print. What they print is made by ``facts`` and ``peers``.
+Commands declare their arguments and print. What they print is made by ``facts`` (of ``inspect``)
+and ``trials`` (of ``bench``), with ``doctor`` for the verdict and ``chart`` for pictures.
 Only this package imports Typer and rich, so ``import ndfeed`` does without them.
 """
 
@@ -12,6 +13,7 @@ from typing import Annotated
 import typer
 
 import ndfeed
+from ndfeed.cli.bench import bench
 from ndfeed.cli.console import complain, warn
 from ndfeed.cli.demo import demo
 from ndfeed.cli.inspect import inspect
@@ -27,6 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(inspect)
+app.command()(bench)
 app.command()(pack)
 app.command()(verify)
 app.command()(demo)
@@ -48,8 +51,9 @@ def _ndfeed(
     """Open array files as they are: .npy, .npz, .npy.gz, .pt, .safetensors and raw ones.
 
     \b
-    ndfeed demo                     small files of every kind, read and compared
+    ndfeed demo                     compressed files read, packed, compared; a chart
     ndfeed inspect npz_data/        what a folder holds, from its headers
+    ndfeed bench npz_data/          what limits its feeding, and what would help
     ndfeed pack npz_data/ packed/   rewrite a dataset into plain columns, once
     ndfeed verify packed/           read a packed dataset whole, and find what is damaged
     """

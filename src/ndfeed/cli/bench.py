@@ -1,0 +1,262 @@
+"""``ndfeed bench PATH``: what limits the feeding of this data, and what would help, measured."""
+
+import importlib
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+import ndfeed
+from ndfeed.cli import chart
+from ndfeed.cli.console import complain, console, literal, rounded
+from ndfeed.cli.doctor import LABELS
+from ndfeed.cli.inspect import Sample, as_dtype, as_shape
+from ndfeed.cli.trials import Case, Findings, Function, examined
+from ndfeed.dataset.show import size
+from ndfeed.errors import DeniedError, SourceError
+
+_WIDEST = 28  # characters of a bar
+_MOST = 12.0  # times the shortest bar; longer ones are cut
+
+Facts = dict[str, Any]
+
+
+def bench(
+    path: Annotated[
+        str,
+        typer.Argument(metavar="PATH", help="A file, a folder, or a pattern in quotes."),
+    ],
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch.")] = 256,
+    shuffle: Annotated[bool, typer.Option(help="In a random order, or as they lie.")] = True,
+    function: Annotated[
+        str | None,
+        typer.Option(
+            "--map",
+            metavar="MODULE:NAME",
+            help="A function on batches, as given to Dataset.map; modules here are found, too.",
+        ),
+    ] = None,
+    fields: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="Only these fields, separated by commas.")
+    ] = None,
+    sample: Annotated[Sample, typer.Option(help="What one sample is.")] = Sample.auto,
+    dtype: Annotated[
+        str | None,
+        typer.Option(parser=as_dtype, metavar="NAME", help="Element type of raw files."),
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="Shape of one sample of raw files.")
+    ] = None,
+    cold: Annotated[
+        bool,
+        typer.Option(
+            "--cold",
+            help="Have the system forget its copies in memory of files that are read, to measure "
+            "the disk. They come back as they are needed; nothing is written.",
+        ),
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="About how long to measure, in all.")
+    ] = 10.0,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the stages as a PNG, too.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, on one line.")
+    ] = False,
+) -> None:
+    """Measure on your own data what limits its feeding, and what would help.
+
+    Runs the loader, says what each stage by itself could give, and tries remedies on a sample:
+    packing it, holding it in memory, other numbers of threads, larger batches. The data is only
+    read; a temporary folder has the packed sample for a moment.
+
+    \b
+    ndfeed bench npz_data/
+    ndfeed bench npz_data/ --batch-size 64 --map augment:flip --plot stages.png
+    ndfeed bench npz_data/ --cold --json | jq .remedies
+    """
+    if shape is not None and dtype is None:
+        raise typer.BadParameter("--shape is for raw files and needs --dtype beside it")
+    if plot is not None and not os.access(os.path.dirname(os.path.abspath(plot)), os.W_OK):
+        raise DeniedError(plot, "the chart cannot be written there; choose another --plot")
+    names = None if fields is None else fields.split(",")
+    lengths = None if shape is None else as_shape(shape)
+    mapped = None if function is None else imported(function)
+    try:
+        ds = ndfeed.open(path, sample=sample.value, dtype=dtype, shape=lengths, fields=names)
+        if not len(ds):
+            raise SourceError(path, "no samples, nothing to measure")
+        case = Case(path, ds, mapped, batch_size, shuffle, seconds, cold)
+        _try(case, function)
+        found = examined(case)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ndfeed.Error):
+            raise
+        raise typer.BadParameter(str(error)) from None
+    facts = _facts(case, found)
+    if plot is not None:
+        facts["plot"] = chart.save(os.fspath(plot), _drawn(case, found))
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        _print(console(), case, found, facts["plot"])
+
+
+def imported(name: str) -> Function:
+    """The function that ``module:name`` is; modules of the current folder are found."""
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise typer.BadParameter(f"--map needs MODULE:NAME such as augment:flip, got {name!r}")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise typer.BadParameter(f"--map {name}: {error}") from None
+    if not callable(found):
+        raise typer.BadParameter(f"--map {name}: a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def _try(case: Case, name: str | None) -> None:
+    """One batch through the user's function, so that its errors are told as its own."""
+    if case.function is None:
+        return
+    try:
+        case.ds.map(case.function).read(range(min(case.batch_size, len(case.ds))))
+    except ndfeed.Error:
+        raise
+    except Exception as error:  # noqa: BLE001 - a function may raise anything
+        complain(f"--map {name}: {type(error).__name__}: {error}")
+        raise typer.Exit(1) from None
+
+
+def _facts(case: Case, found: Findings) -> Facts:
+    row = case.ds.nbytes / len(case.ds)
+    return {
+        "path": case.path,
+        "samples": len(case.ds),
+        "bytes_per_sample": round(row, 1),
+        "batch_size": case.batch_size,
+        "order": found.order,
+        "loader": {
+            "rows_per_second": round(found.loader.rows_per_second, 1),
+            "bytes_per_second": round(found.loader.rows_per_second * row),
+            "threads": found.loader.threads,
+            "limit": found.report.limit,
+        },
+        "stages": [
+            {
+                "stage": one.name,
+                "rows_per_second": round(one.rows_per_second, 1),
+                "bytes_per_second": round(one.rows_per_second * row),
+            }
+            for one in found.stages
+        ],
+        "limit": found.limit,
+        "sample": {"rows": found.sample, "rows_per_second": round(found.base.given, 1)},
+        "trials": [
+            {"name": one.name, "how": one.how, "rows_per_second": round(one.given, 1)}
+            for one in found.trials
+        ],
+        "remedies": [
+            {"name": one.name, "how": one.how, "gain": round(one.gain, 2)} for one in found.remedies
+        ],
+        "notes": found.notes,
+        "plot": None,
+    }
+
+
+def _print(out: Console, case: Case, found: Findings, plot: str | None) -> None:
+    ds = case.ds
+    out.print(literal(case.path, "bold"))
+    row = ds.nbytes / len(ds)
+    _line(
+        out,
+        f"{len(ds):,} samples of {size(row)}, {found.order}, batches of {case.batch_size:,}, "
+        f"{found.loader.threads} thread{'s' * (found.loader.threads != 1)}",
+    )
+    out.print(_pipeline(found, row))
+    for note in found.notes:
+        _line(out, note, "dim")
+    if any(one.name == "disk" for one in found.stages):
+        _line(
+            out,
+            "larger than the memory that is free: every epoch comes from the disk"
+            if found.disk_counts
+            else "they fit into memory: only the first epoch waits for the disk",
+            "dim",
+        )
+    _print_remedies(out, found)
+    if plot is not None:
+        _line(out, f"chart: {plot}")
+
+
+def _pipeline(found: Findings, row: float) -> Table:
+    """The stages in the order that data takes, each with what it could give by itself."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("stage, by itself")
+    table.add_column("rows/s", justify="right")
+    table.add_column("bytes/s", justify="right")
+    table.add_column("")
+    rates = [one.rows_per_second for one in found.stages] + [found.loader.rows_per_second]
+    top = min(max(rates), _MOST * min(rates))
+    for one in found.stages:
+        rate, limits = one.rows_per_second, one.name == found.limit
+        bar = "█" * max(round(_WIDEST * min(rate / top, 1.0)), 1) + "▶" * (rate > top)
+        table.add_row(
+            one.label,
+            rounded(rate),
+            size(rate * row),
+            bar + " ◀ the limit" * limits,
+            style="bold red" if limits else "",
+        )
+    table.add_section()
+    rate = found.loader.rows_per_second
+    bar = "█" * max(round(_WIDEST * min(rate / top, 1.0)), 1)
+    table.add_row("the loader", rounded(rate), size(rate * row), bar, style="bold")
+    return table
+
+
+def _print_remedies(out: Console, found: Findings) -> None:
+    tried = ", ".join(dict.fromkeys(one.name for one in found.trials))
+    if not found.remedies:
+        _line(out, f"nothing that was tried on {found.sample:,} samples helps: {tried}")
+        return
+    _line(out, f"what helps most, measured on {found.sample:,} samples:", "bold")
+    for number, one in enumerate(found.remedies, 1):
+        _line(
+            out,
+            f"{number}. {one.how}  {rounded(one.before)} → {rounded(one.after)} rows/s, "
+            f"{one.gain:.1f}×",
+        )
+    _line(out, f"tried: {tried}", "dim")
+
+
+def _line(out: Console, text: str, style: str = "") -> None:
+    # Wrapped by the terminal, if at all: what is piped or copied stays one line.
+    out.print(literal(f"  {text}", style), soft_wrap=True)
+
+
+def _drawn(case: Case, found: Findings) -> bytes:
+    row = case.ds.nbytes / len(case.ds)
+    rows = [(one.label, one.rows_per_second, one.name == found.limit) for one in found.stages]
+    rows.append(("the loader", found.loader.rows_per_second, False))
+    bars = [
+        chart.Bar(label, rate, f"{rounded(rate)} rows/s  {size(rate * row)}/s", limits)
+        for label, rate, limits in rows
+        if math.isfinite(rate)
+    ]
+    foot = "; ".join(f"{one.how}: {one.gain:.1f}x" for one in found.remedies)
+    title = f"What each stage can give; {LABELS[found.limit]} limits" if found.limit else "Stages"
+    return chart.png(title, bars, foot, most=_MOST)

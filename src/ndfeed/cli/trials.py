@@ -1,0 +1,226 @@
+"""What ``ndfeed bench`` measures: stages on a sample of the user's data, and remedies tried on it.
+
+Everything is measured by running loaders: what a stage could give comes from their own reports.
+"""
+
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ndfeed
+from ndfeed.cli import device, disk, doctor
+from ndfeed.cli.doctor import Remedy, Stage, Trial
+from ndfeed.cli.runs import Ran, run
+from ndfeed.errors import SpaceError
+from ndfeed.files import system
+from ndfeed.formats.manifest import NAME
+
+_SAMPLE = 256 << 20  # bytes of the sample at most, decoded
+_ON_DISK = 20_000  # rows read from the disk at most
+_LEAST_BATCHES = 8
+
+Function = Callable[..., Mapping[str, Any]]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is to be measured: data as it is stored, what is done to it, and for how long."""
+
+    path: str
+    ds: ndfeed.Dataset
+    function: Function | None
+    batch_size: int
+    shuffle: bool
+    seconds: float
+    cold: bool
+
+    def loader(self, ds: ndfeed.Dataset, **words: Any) -> ndfeed.Loader:  # noqa: ANN401
+        """The loader that the user would have, over these samples, with words changed."""
+        mapped = ds if self.function is None else ds.map(self.function)
+        chosen = {"batch_size": self.batch_size, "shuffle": self.shuffle} | words
+        return ndfeed.loader(mapped, **chosen)
+
+
+@dataclass(slots=True)
+class Findings:
+    """All that was measured, and the verdict."""
+
+    order: str
+    loader: Ran
+    report: ndfeed.Report
+    sample: int
+    base: Trial
+    stages: list[Stage]
+    trials: list[Trial]
+    disk_counts: bool
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def limit(self) -> str | None:
+        """The stage that limits."""
+        return doctor.limiting(self.stages, disk=self.disk_counts)
+
+    @property
+    def remedies(self) -> list[Remedy]:
+        """The two best."""
+        return doctor.remedies(self.trials, self.base)
+
+
+@dataclass(slots=True)
+class _Disk:
+    """Rows a second from the disk, where it could be measured."""
+
+    cold: float | None = None
+    cold_in_a_row: float | None = None
+    warm: float | None = None
+    row_bytes: float = 0.0  # in files
+
+
+def examined(case: Case) -> Findings:
+    """Measure, try, and judge."""
+    notes: list[str] = []
+    # First: what is mapped later cannot be dropped from memory any more.
+    given = _disk(case, notes)
+    with case.loader(case.ds) as loader:
+        whole = run(loader, 0.15 * case.seconds)
+        order, report = f"{loader.order}", loader.report()
+    stored = given.row_bytes * len(case.ds)
+    counts = doctor.disk_counts(round(stored), _room(), cold=given.cold is not None)
+    sample = case.ds.take(slice(_sample_size(case, whole)))
+    base_run = _warm(case, case.loader(sample))
+    stages = [
+        Stage(name, rate)
+        for name, rate in (("disk", given.cold), ("cache", given.warm))
+        if rate is not None
+    ]
+    stages += doctor.stages_of(base_run.stages, base_run.made, base_run.threads)
+    to_device = device.rate()
+    if to_device is not None:
+        stages.append(Stage("device", to_device * len(case.ds) / max(case.ds.nbytes, 1)))
+    through = (given.cold or math.inf) if counts else math.inf
+    trials = [*_tried(case, sample, base_run, through, notes)]
+    # Twice, before and behind: other programs run, too, and what was slow once is no remedy's due.
+    again = _warm(case, case.loader(sample)).rows_per_second
+    base = Trial("as it is", "", max(base_run.rows_per_second, again), through)
+    if counts and given.cold_in_a_row:
+        how = "shuffle=ndfeed.Blocks()"
+        trials.append(Trial("blocks", how, base.rows_per_second, given.cold_in_a_row))
+    return Findings(order, whole, report, len(sample), base, stages, trials, counts, notes)
+
+
+def _room() -> int:
+    """Bytes that files may have in memory."""
+    free = system.free_memory()
+    return system.memory_bytes() // 2 if free is None else free
+
+
+def _sample_size(case: Case, whole: Ran) -> int:
+    """Rows that take about a tenth of the time, and not too much memory."""
+    row = max(case.ds.nbytes // max(len(case.ds), 1), 1)
+    wanted = round(whole.rows_per_second * 0.1 * case.seconds)
+    least = min(_LEAST_BATCHES * case.batch_size, max(_SAMPLE // row, 1))
+    return min(max(min(wanted, _SAMPLE // row), least), len(case.ds))
+
+
+def _warm(case: Case, loader: ndfeed.Loader) -> Ran:
+    """Some of the time, behind a short run that brings everything into memory."""
+    run(loader, 0.02 * case.seconds)
+    return run(loader, 0.07 * case.seconds)
+
+
+# The disk.
+
+
+def _disk(case: Case, notes: list[str]) -> _Disk:
+    """What the disk gives for rows as a shuffle picks them, and for rows that lie together."""
+    scattered, together = _chosen(case)
+    picked, in_a_row = disk.pieces(case.ds, scattered), disk.pieces(case.ds, together)
+    if not picked:
+        return _Disk()
+    if case.cold:
+        disk.drop(picked)
+        disk.drop(in_a_row)
+    found = _Disk(row_bytes=disk.nbytes(picked) / len(scattered))
+    if disk.is_cold(picked):
+        found.cold = _rows(case, picked, len(scattered), disk.ASKING)
+        if disk.is_cold(in_a_row):
+            found.cold_in_a_row = _rows(case, in_a_row, len(together), disk.ASKING)
+    elif case.cold:
+        notes.append("the files stay in memory when told to go: the disk was not measured")
+    else:
+        notes.append("the files are in memory: --cold measures the disk, too")
+    # Nothing to wait for: more threads would only take the interpreter from each other.
+    found.warm = _rows(case, picked, len(scattered), 1)
+    return found
+
+
+def _chosen(case: Case) -> tuple[Ints, Ints]:
+    """Rows all over the data as an exact shuffle picks them, and rows side by side."""
+    count = len(case.ds)
+    most = _SAMPLE * count // max(2 * case.ds.nbytes, 1)
+    some = min(max(most, 1), _ON_DISK, count)
+    first = (count - some) // 2
+    together = np.arange(first, first + some)
+    by_row = all(column.plain for group in case.ds.groups for column in group.columns)
+    if not case.shuffle or not by_row or 4 * some > count:
+        return together, together
+    # Not those side by side: what was read once is in memory.
+    rows = np.random.default_rng(0).choice(count - some, some, replace=False)
+    return np.sort(np.where(rows < first, rows, rows + some)), together
+
+
+def _rows(case: Case, pieces: list[disk.Piece], rows: int, threads: int) -> float:
+    """Rows a second of what was read."""
+    given = disk.read(pieces, 0.05 * case.seconds, threads)
+    return rows * given.nbytes / max(disk.nbytes(pieces), 1) / max(given.seconds, 1e-9)
+
+
+# Remedies.
+
+
+def _tried(
+    case: Case, sample: ndfeed.Dataset, base: Ran, through: float, notes: list[str]
+) -> Iterator[Trial]:
+    """Everything that makes sense for this data, each measured on the sample."""
+    rate = partial(_rate, case)
+    if not os.path.exists(os.path.join(os.fsencode(case.path), NAME)):
+        with tempfile.TemporaryDirectory(prefix="ndfeed-bench-") as folder:
+            try:
+                packed = ndfeed.pack(sample, os.path.join(folder, "packed"))
+            except SpaceError as error:
+                notes.append(f"packing was not tried: {error}")
+            else:
+                disk_rate = through * _stored(sample) / max(_stored(packed), 1)
+                how = f"ndfeed pack {case.path} packed/"
+                packed = packed.select(*sample.fields)
+                yield Trial("pack", how, rate(packed), disk_rate)
+                del packed
+    if case.ds.nbytes < _room() // 2:
+        yield Trial("memory", "ds.in_memory()", rate(sample.in_memory()))
+    for threads in sorted({1, system.cores(), 2 * system.cores()} - {base.threads}):
+        yield Trial("threads", f"threads={threads}", rate(sample, threads=threads), through)
+    larger = 4 * case.batch_size
+    if 4 * larger <= len(sample):
+        how = f"batch_size={larger}"
+        yield Trial("batch size", how, rate(sample, batch_size=larger), through)
+    if case.function is not None:
+        number = max(system.cores(), 2)
+        how = f"processes={number}"
+        yield Trial("processes", how, rate(sample, processes=number), through)
+
+
+def _rate(case: Case, ds: ndfeed.Dataset, **words: Any) -> float:  # noqa: ANN401
+    return _warm(case, case.loader(ds, **words)).rows_per_second
+
+
+def _stored(ds: ndfeed.Dataset) -> int:
+    """Bytes that samples have in files."""
+    return disk.nbytes(disk.pieces(ds, np.arange(len(ds))))

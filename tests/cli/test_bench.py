@@ -1,0 +1,194 @@
+"""``ndfeed bench``: stages, limit and remedies of small data, through the command."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ndfeed
+from ndfeed.cli import disk
+
+KEYS = [
+    "path",
+    "samples",
+    "bytes_per_sample",
+    "batch_size",
+    "order",
+    "loader",
+    "stages",
+    "limit",
+    "sample",
+    "trials",
+    "remedies",
+    "notes",
+    "plot",
+]
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory):
+    """A sample in each file; inflating it takes many times as long as all else together."""
+    folder = tmp_path_factory.mktemp("compressed")
+    images = np.random.default_rng(0).integers(0, 16, (40, 400, 400), np.uint8)
+    for i, image in enumerate(images):
+        np.savez_compressed(folder / f"{i}.npz", x=image, y=i)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Rows of one file."""
+    path = tmp_path_factory.mktemp("plain") / "x.npz"
+    np.savez(path, x=np.random.default_rng(0).random((4000, 100)), y=np.arange(4000))
+    return path
+
+
+def examined(invoke, *args):
+    """The facts of a quick run."""
+    done = invoke("bench", *args, "--json", "--seconds", "0.5")
+    assert done.exit_code == 0, done.output
+    (line,) = done.stdout.splitlines()
+    return json.loads(line)
+
+
+def rates(found):
+    return {one["stage"]: one["rows_per_second"] for one in found["stages"]}
+
+
+def test_compressed_files_want_packing(invoke, compressed):
+    """The limit is found, and the remedy is one that was measured."""
+    found = examined(invoke, compressed, "--sample", "file", "--batch-size", "8")
+
+    assert list(found) == KEYS
+    assert found["samples"] == 40
+    assert found["limit"] == "inflate"
+    assert found["limit"] == min(rates(found).keys() - {"disk", "cache"}, key=rates(found).get)
+    tried = {one["how"]: one["rows_per_second"] for one in found["trials"]}
+    assert {one["name"] for one in found["trials"]} >= {"pack", "memory", "threads"}
+    assert len(found["remedies"]) == 2
+    assert f"ndfeed pack {compressed} packed/" in {one["how"] for one in found["remedies"]}
+    for one in found["remedies"]:
+        measured = tried[one["how"]] / found["sample"]["rows_per_second"]
+        assert one["gain"] == pytest.approx(measured, rel=0.01)
+    assert found["loader"]["rows_per_second"] > 0
+
+
+def test_nothing_is_left_behind(invoke, compressed, tmp_path, monkeypatch):
+    """The sample was packed into a folder that is gone; the data is as it was."""
+    monkeypatch.setattr("tempfile.tempdir", os.fspath(tmp_path))
+    before = {path: path.stat().st_mtime_ns for path in compressed.iterdir()}
+    found = examined(invoke, compressed, "--sample", "file")
+
+    assert "pack" in {one["name"] for one in found["trials"]}
+    assert list(tmp_path.iterdir()) == []
+    assert {path: path.stat().st_mtime_ns for path in compressed.iterdir()} == before
+
+
+def test_the_users_function_is_a_stage(invoke, plain, monkeypatch):
+    """Found as ``module:name`` in the current folder; processes are tried for it."""
+    monkeypatch.chdir(HERE)
+    found = examined(invoke, plain, "--map", "bench_functions:slow", "--sample", "row")
+
+    assert found["limit"] == "transform"
+    assert {one["how"] for one in found["trials"] if one["name"] == "processes"}
+    assert rates(found)["transform"] < rates(found)["copy"]
+
+
+def test_fields_and_order_are_the_loaders(invoke, plain):
+    """What is measured is what will be trained with."""
+    both = examined(invoke, plain, "--sample", "row")
+    one = examined(invoke, plain, "--sample", "row", "--fields", "y", "--no-shuffle")
+
+    assert both["order"] == "Exact()"
+    assert both["bytes_per_sample"] == 808
+    assert one["order"] == "Sequential()"
+    assert one["bytes_per_sample"] == 8
+
+
+def test_a_packed_dataset_is_not_packed_again(invoke, compressed, tmp_path):
+    """Nothing would come of it."""
+    ndfeed.pack(ndfeed.open(compressed, sample="file"), tmp_path / "packed")
+    found = examined(invoke, tmp_path / "packed")
+
+    assert "pack" not in {one["name"] for one in found["trials"]}
+
+
+def test_the_picture_has_the_limit_and_the_remedies(invoke, compressed, tmp_path):
+    """For people: stages, a mark, what to type."""
+    options = ("--sample", "file", "--seconds", "0.5", "--plot", tmp_path / "x.png")
+    done = invoke("bench", compressed, *options)
+
+    (limit,) = [line for line in done.stdout.splitlines() if "◀ the limit" in line]
+    assert limit.startswith("inflating")
+    assert "the loader" in done.stdout
+    assert f"ndfeed pack {compressed} packed/" in done.stdout
+    assert f"chart: {tmp_path / 'x.png'}" in done.stdout
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_cold_files_show_the_disk(invoke, tmp_path):
+    """Where the system lets go of them; else a note says that it does not."""
+    for i in range(8):
+        np.save(tmp_path / f"{i}.npy", np.random.default_rng(i).random((200, 64)))
+        with open(tmp_path / f"{i}.npy", "rb") as file:
+            os.fsync(file.fileno())
+    found = examined(invoke, tmp_path, "--sample", "row", "--cold")
+
+    assert ("disk" in rates(found)) != any("stay in memory" in note for note in found["notes"])
+    assert rates(found)["cache"] > 0
+    assert found["limit"] != "disk"  # they fit into memory
+
+
+def test_what_is_in_memory_says_how_to_measure_the_disk(invoke, plain):
+    """Nothing is dropped unasked."""
+    plain.read_bytes()
+    found = examined(invoke, plain, "--sample", "row")
+
+    assert "disk" not in rates(found)
+    assert found["notes"] == ["the files are in memory: --cold measures the disk, too"]
+
+
+def test_every_byte_of_the_samples_is_read_from_the_disk(compressed):
+    """A disk that is asked for less would look faster than it is."""
+    ds = ndfeed.open(compressed, sample="file", cache=False)
+    found = disk.pieces(ds, np.arange(len(ds)))
+    given = disk.read(found, seconds=60, threads=3)
+
+    assert given.nbytes == disk.nbytes(found)
+    assert given.nbytes >= sum(path.stat().st_size for path in compressed.iterdir()) // 2
+    assert disk.read(found, seconds=-1, threads=3).nbytes == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (("--map", "bench_functions:broken"), 1, "broken: KeyError: 'nope'"),
+        (("--map", "bench_functions:none"), 2, "has no attribute 'none'"),
+        (("--map", "bench_functions:NUMBER"), 2, "a int, not a function"),
+        (("--map", "no_such_module:f"), 2, "No module named 'no_such_module'"),
+        (("--map", "bench_functions"), 2, "needs MODULE:NAME"),
+        (("--fields", "nope"), 1, "no field 'nope'"),
+        (("--shape", "3"), 2, "needs --dtype"),
+        (("--plot", "/no/such/folder/x.png"), 1, "choose another --plot"),
+    ],
+)
+def test_wrong_input(invoke_or_error, plain, monkeypatch, options, status, message):
+    """The data's or the function's fault is one line and status 1, an option's status 2."""
+    monkeypatch.chdir(HERE)
+    code, said = invoke_or_error("bench", plain, "--sample", "row", *options)
+
+    assert code == status
+    assert message in said
+    assert status == 2 or said.count("\n") == 1
+
+
+def test_no_samples(invoke_or_error, tmp_path):
+    """There is nothing to divide by."""
+    np.save(tmp_path / "x.npy", np.zeros((0, 4)))
+    code, said = invoke_or_error("bench", tmp_path / "x.npy")
+
+    assert code == 1
+    assert "no samples, nothing to measure" in said
