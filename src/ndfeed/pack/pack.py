@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.open import open as open_dataset
-from ndfeed.errors import ChangedError, ConflictError, FormatError, MissingError, SchemaError
+from ndfeed.errors import (
+    CastError,
+    ChangedError,
+    ConflictError,
+    FormatError,
+    MissingError,
+    SchemaError,
+)
 from ndfeed.files import write
 from ndfeed.formats.manifest import NAME, Field, Manifest
 from ndfeed.index.source import Source
@@ -134,7 +141,7 @@ def _going_on(work: Work, plan: Plan) -> Iterator[None]:
     """Keep what was done for the same call to go on with, unless that would not help."""
     try:
         yield
-    except (ChangedError, ConflictError, FormatError, SchemaError):
+    except (CastError, ChangedError, ConflictError, FormatError, SchemaError):
         work.remove()  # to put that right makes another plan of it
         raise
     except BaseException as error:
