@@ -12,6 +12,7 @@ import gzip
 import io
 import os
 import re
+import resource
 import shlex
 import struct
 import sys
@@ -209,6 +210,40 @@ def no_column():
     Path("packed/00000/x.npy").unlink()
 
 
+def packing(error, title, make, source="x.npy", target="packed", **words):
+    """A stop where something is packed; ``words`` are those of the call and of the command."""
+    call = "".join(f", {name}={value!r}" for name, value in words.items())
+    option = "".join(_option(name, value) for name, value in words.items())
+    command = f"pack {shlex.quote(source)} {shlex.quote(target)}{option}"
+    return Stop(error, title, make, f"ndfeed.pack({source!r}, {target!r}{call})", command)
+
+
+def _option(name, value):
+    if name == "dtype":
+        return "".join(f" --cast {field}={kind}" for field, kind in value.items())
+    return f" --{name}"
+
+
+def wide_rows():
+    npy(array=np.arange(1000))
+
+
+def wide_rows_and_packed():
+    wide_rows()
+    packed()
+
+
+def occupied():
+    npy()
+    Path("packed").mkdir()
+    Path("packed/notes.txt").write_text("mine")
+
+
+def packed_already():
+    npy()
+    packed()
+
+
 # What belongs together
 
 
@@ -344,6 +379,12 @@ STOPS = [
         "ndfeed.verify('packed')",
         "verify packed",
     ),
+    packing(errors.MissingError, "a target in a folder that is not there", npy, target="no/packed"),
+    packing(errors.ConflictError, "a target with something in it", occupied),
+    packing(errors.ConflictError, "a target that holds another dataset", packed_already),
+    packing(errors.SpaceError, "a disk that is full", wide_rows),
+    packing(errors.TargetError, "a target with too long a name", npy, target="a" * 256),
+    packing(errors.SchemaError, "other fields, appended", wide_rows_and_packed, append=True),
     opened(errors.UnsupportedError, "Python objects", objects, "x.npy"),
     opened(errors.UnsupportedError, "another compression", bzip2_npz, "x.npz"),
     opened(
@@ -375,7 +416,9 @@ STOPS = [
         "inspect x.npy --dtype uint16",
     ),
     Stop(errors.SchemaError, "a sum behind a map", a_state, "ds.map(dict) + ds"),
-    Stop(errors.AmbiguousError, "rows, or files?", either_way, OPEN.format("folder")),
+    Stop(
+        errors.AmbiguousError, "rows, or files?", either_way, OPEN.format("folder"), "pack folder p"
+    ),
     Stop(
         errors.FieldError,
         "a field with a slip",
@@ -394,6 +437,9 @@ STOPS = [
         "a number that 32 bits cannot hold",
         wide_numbers,
         "list(ndfeed.jax.loader(ds, 3))",
+    ),
+    packing(
+        errors.CastError, "a number that a cast would change", wide_rows, dtype={"data": "int8"}
     ),
     Stop(
         errors.ResumeError, "a state of other data", another_state, "loader.load_state_dict(state)"
@@ -452,6 +498,20 @@ def _folder():
 
 
 @contextlib.contextmanager
+def _on_small_disk(wanted):
+    """No file may grow beyond a kilobyte."""
+    if not wanted:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextlib.contextmanager
 def _as_nobody(wanted):
     """Root may read everything: what is forbidden can be seen only as somebody else."""
     if not wanted or os.geteuid():
@@ -492,12 +552,14 @@ def heard(stop):
     """Visit one stop."""
     with _folder() as folder:
         names = stop.make() or {}
-        with _as_nobody(stop.error is errors.DeniedError):
+        denied, full = stop.error is errors.DeniedError, stop.error is errors.SpaceError
+        with _as_nobody(denied), _on_small_disk(full):
             error = _raised(stop.call, names)
             status, complaint = _complained(stop.command) if stop.command else (None, "")
 
         def near(text):
             text = text.replace(f"{folder}/", "").replace(folder, ".")
+            text = re.sub(r"\.[0-9a-f]{32}\.packing", ".….packing", text)
             return re.sub(r"process \d+", "process …", text)
 
         return Heard(error, near(str(error)), status, near(complaint))

@@ -11,9 +11,7 @@ from ndfeed import errors
 
 # Classes that no command can meet, and why.
 NO_COMMAND = {
-    errors.AmbiguousError: "inspect shows both readings instead",
     errors.ChangedError: "a command opens files and is done with them",
-    errors.CastError: "no command casts",
     errors.ResumeError: "no command resumes",
     errors.WorkerError: "no command runs functions",
 }

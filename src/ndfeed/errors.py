@@ -182,20 +182,26 @@ class FieldError(Error, KeyError):
 
 
 class CastError(Error, ValueError):
-    """A value that does not fit the type it is cast to: says field, row, value and type."""
+    """A value that does not fit the type it is cast to: says field, row, value and type.
 
-    def __init__(self, field: str, row: int, value: object, dtype: str) -> None:
-        super().__init__(field, row, value, dtype)
-        self.field, self.row, self.value, self.dtype = field, row, value, dtype
+    ``path`` is the file it was read from, where that is known.
+    """
+
+    def __init__(
+        self, field: str, row: int, value: object, dtype: str, path: str | None = None
+    ) -> None:
+        super().__init__(field, row, value, dtype, path)
+        self.field, self.row, self.value, self.dtype, self.path = self.args
 
     def in_row(self, row: int) -> "CastError":
         """The same, where ``row`` was a place in a batch."""
-        return CastError(self.field, row, self.value, self.dtype)
+        return CastError(self.field, row, self.value, self.dtype, self.path)
 
     def __str__(self) -> str:
+        where = "" if self.path is None else f"{shown(self.path)}: "
         return (
-            f"field {self.field!r} has {self.value} in row {self.row}, which {self.dtype} cannot "
-            "hold; cast it to a wider type, or change such values with map()"
+            f"{where}field {self.field!r} has {self.value} in row {self.row}, which {self.dtype} "
+            "cannot hold; cast it to a wider type, or change such values with map()"
         )
 
 

@@ -112,7 +112,7 @@ def test_append_and_repair(invoke, source, tmp_path):
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
-        (("--sample", "row", "--cast", "image=int8"), 1, "does not fit |i1"),
+        (("--sample", "row", "--cast", "image=int8"), 1, "which int8 cannot hold"),
         (("--sample", "row", "--fields", "nope"), 1, "no field 'nope'"),
         (("--sample", "row", "--append"), 1, "no packed dataset to append to"),
         (("--sample", "row", "--repair"), 1, "no packed dataset to repair"),

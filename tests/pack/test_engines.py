@@ -80,7 +80,7 @@ def test_a_broken_pool_of_the_callers(ds, folder, expected):
 
 def test_errors_come_back_from_processes(ds, folder):
     """As they were raised."""
-    with processes(1) as executor, pytest.raises(ndfeed.SchemaError, match=r"row .* does not fit"):
+    with processes(1) as executor, pytest.raises(ndfeed.CastError, match=r"in row .* cannot hold"):
         pack(ds, folder, executor=executor, dtype={"label": "i1"})
 
 
@@ -115,7 +115,7 @@ def test_ray_with_a_worker_killed(ds, folder, expected, monkeypatch):
         warnings.simplefilter("ignore")
         with ndfeed.ray.Executor() as executor:
             assert pack(mapped, folder, executor=executor) == expected
-            with pytest.raises(ndfeed.SchemaError, match="does not fit"):
+            with pytest.raises(ndfeed.CastError, match="cannot hold"):
                 ndfeed.pack(ds, folder / "cast", executor=executor, dtype={"label": "i1"})
     assert not os.listdir(folder / "deaths")
     with pytest.raises(RuntimeError, match="after shutdown"):

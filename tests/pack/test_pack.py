@@ -208,8 +208,8 @@ def test_names_of_source_files_are_kept(tmp_path):
 def test_same_bytes_whoever_does_the_work(tmp_path):
     """Threads, memory and time leave no trace."""
     ds = making.npz_of_samples(tmp_path / "source")
-    for name, workers in (("a", 1), ("b", 4)):
-        ndfeed.pack(ds, tmp_path / name, workers=workers, rows_per_part=4)
+    for name, workers, memory in (("a", 1, None), ("b", 4, 3000)):
+        ndfeed.pack(ds, tmp_path / name, workers=workers, memory=memory, rows_per_part=4)
 
     assert tree(tmp_path / "a") == tree(tmp_path / "b")
 
@@ -219,7 +219,7 @@ def test_packing_again_changes_nothing(tmp_path):
     ds = making.npz_of_rows(tmp_path / "source")
     ndfeed.pack(ds, tmp_path / "packed")
     before = tree(tmp_path)
-    again = ndfeed.pack(ds, tmp_path / "packed")
+    again = ndfeed.pack(ds, tmp_path / "packed", memory="1kB")
 
     assert tree(tmp_path) == before
     assert same(again, ds)
@@ -255,12 +255,12 @@ def test_sources_of_many_parts_are_cut_between_them(tmp_path):
     rng = np.random.default_rng(0)
     (tmp_path / "source").mkdir()
     for i in range(5):
-        x = rng.integers(0, 9, (3000 + i, 700), np.uint8)
-        np.savez_compressed(tmp_path / f"source/{i}.npz", x=x, y=np.arange(3000 + i))
+        x = rng.integers(0, 9, (500 + i, 700), np.uint8)
+        np.savez_compressed(tmp_path / f"source/{i}.npz", x=x, y=np.arange(500 + i))
     ds = ndfeed.open(tmp_path / "source", sample="row")
 
-    assert same(ndfeed.pack(ds, tmp_path / "packed", memory="1MB"), ds)
-    assert same(ndfeed.pack(ds, tmp_path / "mixed", memory="1MB", shuffle=1), shuffled(ds, 1))
+    assert same(ndfeed.pack(ds, tmp_path / "packed", memory="100kB"), ds)
+    assert same(ndfeed.pack(ds, tmp_path / "mixed", memory="100kB", shuffle=1), shuffled(ds, 1))
 
 
 @pytest.mark.parametrize("sample", ["row", "file"])

@@ -2,13 +2,20 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.open import open as open_dataset
-from ndfeed.errors import ChangedError, ConflictError, FormatError, MissingError, SchemaError
+from ndfeed.errors import (
+    CastError,
+    ChangedError,
+    ConflictError,
+    FormatError,
+    MissingError,
+    SchemaError,
+)
 from ndfeed.files import write
 from ndfeed.formats.manifest import NAME, Field, Manifest
 from ndfeed.index.source import Source
@@ -134,7 +141,7 @@ def _going_on(work: Work, plan: Plan) -> Iterator[None]:
     """Keep what was done for the same call to go on with, unless that would not help."""
     try:
         yield
-    except (ChangedError, ConflictError, FormatError, SchemaError):
+    except (CastError, ChangedError, ConflictError, FormatError, SchemaError):
         work.remove()  # to put that right makes another plan of it
         raise
     except BaseException as error:
@@ -172,7 +179,7 @@ def _fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
 def _done_before(request: Request, before: Manifest, plan: Plan) -> Dataset:
     """What is there is the same already, made by a run that was ended late; or it is not."""
     packs = packs_of(before)
-    if len(packs) != 1 or packs[0].get("plan") != plan.digest:
+    if len(packs) != 1 or packs[0].get("plan") != plan.source["plan"]:
         raise ConflictError(
             request.target,
             "another packed dataset is there; remove it, add to it (append), or choose another",
@@ -183,8 +190,9 @@ def _done_before(request: Request, before: Manifest, plan: Plan) -> Dataset:
 def _finished(request: Request, plan: Plan) -> Dataset:
     """Remove what a run that was ended late left behind."""
     work = Work(request.target, plan.digest)
-    if work.begun:
-        with work:
+    if work.leftovers():
+        with suppress(ConflictError), work:  # else somebody is about to add to it
+            work.remove_others()
             work.remove()
     return open_dataset(os.fsdecode(request.target))
 
@@ -200,7 +208,7 @@ def _appended_before(
     if not isinstance(first, int) or not isinstance(base, str):
         return None
     plan, _ = planned(request.source, fields, request.wanted(workers, row_bytes, first, base))
-    return _finished(request, plan) if plan.digest == last[0].get("plan") else None
+    return _finished(request, plan) if plan.source["plan"] == last[0].get("plan") else None
 
 
 def _next_part(before: Manifest) -> int:

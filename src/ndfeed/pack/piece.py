@@ -185,14 +185,15 @@ def _one_large(job: Job, reading: Reading, store: Store, target: int, row: int) 
 
 def _batches(job: Job, start: int, end: int) -> Iterator[Ints]:
     """Rows of the target, about as many as are to be in memory at a time."""
-    most = job.plan.batch
+    most, least = job.plan.batch, max(job.plan.made, 1)
     at = start
     while at < end:
         each = job.source.row_bytes
-        count = _AT_ONCE if each is None else max(most // max(each, 1), 1)
+        count = _AT_ONCE if each is None else max(most // max(each, least), 1)
         targets = job.targets(at, min(at + count, end))
         if each is None:
-            ends = np.cumsum(job.source.sizes(job.plan.rows_of(targets)))
+            sizes = job.source.sizes(job.plan.rows_of(targets))
+            ends = np.cumsum(np.maximum(sizes, least))
             cut = max(int(np.searchsorted(ends, most, side="right")), 1)
             targets = targets[:cut]
         yield targets

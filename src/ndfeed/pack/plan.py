@@ -2,7 +2,8 @@
 
 A plan is JSON, and all that is needed to do any piece of it, but for the dataset itself. Its
 digest covers what it says and what it is made from: the files by name, size and time, the
-fields, the functions given to ``map``. So a plan of the same digest makes the same bytes.
+fields, the functions given to ``map``. So a plan of the same digest makes the same bytes. The
+manifest has another digest, without how the work is cut: by that a run finds all done already.
 
 Pieces follow the source where it is compressed, and are cut between its arrays, so that each is
 decoded once. Rows whose place in the target goes by another order (``shuffle``, or rows taken
@@ -49,6 +50,7 @@ class Plan:
     pieces: tuple[int, ...]
     batch: int  # bytes to work on at a time
     large: int  # bytes of a row that is not to be in memory whole
+    made: int  # bytes of a row behind the maps, about
     scattered: bool
     shuffle: int | None
     names: bool
@@ -131,6 +133,7 @@ def planned(source: Rows, fields: tuple[Field, ...], wanted: Wanted) -> tuple[Pl
         pieces=tuple(pieces),
         batch=batch,
         large=wanted.memory // _IN_FLIGHT,
+        made=wanted.row_bytes,
         scattered=order is not None,
         shuffle=wanted.shuffle,
         names=wanted.names,
@@ -239,13 +242,16 @@ def lengths(field: Field, shapes: Ints) -> Ints:
 
 def _signed(plan: Plan, ds: Dataset, base: str) -> Plan:
     """The plan with its digest, and with what the manifest says of the source."""
-    digest = hashlib.sha256(replace(plan, large=0).encoded())  # which changes no byte
+    # How the work is cut changes no byte, unless a map sees a batch.
+    alike = replace(plan, pieces=(), large=0, batch=plan.batch if ds.steps else 0)
+    digest = hashlib.sha256(alike.encoded())
     digest.update(f"{ds.fingerprint} {base}".encode())
     for table in {id(group.table): group.table for group in ds.groups}.values():
         digest.update(np.ascontiguousarray(table.identity[:, 2:4]).data)
     for step in ds.steps:
         digest.update(_described(step.function if isinstance(step, Map) else step.names).encode())
     name = digest.hexdigest()[:32]
+    cut = hashlib.sha256(f"{name} {plan.pieces} {plan.batch}".encode())
     source = {
         "base": base,
         "fingerprint": ds.fingerprint,
@@ -256,7 +262,7 @@ def _signed(plan: Plan, ds: Dataset, base: str) -> Plan:
         "rows": plan.rows,
         "shuffle": plan.shuffle,
     }
-    return replace(plan, source=source, digest=name)
+    return replace(plan, source=source, digest=cut.hexdigest()[:32])
 
 
 def map_names(ds: Dataset) -> list[str]:

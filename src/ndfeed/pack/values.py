@@ -1,12 +1,13 @@
 """A batch as the bytes of columns: shapes compared, types cast, ragged samples end to end."""
 
+import os
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.step import Batch
-from ndfeed.errors import SchemaError
+from ndfeed.errors import CastError, SchemaError
 from ndfeed.formats.manifest import Field
 from ndfeed.formats.types import EXTENDED
 from ndfeed.index.table import Ints
@@ -77,11 +78,8 @@ def _cast(field: Field, array: NDArray[Any], ends: Ints, rows: Ints, source: Row
         each = max(array.size // max(len(array), 1), 1)
         at = int(np.searchsorted(ends, misfit.at // each, side="right")) - 1
         row = int(rows[at])
-        raise SchemaError(
-            source.path_of(row),
-            f"field {field.name!r}, row {row}: {misfit.value} does not fit {field.dtype}; "
-            f"store it in a wider type, or scale it with map",
-        )
+        name = field.dtype if field.dtype in EXTENDED else np.dtype(field.dtype).name
+        raise CastError(field.name, row, misfit.value, name, os.fsdecode(source.path_of(row)))
     return made
 
 

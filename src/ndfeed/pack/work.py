@@ -66,12 +66,22 @@ class Work:
         if self._lock is not None:
             self._lock.release()
 
+    def leftovers(self) -> list[bytes]:
+        """Every folder of work for this target, of whatever plan."""
+        begin, end = len(self._prefix), -len(_SUFFIX)
+        return [
+            os.path.join(self.parent, name)
+            for name in write.names(self.parent)
+            if name.startswith(self._prefix)
+            and name.endswith(_SUFFIX)
+            # Else it belongs to a target whose name goes on with a dot.
+            and b"." not in name[begin:end]
+        ]
+
     def remove_others(self) -> None:
         """Remove what is left of others who wrote the same target; refuse if one still does."""
-        for name in write.names(self.parent):
-            folder = os.path.join(self.parent, name)
-            ours = name.startswith(self._prefix) and name.endswith(_SUFFIX)
-            if not ours or folder == self.folder or b"." in name[len(self._prefix) : -8]:
+        for folder in self.leftovers():
+            if folder == self.folder:
                 continue
             lock = _owned(folder, self.target)
             try:
