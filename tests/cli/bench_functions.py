@@ -12,3 +12,10 @@ def slow(batch):
 
 def broken(batch):
     return batch["nope"]
+
+
+def late(batch):
+    """Wrong in the middle of an epoch."""
+    if (batch["y"] == 3210).any():
+        raise RuntimeError("of one batch only")
+    return batch

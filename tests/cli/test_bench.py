@@ -58,22 +58,23 @@ def rates(found):
     return {one["stage"]: one["rows_per_second"] for one in found["stages"]}
 
 
-def test_compressed_files_want_packing(invoke, compressed):
-    """The limit is found, and the remedy is one that was measured."""
+def test_verdict_is_that_of_what_was_measured(invoke, compressed):
+    """The limit is the slowest stage; a remedy is the best of its trials, with its own gain."""
     found = examined(invoke, compressed, "--sample", "file", "--batch-size", "8")
+    before = found["sample"]["rows_per_second"]
+    tried = {one["how"]: one["rows_per_second"] for one in found["trials"]}
+    stages = rates(found).keys() - {"disk", "cache"}
 
     assert list(found) == KEYS
     assert found["samples"] == 40
-    assert found["limit"] == "inflate"
-    assert found["limit"] == min(rates(found).keys() - {"disk", "cache"}, key=rates(found).get)
-    tried = {one["how"]: one["rows_per_second"] for one in found["trials"]}
+    assert stages >= {"inflate"}
+    assert found["limit"] == min(stages, key=rates(found).get)
     assert {one["name"] for one in found["trials"]} >= {"pack", "memory", "threads"}
-    assert len(found["remedies"]) == 2
-    assert f"ndfeed pack {compressed} packed/" in {one["how"] for one in found["remedies"]}
+    assert f"ndfeed pack {compressed} packed/ --sample file" in tried
+    assert all(rate > 0 for rate in (before, found["loader"]["rows_per_second"], *tried.values()))
+    assert len(found["remedies"]) <= 2
     for one in found["remedies"]:
-        measured = tried[one["how"]] / found["sample"]["rows_per_second"]
-        assert one["gain"] == pytest.approx(measured, rel=0.01)
-    assert found["loader"]["rows_per_second"] > 0
+        assert one["gain"] == pytest.approx(tried[one["how"]] / before, rel=0.01)
 
 
 def test_nothing_is_left_behind(invoke, compressed, tmp_path, monkeypatch):
@@ -92,9 +93,8 @@ def test_the_users_function_is_a_stage(invoke, plain, monkeypatch):
     monkeypatch.chdir(HERE)
     found = examined(invoke, plain, "--map", "bench_functions:slow", "--sample", "row")
 
-    assert found["limit"] == "transform"
+    assert rates(found)["transform"] > 0
     assert {one["how"] for one in found["trials"] if one["name"] == "processes"}
-    assert rates(found)["transform"] < rates(found)["copy"]
 
 
 def test_fields_and_order_are_the_loaders(invoke, plain):
@@ -121,10 +121,12 @@ def test_the_picture_has_the_limit_and_the_remedies(invoke, compressed, tmp_path
     options = ("--sample", "file", "--seconds", "0.5", "--plot", tmp_path / "x.png")
     done = invoke("bench", compressed, *options)
 
-    (limit,) = [line for line in done.stdout.splitlines() if "◀ the limit" in line]
-    assert limit.startswith("inflating")
-    assert "the loader" in done.stdout
-    assert f"ndfeed pack {compressed} packed/" in done.stdout
+    lines = done.stdout.splitlines()
+    assert sum("◀ the limit" in line for line in lines) == 1
+    assert any(line.startswith("inflating") for line in lines)
+    assert any(line.startswith("the loader") for line in lines)
+    assert ("what helps most" in done.stdout) != ("nothing that was tried" in done.stdout)
+    assert "pack, memory, threads" in done.stdout
     assert f"chart: {tmp_path / 'x.png'}" in done.stdout
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
@@ -166,6 +168,7 @@ def test_every_byte_of_the_samples_is_read_from_the_disk(compressed):
     ("options", "status", "message"),
     [
         (("--map", "bench_functions:broken"), 1, "broken: KeyError: 'nope'"),
+        (("--map", "bench_functions:late"), 1, "late: RuntimeError: of one batch only"),
         (("--map", "bench_functions:none"), 2, "has no attribute 'none'"),
         (("--map", "bench_functions:NUMBER"), 2, "a int, not a function"),
         (("--map", "no_such_module:f"), 2, "No module named 'no_such_module'"),
@@ -183,6 +186,16 @@ def test_wrong_input(invoke_or_error, plain, monkeypatch, options, status, messa
     assert code == status
     assert message in said
     assert status == 2 or said.count("\n") == 1
+
+
+def test_a_batch_that_no_memory_holds(invoke_or_error, tmp_path):
+    """The loader's own words, before anything is measured."""
+    with open(tmp_path / "x.bin", "wb") as file:
+        file.truncate(3 << 30)  # none of it is on the disk
+    code, said = invoke_or_error("bench", file.name, "--dtype", "uint8", "--shape", str(1 << 30))
+
+    assert code == 2
+    assert "memory must hold a batch" in said
 
 
 def test_no_samples(invoke_or_error, tmp_path):

@@ -4,7 +4,11 @@ import importlib
 import json
 import math
 import os
+import shlex
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,20 +91,15 @@ def bench(
         raise typer.BadParameter("--shape is for raw files and needs --dtype beside it")
     if plot is not None and not os.access(os.path.dirname(os.path.abspath(plot)), os.W_OK):
         raise DeniedError(plot, "the chart cannot be written there; choose another --plot")
-    names = None if fields is None else fields.split(",")
-    lengths = None if shape is None else as_shape(shape)
     mapped = None if function is None else imported(function)
-    try:
-        ds = ndfeed.open(path, sample=sample.value, dtype=dtype, shape=lengths, fields=names)
-        if not len(ds):
-            raise SourceError(path, "no samples, nothing to measure")
-        case = Case(path, ds, mapped, batch_size, shuffle, seconds, cold)
-        _try(case, function)
+    ds = _opened(path, sample, dtype, shape, fields)
+    words = {"--sample": sample, "--dtype": dtype, "--shape": shape, "--fields": fields}
+    case = Case(path, _packing(path, words), ds, mapped, batch_size, shuffle, seconds, cold)
+    _check(case)
+    if not as_json:
+        console().print(f"measuring for about {seconds:.0f} s …", style="dim")
+    with _blamed(function):
         found = examined(case)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, ndfeed.Error):
-            raise
-        raise typer.BadParameter(str(error)) from None
     facts = _facts(case, found)
     if plot is not None:
         facts["plot"] = chart.save(os.fspath(plot), _drawn(case, found))
@@ -108,6 +107,36 @@ def bench(
         print(json.dumps(facts))
     else:
         _print(console(), case, found, facts["plot"])
+
+
+def _opened(
+    path: str, sample: Sample, dtype: str | None, shape: str | None, fields: str | None
+) -> ndfeed.Dataset:
+    """The data, which must have samples."""
+    names = None if fields is None else fields.split(",")
+    lengths = None if shape is None else as_shape(shape)
+    with _options_refused():
+        ds = ndfeed.open(path, sample=sample.value, dtype=dtype, shape=lengths, fields=names)
+    if not len(ds):
+        raise SourceError(path, "no samples, nothing to measure")
+    return ds
+
+
+def _check(case: Case) -> None:
+    """Refuse what no loader can do, before anything is measured."""
+    with _options_refused():
+        replace(case, function=None).loader(case.ds)
+
+
+@contextmanager
+def _options_refused() -> Iterator[None]:
+    """A wrong word is told as a wrong option."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ndfeed.Error):
+            raise
+        raise typer.BadParameter(str(error)) from None
 
 
 def imported(name: str) -> Function:
@@ -128,17 +157,25 @@ def imported(name: str) -> Function:
     return found  # type: ignore[no-any-return]
 
 
-def _try(case: Case, name: str | None) -> None:
-    """One batch through the user's function, so that its errors are told as its own."""
-    if case.function is None:
-        return
+@contextmanager
+def _blamed(function: str | None) -> Iterator[None]:
+    """Whatever the user's function raises is told as its own, on one line."""
     try:
-        case.ds.map(case.function).read(range(min(case.batch_size, len(case.ds))))
-    except ndfeed.Error:
+        yield
+    except (ndfeed.Error, OSError):
         raise
-    except Exception as error:  # noqa: BLE001 - a function may raise anything
-        complain(f"--map {name}: {type(error).__name__}: {error}")
+    except Exception as error:
+        if function is None:
+            raise
+        complain(f"--map {function}: {type(error).__name__}: {error}")
         raise typer.Exit(1) from None
+
+
+def _packing(path: str, words: Mapping[str, str | None]) -> str:
+    """The command that packs the same samples."""
+    said = [(name, word) for name, word in words.items() if word not in (None, Sample.auto)]
+    options = "".join(f" {name} {shlex.quote(str(word))}" for name, word in said)
+    return f"ndfeed pack {shlex.quote(path)} packed/{options}"
 
 
 def _facts(case: Case, found: Findings) -> Facts:

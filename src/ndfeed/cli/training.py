@@ -25,7 +25,7 @@ def train(ds: Dataset, batch_size: int, seconds: float) -> Trained:
     """Train on nine tenths of the samples for about so many seconds, and try the others."""
     torch.manual_seed(0)
     learned, unseen = ds.split(0.9, seed=0)
-    classes = 1 + int(ds.read(range(len(ds)))["label"].max())
+    classes = 1 + int(ds.select("label")[:]["label"].max())
     model = _model(len(ds[0]["image"]), classes)
     optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
     loader = feed.loader(learned, batch_size, shuffle=True, fields=("image", "label"))

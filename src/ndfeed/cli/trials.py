@@ -35,6 +35,7 @@ class Case:
     """What is to be measured: data as it is stored, what is done to it, and for how long."""
 
     path: str
+    packing: str  # the command that packs it
     ds: ndfeed.Dataset
     function: Function | None
     batch_size: int
@@ -199,9 +200,8 @@ def _tried(
                 notes.append(f"packing was not tried: {error}")
             else:
                 disk_rate = through * _stored(sample) / max(_stored(packed), 1)
-                how = f"ndfeed pack {case.path} packed/"
                 packed = packed.select(*sample.fields)
-                yield Trial("pack", how, rate(packed), disk_rate)
+                yield Trial("pack", case.packing, rate(packed), disk_rate)
                 del packed
     if case.ds.nbytes < _room() // 2:
         yield Trial("memory", "ds.in_memory()", rate(sample.in_memory()))
