@@ -26,7 +26,7 @@ from ndfeed.cli.trials import Case, Findings, Function, examined
 from ndfeed.dataset.show import size
 from ndfeed.errors import DeniedError, SourceError
 
-_WIDEST = 28  # characters of a bar
+_WIDEST = 20  # characters of a bar: with all else, 80
 _MOST = 12.0  # times the shortest bar; longer ones are cut
 
 Facts = dict[str, Any]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-WORTH = 1.1  # a remedy that gives less than this is noise
+WORTH = 1.2  # a remedy that gives less than this may be noise
 _SEEN = 0.005  # share of the threads' time below which a stage is not worth a line
 
 LABELS = {
