@@ -13,12 +13,13 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
-LINK = re.compile(r"\]\(((?:\.\./)+[^)#\s]+)")
+LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)")
 
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:  # noqa: ANN401
     """Add the pages."""
-    for path in (*ROOT.glob("examples/*.py"), ROOT / "SECURITY.md", ROOT / "benchmarks/README.md"):
+    texts = [ROOT / name for name in ("SECURITY.md", "benchmarks/README.md", "examples/README.md")]
+    for path in (*ROOT.glob("examples/*.py"), *texts):
         name = path.relative_to(ROOT).as_posix()
         text = path.read_text(encoding="utf-8")
         made = _program(name, text) if path.suffix == ".py" else text
@@ -27,14 +28,14 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:  # noqa: ANN401
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:  # noqa: ANN401
-    """Turn links to files outside into links to their pages."""
+    """Turn links to and from files outside into links between their pages."""
     here = posixpath.dirname(page.file.src_uri)
+    folder = here if page.file.generated_by else posixpath.join("docs", here)
 
     def link(match: re.Match[str]) -> str:
-        place = posixpath.normpath(posixpath.join("docs", here, match[1]))
-        if place.startswith("docs/"):
-            return match[0]
-        return f"]({posixpath.relpath(_page(place), here or '.')}"
+        place = posixpath.normpath(posixpath.join(folder, match[1]))
+        to = place[5:] if place.startswith("docs/") else _page(place)
+        return f"]({posixpath.relpath(to, here or '.')}"
 
     return LINK.sub(link, markdown)
 

@@ -1,72 +1,98 @@
-"""How do many compressed .npz files get into a TensorFlow training?
+"""How do many compressed .npz files become a tf.data.Dataset?
 
-Each file has many samples. They are shared out among readers, shuffled over a window of files,
-inflated ahead of use, batched and prefetched by one line; preprocessing in TensorFlow goes
-behind it, as with any other ``tf.data.Dataset``.
+Each file has many samples. By hand: read in sequence, interleaved, or sharded for several workers,
+where ``np.load`` runs behind ``tf.numpy_function`` and holds Python's lock for each file. ndfeed
+inflates in threads, ahead of use, and shuffles over a window of files. Workers get their part of
+every batch, so all have as many steps, but all inflate nearly all files too: pack for them.
 """
 
-import tempfile
-from pathlib import Path
+from itertools import chain
 
 import numpy as np
 import tensorflow as tf
+from side_by_side import compare, start
 
 import ndfeed
 import ndfeed.tf
 
-FILES, EACH = 40, 50
+BATCH, EACH, WORKERS = 64, 50, 2
+AUTO = tf.data.AUTOTUNE
 
 
-def make(folder):
-    """Images of two kinds: bright in the left half, or in the right."""
+def make(folder, samples):
     rng = np.random.default_rng(0)
-    for i in range(FILES):
-        image = rng.integers(0, 100, (EACH, 16, 16, 3), np.uint8)
-        label = rng.integers(0, 2, EACH)
-        for one, kind in zip(image, label, strict=True):
-            one[:, 8 * kind : 8 * kind + 8] += 100
-        np.savez_compressed(folder / f"{i:03}.npz", image=image, label=label)
+    for i in range(0, samples, EACH):
+        image = rng.integers(0, 64, (min(EACH, samples - i), 32, 32, 3), np.uint8)
+        label = np.arange(i, i + len(image))
+        np.savez_compressed(folder / f"{i:09}.npz", image=image, label=label)
 
 
-def fractions(image, label):
-    """In TensorFlow, in its own threads."""
-    return tf.cast(image, tf.float32) / 255, label
+def load(path):
+    """In NumPy: a tensor of a path is no path, so np.load cannot be called in a graph itself."""
+    with np.load(path.decode()) as arrays:
+        return arrays["image"], arrays["label"]
 
 
-def network():
-    layers = tf.keras.layers
-    return tf.keras.Sequential(
-        [layers.Conv2D(8, 3, strides=2, activation="relu"), layers.Flatten(), layers.Dense(2)]
-    )
+def rows(path):
+    """The samples of one file."""
+    image, label = tf.numpy_function(load, [path], (tf.uint8, tf.int64))
+    shaped = tf.ensure_shape(image, (None, 32, 32, 3)), tf.ensure_shape(label, (None,))
+    return tf.data.Dataset.from_tensor_slices(shaped)
 
 
-def main():
-    tf.keras.utils.set_random_seed(0)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        make(folder)
-        train, test = ndfeed.open(folder, sample="row").split(0.9, seed=0)
-        words = {"fields": ("image", "label")}
+def sequential(paths):
+    return tf.data.Dataset.from_tensor_slices(paths).flat_map(rows).batch(BATCH)
 
-        # One of two readers has every other slice of each global batch, and no file is missed.
-        halves = [
-            ndfeed.tf.dataset(train, 16, shuffle=True, shard=(rank, 2), **words) for rank in (0, 1)
-        ]
-        counts = [sum(len(label) for _, label in half) for half in halves]
-        assert sum(counts) == len(train)
 
-        data = ndfeed.tf.dataset(train, 32, shuffle=True, seed=1, **words).map(fractions)
-        held = ndfeed.tf.dataset(test, 32, **words).map(fractions)
+def interleaved(paths):
+    files = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths))
+    mixed = files.interleave(rows, cycle_length=4, num_parallel_calls=AUTO, deterministic=False)
+    return mixed.shuffle(10 * EACH).batch(BATCH).prefetch(AUTO)
 
-        model = network()
-        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(tf.keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
-        model.fit(data, epochs=2, shuffle=False, verbose=0)  # we have shuffled: Keras need not
-        right = model.evaluate(held, verbose=0)[1]
 
-        assert right > 0.9
-        print(f"{len(train)} samples of {FILES} files, 2 epochs: {right:.0%} of {len(test)} right")
+def sharded(paths, worker):
+    """Every other file for every other worker: who has fewer files has fewer steps, and waits."""
+    files = tf.data.Dataset.from_tensor_slices(paths).shard(WORKERS, worker)
+    pieces = files.interleave(lambda path: rows(path).batch(EACH), num_parallel_calls=AUTO)
+    return pieces.unbatch().batch(BATCH // WORKERS).prefetch(AUTO)
+
+
+def parts(ds, words):
+    """As strategy.distribute_datasets_from_function makes them: one for each worker."""
+    contexts = [tf.distribute.InputContext(WORKERS, i, WORKERS) for i in range(WORKERS)]
+    return [ndfeed.tf.dataset(ds, context=context, **words) for context in contexts]
+
+
+class InTurn(list):
+    """What several workers get; here one after the other."""
+
+    def __iter__(self):
+        return chain.from_iterable(super().__iter__())
+
+
+def main(folder, samples):
+    make(folder, samples)
+    paths = sorted(map(str, folder.iterdir()))
+    ds = ndfeed.open(folder, sample="row")
+    words = {"batch_size": BATCH, "fields": ("image", "label")}  # (image, label), as fit wants it
+
+    ours = ndfeed.tf.dataset(ds, **words)
+    ways = {"tf.data, file by file": sequential(paths), "ndfeed.tf.dataset": ours}
+    compare("In sequence", ways, in_order=True)
+
+    ours = ndfeed.tf.dataset(ds, shuffle=True, **words)
+    ways = {"tf.data, interleave and shuffle": interleaved(paths), "ndfeed.tf.dataset": ours}
+    compare("Shuffled", ways)
+
+    packed = ndfeed.pack(ds, folder / "packed")
+    by_hand = InTurn(sharded(paths, worker) for worker in range(WORKERS))
+    ways = {
+        "tf.data, shard and interleave": by_hand,
+        "ndfeed.tf.dataset": InTurn(parts(ds, words)),
+        "ndfeed.tf.dataset, packed": InTurn(parts(packed, words)),
+    }
+    compare(f"For {WORKERS} workers of a strategy", ways)
 
 
 if __name__ == "__main__":
-    main()
+    start(main, samples=960)

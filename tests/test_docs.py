@@ -16,7 +16,8 @@ import pytest
 import ndfeed
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "examples/README.md", *DOCS]
 
 BLOCK = re.compile(r"^(<!-- not run -->\n)?( *)```python\n(.*?)^\2```$", re.M | re.S)
 LINK = re.compile(r"\]\(([^)#]+)[^)]*\)")
@@ -68,7 +69,7 @@ def test_links_lead_somewhere(page):
     assert not broken
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.stem)
 def test_page_is_in_the_navigation(page):
     """A page nobody can find helps nobody."""
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

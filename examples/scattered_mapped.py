@@ -1,0 +1,59 @@
+"""How can samples be loaded that are scattered over many .npy files? With all of them mapped.
+
+One sample in each file. By hand: a list of maps, made before training starts, one for each file,
+until Linux has no more to give (65,530). ndfeed maps files only where that pays, and reads the
+others by position, many at a time; it can have millions of them.
+"""
+
+import numpy as np
+import torch
+from side_by_side import compare, once, start
+from torch.utils.data import DataLoader, Dataset
+
+import ndfeed
+import ndfeed.torch
+
+BATCH, WORKERS = 32, 2
+
+
+def make(folder, samples):
+    rng = np.random.default_rng(0)
+    for i in range(samples):
+        np.save(folder / f"{i:07}.npy", rng.random((32, 32, 3), np.float32))
+
+
+class Mapped(Dataset):
+    """Maps every file, and keeps the maps."""
+
+    def __init__(self, folder):
+        paths = sorted(folder.glob("*.npy"))
+        self.maps = [np.load(path, mmap_mode="r") for path in paths]
+
+    def __len__(self):
+        return len(self.maps)
+
+    def __getitem__(self, i):
+        return torch.tensor(self.maps[i])  # a copy: the map is read-only, and torch warns of that
+
+
+def main(folder, samples):
+    make(folder, samples)
+    words = {"batch_size": BATCH, "shuffle": True}
+    workers = {"num_workers": WORKERS, "persistent_workers": True}
+
+    mapping = once(lambda: Mapped(folder))
+    opening = once(lambda: ndfeed.open(folder, sample="file"))
+    mapped = DataLoader(Mapped(folder), **words, **workers)
+    ds = ndfeed.open(folder, sample="file")
+
+    ways = {
+        f"maps in a DataLoader, made in {mapping:.2f} s": mapped,
+        f"ndfeed.torch.loader, opened in {opening:.2f} s": ndfeed.torch.loader(
+            ds, fields=("data",), **words
+        ),
+    }
+    compare("One sample in each .npy", ways)
+
+
+if __name__ == "__main__":
+    start(main, samples=600)
