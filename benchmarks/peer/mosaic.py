@@ -1,0 +1,41 @@
+"""MosaicML Streaming: MDS shards of the default size, its default shuffle."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+NAME = "MosaicML Streaming"
+PACKAGES = ("mosaicml-streaming",)
+FORMAT = "MDS"
+SHUFFLE = "blocks of 262,144 rows or more (py1e)"
+SETTINGS = ({"workers": 0}, {"workers": 2}, {"workers": 4})
+
+
+def convert(source: Path, target: Path) -> None:
+    """Arrays of a shape that the index names, so that a row is its bytes alone."""
+    from streaming import MDSWriter
+
+    rows = np.load(source, mmap_mode="r")
+    shape = ",".join(map(str, rows.shape[1:]))
+    with MDSWriter(out=str(target), columns={"x": f"ndarray:uint8:{shape}"}) as writer:
+        for row in rows:
+            writer.write({"x": np.asarray(row)})
+
+
+def batches(target: Path, batch: int, workers: int) -> Any:
+    """What its quick start shows."""
+    from streaming import StreamingDataset
+    from torch.utils.data import DataLoader
+
+    data = StreamingDataset(local=str(target), shuffle=True, batch_size=batch)
+    return DataLoader(
+        data, batch, num_workers=workers, persistent_workers=workers > 0, collate_fn=stack
+    )
+
+
+def stack(samples: list[dict[str, np.ndarray]]) -> Any:
+    """The rows of a batch as one tensor, without torch's slower collating of arrays."""
+    import torch
+
+    return torch.from_numpy(np.stack([one["x"] for one in samples]))
