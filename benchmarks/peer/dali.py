@@ -20,13 +20,13 @@ def batches(target: Path, batch: int, workers: int) -> Any:
 class Gather:
     """The rows of a batch of an epoch; an epoch's order follows from its number."""
 
-    def __init__(self, path: Path, batch: int) -> None:
-        self.path, self.batch = path, batch
+    def __init__(self, path: Path, batch: int, listed: bool) -> None:
+        self.path, self.batch, self.listed = path, batch, listed
         self.count = len(np.load(path, mmap_mode="r"))
         self._array: Any = None
         self._epoch, self._order = -1, np.empty(0, np.int64)
 
-    def __call__(self, info: Any) -> np.ndarray:
+    def __call__(self, info: Any) -> Any:
         if self._array is None:
             self._array = np.load(self.path, mmap_mode="r")
         if info.epoch_idx != self._epoch:
@@ -35,7 +35,8 @@ class Gather:
         start = info.iteration * self.batch
         if start >= self.count:
             raise StopIteration
-        return self._array[self._order[start : start + self.batch]]
+        found = self._array[self._order[start : start + self.batch]]
+        return list(found) if self.listed else found  # DALI's workers hand over lists only
 
 
 class Epochs:
@@ -53,7 +54,7 @@ class Epochs:
         )
         def pipeline() -> Any:
             return fn.external_source(
-                source=Gather(path, batch),
+                source=Gather(path, batch, listed=workers > 0),
                 batch=True,
                 batch_info=True,
                 parallel=workers > 0,

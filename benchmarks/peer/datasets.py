@@ -45,10 +45,7 @@ def batches(target: Path, batch: int, workers: int, arrow: bool = False) -> Any:
 
     shape = tuple(map(int, (target / "shape").read_text().split()))
     data = Dataset.from_file(str(target / "x.arrow"))
-    if arrow:
-        data = data.with_format("arrow")
-    else:
-        data = data.with_format("torch", dtype=torch.uint8)
+    data = data.with_format("arrow") if arrow else data.with_format("torch", dtype=torch.uint8)
     return DataLoader(
         data,
         batch_size=None,

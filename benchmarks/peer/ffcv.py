@@ -1,4 +1,7 @@
-"""FFCV: one .beton with an array field, its loader's threads. Needs OpenCV, libturbojpeg and a compiler."""
+"""FFCV: one .beton with an array field, its loader's threads.
+
+Needs OpenCV, libturbojpeg and a compiler.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,8 @@
 """MosaicML Streaming: MDS shards of the default size, its default shuffle."""
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ SETTINGS = ({"workers": 0}, {"workers": 2}, {"workers": 4})
 
 def convert(source: Path, target: Path) -> None:
     """Arrays of a shape that the index names, so that a row is its bytes alone."""
+    importable()
     from streaming import MDSWriter
 
     rows = np.load(source, mmap_mode="r")
@@ -25,6 +28,7 @@ def convert(source: Path, target: Path) -> None:
 
 def batches(target: Path, batch: int, workers: int) -> Any:
     """What its quick start shows."""
+    importable()
     from streaming import StreamingDataset
     from torch.utils.data import DataLoader
 
@@ -39,3 +43,27 @@ def stack(samples: list[dict[str, np.ndarray]]) -> Any:
     import torch
 
     return torch.from_numpy(np.stack([one["x"] for one in samples]))
+
+
+def importable() -> None:
+    """Have Streaming imported beside a torchvision that does not fit torch.
+
+    It imports torchvision for its sets of pictures, and torchvision's wheel for CUDA does not
+    load beside a CPU build of torch. Nothing here uses it, so an empty module takes its place.
+    """
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        for name in [one for one in sys.modules if one.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        for name in ("", ".datasets", ".transforms", ".transforms.functional"):
+            sys.modules[f"torchvision{name}"] = Empty(f"torchvision{name}")
+
+
+class Empty(ModuleType):
+    """A module that has every name, each an empty class."""
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})

@@ -1,5 +1,6 @@
 """A peer's process, as the driver sees it: ask, and be answered."""
 
+import contextlib
 import json
 import os
 import select
@@ -63,10 +64,8 @@ class Process:
         if self._process is not None:
             for stream in (self._process.stdin, self._process.stdout):
                 stream.close()
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             self._process.wait()
             self._process = None
 

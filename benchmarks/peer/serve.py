@@ -41,9 +41,8 @@ class Server:
     def check(self, source: str, target: str, batch: int, setting: dict) -> dict[str, Any]:
         """An epoch holds every row once, as it is in the source, and not in order."""
         rows = np.load(source, mmap_mode="r")
-        seen = []
-        for found in self.peer.batches(Path(target), batch, **setting):
-            seen.append(true_rows(found, rows))
+        epoch = self.peer.batches(Path(target), batch, **setting)
+        seen = [true_rows(found, rows) for found in epoch]
         ids = np.concatenate(seen)
         counts = np.bincount(ids, minlength=len(rows))
         if counts.min() != 1 or counts.max() != 1:
@@ -56,7 +55,7 @@ class Server:
     def time(
         self, source: str, target: str, batch: int, setting: dict, seconds: float
     ) -> dict[str, Any]:
-        """Rows a second, epoch after epoch; starting up is not timed, and the first batch checked."""
+        """Rows a second, epoch after epoch; the first batch is checked and not timed."""
         began = time.perf_counter()
         endless = again(self.peer.batches(Path(target), batch, **setting))
         first = next(endless)

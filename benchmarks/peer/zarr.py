@@ -1,5 +1,6 @@
-"""Zarr: version 3, chunks of about 48 KB or a row in shards of about 64 MB."""
+"""Zarr: version 3, chunks of about 256 KB, or of a row where that is more."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,15 @@ from peer.mapped import same
 
 NAME = "Zarr"
 PACKAGES = ("zarr",)
-FORMAT = "Zarr 3, sharded"
+FORMAT = "Zarr 3"
 SHUFFLE = "exact"
-SETTINGS = ({"workers": 0}, {"workers": 2}, {"workers": 4})
-CHUNK, SHARD = 48 << 10, 64 << 20
+SETTINGS = (
+    {"workers": 0},
+    {"workers": 2},
+    {"workers": 0, "each": True},
+    {"workers": 2, "each": True},
+)
+CHUNK = 256 << 10
 
 
 def convert(source: Path, target: Path) -> None:
@@ -21,21 +27,20 @@ def convert(source: Path, target: Path) -> None:
 
     rows = np.load(source, mmap_mode="r")
     chunk = max(1, CHUNK // rows[0].nbytes)
-    shard = min(max(1, SHARD // rows[0].nbytes // chunk), -(-len(rows) // chunk)) * chunk
     array = zarr.create_array(
         str(target),
         shape=rows.shape,
         dtype=rows.dtype,
         chunks=(chunk, *rows.shape[1:]),
-        shards=(shard, *rows.shape[1:]),
         compressors=None,
     )
-    for start in range(0, len(rows), shard):
-        array[start : start + shard] = rows[start : start + shard]
+    step = chunk * max(1, (64 << 20) // (chunk * rows[0].nbytes))
+    for start in range(0, len(rows), step):
+        array[start : start + step] = rows[start : start + step]
 
 
 class Rows:
-    """A batch with one orthogonal index, whose chunks Zarr reads concurrently."""
+    """A row at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,9 +56,16 @@ class Rows:
         return self._array
 
     def __len__(self) -> int:
-        import json
-
         return json.loads((self.path / "zarr.json").read_text())["shape"][0]
+
+    def __getitem__(self, row: int) -> Any:
+        import torch
+
+        return torch.from_numpy(self.array[row])
+
+
+class Batches(Rows):
+    """A batch with one orthogonal index, whose chunks Zarr reads concurrently."""
 
     def __getitems__(self, rows: list[int]) -> Any:
         import torch
@@ -61,16 +73,16 @@ class Rows:
         return torch.from_numpy(self.array.oindex[np.array(rows)])
 
 
-def batches(target: Path, batch: int, workers: int) -> Any:
+def batches(target: Path, batch: int, workers: int, each: bool = False) -> Any:
     """Spawned workers: Zarr's event loop does not survive a fork."""
     from torch.utils.data import DataLoader
 
     return DataLoader(
-        Rows(target),
+        (Rows if each else Batches)(target),
         batch,
         shuffle=True,
         num_workers=workers,
         persistent_workers=workers > 0,
         multiprocessing_context="spawn" if workers else None,
-        collate_fn=same,
+        collate_fn=None if each else same,
     )
