@@ -56,9 +56,9 @@ PEERS = (
 )
 # Shape of a row, rows of a batch, rows in all.
 ROWS = {
-    "150KB": ((224, 224, 3), 64, 8_192),
-    "3KB": ((32, 32, 3), 256, 131_072),
-    "128B": ((128,), 1024, 1_048_576),
+    "150KB": ((224, 224, 3), 64, 4_096),
+    "3KB": ((32, 32, 3), 256, 65_536),
+    "128B": ((128,), 1024, 524_288),
 }
 SMALL = 16  # batches of the set whose whole epoch is checked
 
@@ -80,7 +80,7 @@ class Bench:
     def source(self, label: str, small: bool) -> Path:
         """A .npy of rows that begin with their number."""
         shape, batch, count = ROWS[label]
-        count = SMALL * batch if small else count // (8 if self.quick else 1)
+        count = SMALL * batch if small else count
         path = self.folder / f"{label}-{count}.npy"
         if not path.exists():
             data = np.random.default_rng(0).integers(0, 256, (count, *shape), np.uint8)
@@ -128,10 +128,13 @@ class Bench:
                 able.append(setting)
             except Failed as error:
                 failed[words(setting)] = str(error)
-        remove(small)
         if not able:
+            remove(small)
             raise Failed("; ".join(f"{name}: {why}" for name, why in failed.items()))
-        full = self.converted(process, module, label, small=False)
+        full = small
+        if not self.quick:
+            remove(small)
+            full = self.converted(process, module, label, small=False)
         given = {"source": full["source"], "target": full["target"], "batch": batch}
 
         def rate(who: Process, setting: dict[str, Any], seconds: float, **other: Any) -> float:
@@ -190,7 +193,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="PEER", choices=PEERS, default=PEERS,
                         help=", ".join(PEERS))  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="smaller data, shorter turns")
+    parser.add_argument("--quick", action="store_true", help="the small sets alone, shorter turns")
     parser.add_argument("--environments", type=Path, default=cache / "ndfeed-peers",
                         help="where virtual environments are kept")  # fmt: skip
     parser.add_argument("--folder", type=Path, help="where to make the files; a temporary folder")
@@ -206,8 +209,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         bench = Bench(Path(folder), Environments(given.environments), given.quick)
         bench.report(cores=os.cpu_count(), python=sys.version.split()[0], quick=given.quick,
-                     rows={label: count // (8 if given.quick else 1)
-                           for label, (_, _, count) in ROWS.items()},
+                     rows={label: SMALL * batch if given.quick else count
+                           for label, (_, batch, count) in ROWS.items()},
                      batch={label: batch for label, (_, batch, _) in ROWS.items()})  # fmt: skip
         ours = importlib.import_module(f"peer.{OURS}")
         with bench.start(OURS, ours) as bench.ours:

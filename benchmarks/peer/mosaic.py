@@ -1,6 +1,7 @@
 """MosaicML Streaming: MDS shards of the default size, its default shuffle."""
 
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,7 +58,9 @@ def importable() -> None:
         for name in [one for one in sys.modules if one.split(".")[0] == "torchvision"]:
             del sys.modules[name]
         for name in ("", ".datasets", ".transforms", ".transforms.functional"):
-            sys.modules[f"torchvision{name}"] = Empty(f"torchvision{name}")
+            empty = sys.modules[f"torchvision{name}"] = Empty(f"torchvision{name}")
+            empty.__spec__ = ModuleSpec(empty.__name__, None)
+            empty.__path__ = []
 
 
 class Empty(ModuleType):
