@@ -1,18 +1,30 @@
-"""Draw the rates of a results file of ``torch_gpu.py`` as a picture for the documentation.
+"""Draw the rates of a results file as a picture for the documentation.
 
-python benchmarks/plot.py benchmarks/results/torch_gpu-DATE.jsonl docs/images/gpu.svg
+    python benchmarks/plot.py benchmarks/results/torch_gpu-DATE.jsonl docs/images/gpu.svg
+    python benchmarks/plot.py benchmarks/results/peers-DATE.jsonl docs/images/peers.svg
+
+Peers are drawn on a logarithmic scale, as the slowest and the fastest are a thousand times
+apart; lines mark the powers of ten, and every bar has its rate written beside it.
 """
 
 import json
+import math
 import sys
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
+
+from table import rate as ours
 
 WIDTH, BAR, GAP, LEFT = 720, 22, 8, 250
 COLOURS = {"ours": "#2b6cb0", "today": "#a0aec0", "limit": "#e2e8f0"}
 ROW_BYTES = {"150KB": 224 * 224 * 3, "3KB": 3072}
 
+ROOM = WIDTH - LEFT - 110
+NEAR = "shuffles within shards, blocks or a buffer; all others mix the whole set"
+
 Bars = list[tuple[str, float, str]]  # what, rows a second, whose
+Scale = Callable[[float], float]  # from rows a second to pixels
 
 
 def bars(facts: list[dict], label: str) -> Bars:
@@ -30,33 +42,77 @@ def bars(facts: list[dict], label: str) -> Bars:
     return sorted(found, key=lambda one: one[1])
 
 
+def peers(facts: list[dict], label: str) -> Bars:
+    """ndfeed and its peers, fastest first; whose buffer is smaller than the data is marked."""
+    near = {one["peer"] for one in facts if one.get("shuffle", "exact") != "exact"}
+    found: Bars = [("ndfeed", ours(facts, label), "ours")]
+    for one in facts:
+        if one.get("rows") == label and "rows_per_s" in one:
+            name = one["peer"] + (" *" if one["peer"] in near else "")
+            found.append((name, one["rows_per_s"], "today"))
+    return sorted(found, key=lambda one: -one[1])
+
+
 def drawing(facts: list[dict]) -> str:
     """The whole picture."""
     parts, y = [], 20
-    for label in ROW_BYTES:
-        some = bars(facts, label)
-        most = max(rate for _, rate, _ in some)
+    against = any("peer" in one for one in facts)
+    for label in facts[0]["rows"] if against else ROW_BYTES:
+        some = peers(facts, label) if against else bars(facts, label)
+        scale = logarithmic(some) if against else linear(some)
+        scaled = ", logarithmic scale" if against else ""
         parts.append(
-            f'<text x="8" y="{y}" font-weight="bold">rows of {label}, rows a second</text>'
+            f'<text x="8" y="{y}" font-weight="bold">rows of {label}, rows a second{scaled}</text>'
         )
         y += 10
+        if against:
+            parts += grid(some, scale, y, y + len(some) * (BAR + GAP) - GAP)
         for what, rate, whose in some:
-            length = max(rate / most * (WIDTH - LEFT - 110), 1)
-            parts.append(
-                f'<text x="{LEFT - 8}" y="{y + 16}" text-anchor="end">{escape(what)}</text>'
-            )
-            parts.append(
-                f'<rect x="{LEFT}" y="{y}" width="{length:.0f}" height="{BAR}" '
-                f'fill="{COLOURS[whose]}"/>'
-            )
-            parts.append(f'<text x="{LEFT + length + 6:.0f}" y="{y + 16}">{rate:,.0f}</text>')
+            parts += one_bar(what, rate, whose, scale(rate), y)
             y += BAR + GAP
         y += 24
+    if against:
+        parts.append(f'<text x="8" y="{y - 8}">* {escape(NEAR)}</text>')
+        y += 12
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" '
         f'font-family="sans-serif" font-size="13">\n'
         f'<rect width="100%" height="100%" fill="white"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
+
+
+def one_bar(what: str, rate: float, whose: str, length: float, y: int) -> list[str]:
+    """Name, bar and rate; our own name in bold."""
+    bold = ' font-weight="bold"' if (what, whose) == ("ndfeed", "ours") else ""
+    return [
+        f'<text x="{LEFT - 8}" y="{y + 16}" text-anchor="end"{bold}>{escape(what)}</text>',
+        f'<rect x="{LEFT}" y="{y}" width="{length:.0f}" height="{BAR}" fill="{COLOURS[whose]}"/>',
+        f'<text x="{LEFT + length + 6:.0f}" y="{y + 16}"{bold}>{rate:,.0f}</text>',
+    ]
+
+
+def linear(some: Bars) -> Scale:
+    """Lengths in proportion to rates."""
+    most = max(rate for _, rate, _ in some)
+    return lambda rate: max(rate / most * ROOM, 1)
+
+
+def logarithmic(some: Bars) -> Scale:
+    """Lengths by powers of ten, from the one below the lowest rate on."""
+    low = math.floor(math.log10(min(rate for _, rate, _ in some)))
+    high = math.log10(max(rate for _, rate, _ in some))
+    return lambda rate: max((math.log10(rate) - low) / (high - low) * ROOM, 1)
+
+
+def grid(some: Bars, scale: Scale, top: int, bottom: int) -> list[str]:
+    """A line at every power of ten among the rates."""
+    rates = [rate for _, rate, _ in some]
+    powers = range(math.ceil(math.log10(min(rates))), math.floor(math.log10(max(rates))) + 1)
+    return [
+        f'<line x1="{LEFT + scale(10**power):.0f}" x2="{LEFT + scale(10**power):.0f}" '
+        f'y1="{top}" y2="{bottom}" stroke="{COLOURS["limit"]}"/>'
+        for power in powers
+    ]
 
 
 if __name__ == "__main__":

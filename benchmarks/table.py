@@ -4,7 +4,7 @@
     <!-- end -->
 
 Between two such lines go the bars of that file: those of the questions that begin with one of the
-words, or all. ``tests/test_results.py`` compares, so that no page can say what no run has printed.
+words, or all; or every peer of a file of those. ``tests/test_results.py`` compares, so that no page can say what no run has printed.
 
 python benchmarks/table.py    # every page, in place
 """
@@ -12,6 +12,9 @@ python benchmarks/table.py    # every page, in place
 import json
 import re
 from pathlib import Path
+from typing import Any
+
+Facts = dict[str, Any]
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -19,18 +22,76 @@ BLOCK = re.compile(r"^(<!-- results: (\S+)(.*?) -->\n)(.*?)^(<!-- end -->)$", re
 
 
 def table(lines: list[str], words: tuple[str, ...] = ()) -> str:
-    """A Markdown table of every bar: what was compared, the ratio, the bar."""
+    """A Markdown table of every bar, or of every peer."""
+    facts = [json.loads(line) for line in lines]
+    return peers(facts) if any("peer" in one for one in facts) else bars(facts, words)
+
+
+def bars(facts: list[Facts], words: tuple[str, ...]) -> str:
+    """What was compared, the ratio, the bar."""
     rows = ["| question | what is compared | measured | bar |", "|---|---|---|---|"]
-    for line in lines:
-        facts = json.loads(line)
-        if "bar" in facts and (not words or facts["question"].startswith(words)):
-            ratio = f"{facts['ratio']:,.0f}" if facts["ratio"] > 99 else f"{facts['ratio']:.2f}"
-            rows.append(
-                f"| {facts['question']} | {facts['bar']} | {ratio} | ≥ {facts['wanted']:,} |"
-            )
+    for one in facts:
+        if "bar" in one and (not words or one["question"].startswith(words)):
+            ratio = f"{one['ratio']:,.0f}" if one["ratio"] > 99 else f"{one['ratio']:.2f}"
+            rows.append(f"| {one['question']} | {one['bar']} | {ratio} | ≥ {one['wanted']:,} |")
     if len(rows) == 2:
         raise ValueError(f"no bars of questions that begin with {words}")
     return "\n".join(rows)
+
+
+def peers(facts: list[Facts]) -> str:
+    """Rows a second, ndfeed's rate over it, seconds to convert and size on disk, peer by peer.
+
+    A rate above ndfeed's, measured beside it, stands in bold.
+    """
+    sizes = list(facts[0]["rows"])
+    head = ["peer", "shuffle", *(f"{size} rows/s" for size in sizes), "converted in", "on disk"]
+    rows = [head, ["---"] * 2 + ["--:"] * (len(head) - 2), ours(facts, sizes)]
+    missing = []
+    for name in dict.fromkeys(one["peer"] for one in facts if "peer" in one):
+        some = [one for one in facts if one.get("peer") == name]
+        if "not_installed" in some[0]:
+            missing.append(f"{name} could not be installed: `{some[0]['not_installed']}`")
+            continue
+        found = {one["rows"]: one for one in some if "rows" in one}
+        rows.append([name, some[0]["shuffle"], *(cell(found.get(size, {})) for size in sizes),
+                     together(found, sizes, "convert_s", "s"),
+                     together(found, sizes, "disk_mb", "MB")])  # fmt: skip
+    text = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return "\n\n".join([text, *missing])
+
+
+def ours(facts: list[Facts], sizes: list[str]) -> list[str]:
+    """ndfeed's own row: the median of its rates beside every peer."""
+    rates = [f"{rate(facts, size):,.0f}" for size in sizes]
+    return ["**ndfeed**", "exact", *rates, "none", "the .npy"]
+
+
+def rate(facts: list[Facts], size: str) -> float:
+    """ndfeed's rows a second at one row size."""
+    found = sorted(
+        one["ndfeed_rows_per_s"]
+        for one in facts
+        if one.get("rows") == size and "ndfeed_rows_per_s" in one
+    )
+    return found[len(found) // 2]
+
+
+def cell(one: Facts) -> str:
+    """A rate, and how many times ndfeed's is that."""
+    if "rows_per_s" not in one:
+        return "left out" if "left_out" in one else "failed"
+    times = f"{one['ratio']:,.0f}" if one["ratio"] >= 10 else f"{one['ratio']:.2g}"
+    text = f"{one['rows_per_s']:,} (1/{times})"
+    return text if one["ratio"] >= 1 else f"**{one['rows_per_s']:,} ({1 / one['ratio']:.2g}×)**"
+
+
+def together(found: dict[str, Facts], sizes: list[str], key: str, unit: str) -> str:
+    """A fact at every row size."""
+    values = [found.get(size, {}).get(key) for size in sizes]
+    if key == "convert_s" and not any(values):
+        return "none"
+    return " / ".join("–" if one is None else f"{one:,}" for one in values) + f" {unit}"
 
 
 def filled(page: str, results: Path = ROOT / "benchmarks/results") -> str:

@@ -1,0 +1,66 @@
+"""Virtual environments: one with torch and numpy, and one for each peer that sees it.
+
+A peer's environment has what the peer needs besides, and its own numpy where it insists on
+one. torch is held to one version by a constraint.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+TORCH = "torch==2.13.0"
+BASE = ("numpy", TORCH)
+PROBLEM = re.compile(r"^\s*(?:\w+Error: .*|ERROR: .*|error: .*)$", re.M)
+
+
+class NotInstalled(Exception):
+    """pip could not install a peer; says why."""
+
+
+class Environments:
+    """Environments below one folder, made when they are asked for and kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+
+    def python(self, name: str, packages: tuple[str, ...]) -> Path:
+        """The interpreter of an environment that has ``packages`` and torch."""
+        base = self._made("base", BASE, None)
+        return self._made(name, packages, base) / "bin" / "python"
+
+    def _made(self, name: str, packages: tuple[str, ...], base: Path | None) -> Path:
+        place = self.folder / name
+        done = place / "installed.json"
+        wanted = json.dumps(packages)
+        if done.exists() and done.read_text() == wanted:
+            return place
+        print(f"making {place}: {' '.join(packages) or 'nothing but torch'}", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
+        if base is not None:
+            (site(place) / "base.pth").write_text(f"{site(base)}\n")
+        if packages:
+            install(place, packages)
+        done.write_text(wanted)
+        return place
+
+
+def site(place: Path) -> Path:
+    """Where an environment's packages lie."""
+    return Path(sysconfig.get_path("purelib", "venv", {"base": str(place)}))
+
+
+def install(place: Path, packages: tuple[str, ...]) -> None:
+    """With pip, nothing cached; raises what it says is the reason."""
+    constraints = place / "constraints.txt"
+    constraints.write_text(f"{TORCH}\n")
+    pip = [place / "bin" / "python", "-m", "pip", "install", "--no-cache-dir", "-c", constraints]
+    done = subprocess.run([*pip, *packages], capture_output=True, text=True)
+    if done.returncode:
+        lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
+        reasons = PROBLEM.findall("\n".join(lines))
+        specific = [one for one in reasons if "subprocess-exited" not in one]
+        last = (specific or reasons or lines or ["pip said nothing"])[-1]
+        raise NotInstalled(last.strip())

@@ -1,0 +1,68 @@
+"""FFCV: one .beton with an array field, its loader's threads.
+
+Needs OpenCV, libturbojpeg and a compiler.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+NAME = "FFCV"
+PACKAGES = ("ffcv",)
+FORMAT = ".beton"
+SHUFFLE = "exact"
+SETTINGS = ({"workers": 1}, {"workers": 2}, {"workers": 4})
+
+
+class Rows:
+    """Rows as FFCV's writer wants them: tuples."""
+
+    def __init__(self, path: Path) -> None:
+        self.array = np.load(path, mmap_mode="r")
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, row: int) -> tuple[np.ndarray]:
+        return (np.array(self.array[row]),)
+
+
+def convert(source: Path, target: Path) -> None:
+    """Two processes; pages as large as a row needs."""
+    from ffcv.fields import NDArrayField
+    from ffcv.writer import DatasetWriter
+
+    rows = Rows(source)
+    field = NDArrayField(np.dtype(np.uint8), rows.array.shape[1:])
+    DatasetWriter(str(target), {"x": field}, num_workers=2).from_indexed_dataset(rows)
+
+
+def batches(target: Path, batch: int, workers: int) -> Any:
+    """The file through the system's page cache, in random order."""
+    from ffcv.fields.decoders import NDArrayDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import ToTensor
+
+    return Only(
+        Loader(
+            str(target),
+            batch_size=batch,
+            num_workers=workers,
+            order=OrderOption.RANDOM,
+            os_cache=True,
+            drop_last=False,
+            pipelines={"x": [NDArrayDecoder(), ToTensor()]},
+        )
+    )
+
+
+class Only:
+    """The only field; FFCV uses its memory again, so the consumer gets a copy of its own."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Any:
+        for (found,) in self.loader:
+            yield found.clone()

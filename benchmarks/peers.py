@@ -1,0 +1,227 @@
+"""How fast do shuffled torch batches come from ndfeed, and from its peers?
+
+Rows of 150 KB, 3 KB and 128 B, noise in bytes, made as one .npy. Each peer converts it into its
+own format (timed, and its size on disk shown), its batches are checked, each of its settings is
+tried, and the fastest is timed in turns with ndfeed, which reads the .npy as it is:
+
+- An epoch of a small set made the same way must hold every row once, true to the byte, and not
+  in order; with each setting. A setting that fails is reported and not used.
+- The first batch of what is timed is compared, too.
+- A batch is a torch tensor that belongs to the consumer. Starting up is not timed; the page
+  cache is warm; epochs follow one another, so an epoch's end is part of the rate.
+- ``ratio`` is ndfeed's rate over the peer's, measured in the same minute.
+
+Each peer has a virtual environment, made on its first run below ``--environments``, and a
+process of its own; all share one torch. Set ``PIP_EXTRA_INDEX_URL`` to a CPU build's index where
+pip would fetch CUDA's. What cannot be installed is reported with pip's reason. Prints a JSON
+line for every peer and row size and, unless ``--quick``, writes them to results/.
+
+    python benchmarks/peers.py [--only PEER ...] [--quick] [--environments DIR] [--folder DIR]
+"""
+
+import argparse
+import datetime
+import importlib
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from peer.environment import Environments, NotInstalled
+from peer.process import Failed, Process
+
+HERE = Path(__file__).parent
+OURS = "ndfeed"
+PEERS = (
+    "dataloader",
+    "torchdata",
+    "mosaic",
+    "litdata",
+    "webdataset",
+    "grain",
+    "datasets",
+    "tensordict",
+    "zarr",
+    "lance",
+    "spdl",
+    "dali",
+    "dali_files",
+    "ffcv",
+)
+# Shape of a row, rows of a batch, rows in all.
+ROWS = {
+    "150KB": ((224, 224, 3), 64, 4_096),
+    "3KB": ((32, 32, 3), 256, 65_536),
+    "128B": ((128,), 1024, 524_288),
+}
+SMALL = 16  # batches of the set whose whole epoch is checked
+
+
+class Bench:
+    """Sources, environments and how long to measure."""
+
+    def __init__(self, folder: Path, environments: Environments, quick: bool) -> None:
+        self.folder, self.environments, self.quick = folder, environments, quick
+        self.trial, self.turn, self.turns = (0.2, 0.3, 2) if quick else (0.5, 1.2, 3)
+        self.lines: list[dict[str, Any]] = []
+        self.ours: Process | None = None
+
+    def report(self, **facts: Any) -> None:
+        """One JSON line."""
+        self.lines.append(facts)
+        print(json.dumps(facts), flush=True)
+
+    def source(self, label: str, small: bool) -> Path:
+        """A .npy of rows that begin with their number."""
+        shape, batch, count = ROWS[label]
+        count = SMALL * batch if small else count
+        path = self.folder / f"{label}-{count}.npy"
+        if not path.exists():
+            data = np.random.default_rng(0).integers(0, 256, (count, *shape), np.uint8)
+            data.reshape(count, -1)[:, :8] = np.arange(count)[:, None].view(np.uint8)
+            np.save(path, data)
+        return path
+
+    def start(self, name: str, module: ModuleType) -> Process:
+        """The process of a peer, in its environment."""
+        environment = getattr(module, "ENVIRONMENT", name)
+        python = self.environments.python(environment, module.PACKAGES)
+        return Process(python, name, self.folder / f"{name}.log")
+
+    def peer(self, name: str) -> None:
+        """All row sizes of one peer; what goes wrong is reported."""
+        module = importlib.import_module(f"peer.{name}")
+        facts = {"peer": module.NAME}
+        try:
+            process = self.start(name, module)
+        except NotInstalled as error:
+            self.report(**facts, not_installed=str(error))
+            return
+        with process:
+            versions = process.ask("versions")
+            self.report(**facts, format=module.FORMAT, shuffle=module.SHUFFLE, versions=versions)
+            for label in ROWS:
+                shape = ROWS[label][0]
+                if np.prod(shape) < getattr(module, "LEAST", 0):
+                    self.report(**facts, rows=label, left_out="a file a row is not for such rows")
+                    continue
+                try:
+                    self.report(**facts, rows=label, **self.measure(process, module, label))
+                except Failed as error:
+                    self.report(**facts, rows=label, failed=str(error))
+
+    def measure(self, process: Process, module: ModuleType, label: str) -> dict[str, Any]:
+        """One peer at one row size."""
+        batch = ROWS[label][1]
+        small, failed = self.converted(process, module, label, small=True), {}
+        able = []
+        for setting in module.SETTINGS:
+            try:
+                process.ask("check", source=small["source"], target=small["target"],
+                            batch=batch, setting=setting)  # fmt: skip
+                able.append(setting)
+            except Failed as error:
+                failed[words(setting)] = str(error)
+        if not able:
+            remove(small)
+            raise Failed("; ".join(f"{name}: {why}" for name, why in failed.items()))
+        full = small
+        if not self.quick:
+            remove(small)
+            full = self.converted(process, module, label, small=False)
+        given = {"source": full["source"], "target": full["target"], "batch": batch}
+
+        def rate(who: Process, setting: dict[str, Any], seconds: float, **other: Any) -> float:
+            asked = given | other | {"setting": setting, "seconds": seconds}
+            return who.ask("time", **asked)["rows_per_s"]
+
+        tried = {words(one): rate(process, one, self.trial) for one in able}
+        best = max(able, key=lambda one: tried[words(one)])
+        theirs, mine = [], []
+        for _ in range(self.turns):
+            mine.append(rate(self.ours, {}, self.turn, target=full["source"]))
+            theirs.append(rate(process, best, self.turn))
+        remove(full)
+        found = {
+            "rows_per_s": round(statistics.median(theirs)),
+            "range": [round(min(theirs)), round(max(theirs))],
+            "ndfeed_rows_per_s": round(statistics.median(mine)),
+            "ratio": round(statistics.median(mine) / statistics.median(theirs), 2),
+            "setting": words(best),
+            "tried": {name: round(one) for name, one in tried.items()},
+            "convert_s": round(full["seconds"], 1),
+            "disk_mb": round(full["bytes"] / 1e6),
+        }
+        return found | ({"settings_failed": failed} if failed else {})
+
+    def converted(
+        self, process: Process, module: ModuleType, label: str, small: bool
+    ) -> dict[str, Any]:
+        """Where the peer's data lies, what it took to make it, and its source."""
+        source = self.source(label, small)
+        if not hasattr(module, "convert"):
+            size = source.stat().st_size
+            return {"source": str(source), "target": str(source), "seconds": 0, "bytes": size}
+        target = self.folder / f"{module.__name__}-{source.stem}"
+        made = process.ask("convert", source=str(source), target=str(target))
+        os.sync()  # or the disk is busy while others are timed
+        return {"source": str(source), "target": str(target)} | made
+
+
+def words(setting: dict[str, Any]) -> str:
+    """A setting as it is read: ``workers 2``."""
+    parts = [name if value is True else f"{name} {value}" for name, value in setting.items()]
+    return ", ".join(parts) or "as it is"
+
+
+def remove(data: dict[str, Any]) -> None:
+    """Delete a peer's files, not the source."""
+    if data["target"] != data["source"]:
+        target = Path(data["target"])
+        shutil.rmtree(target) if target.is_dir() else target.unlink()
+
+
+def arguments() -> argparse.Namespace:
+    """What the user wants."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", nargs="+", metavar="PEER", choices=PEERS, default=PEERS,
+                        help=", ".join(PEERS))  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="the small sets alone, shorter turns")
+    parser.add_argument("--environments", type=Path, default=cache / "ndfeed-peers",
+                        help="where virtual environments are kept")  # fmt: skip
+    parser.add_argument("--folder", type=Path, help="where to make the files; a temporary folder")
+    parser.add_argument(
+        "--output", type=Path, help="a file for the lines; results/peers-DATE.jsonl"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Every peer in turn."""
+    given = arguments()
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        bench = Bench(Path(folder), Environments(given.environments), given.quick)
+        bench.report(cores=os.cpu_count(), python=sys.version.split()[0], quick=given.quick,
+                     rows={label: SMALL * batch if given.quick else count
+                           for label, (_, batch, count) in ROWS.items()},
+                     batch={label: batch for label, (_, batch, _) in ROWS.items()})  # fmt: skip
+        ours = importlib.import_module(f"peer.{OURS}")
+        with bench.start(OURS, ours) as bench.ours:
+            for name in given.only:
+                bench.peer(name)
+    path = given.output
+    if path is None and not given.quick and given.only == PEERS:
+        path = HERE / "results" / f"peers-{datetime.date.today()}.jsonl"
+    if path:
+        path.write_text("".join(json.dumps(line) + "\n" for line in bench.lines))
+
+
+if __name__ == "__main__":
+    main()
