@@ -4,7 +4,8 @@
     <!-- end -->
 
 Between two such lines go the bars of that file: those of the questions that begin with one of the
-words, or all; or every peer of a file of those. ``tests/test_results.py`` compares, so that no page can say what no run has printed.
+words, or all; or every peer of a file of those. ``tests/test_results.py`` compares, so that no page
+can say what no run has printed.
 
 python benchmarks/table.py    # every page, in place
 """

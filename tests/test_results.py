@@ -48,10 +48,11 @@ def test_figures_of_speed_stand_in_tables(page):
     assert not found
 
 
-@pytest.mark.parametrize("name", ["gpu"])
-def test_pictures_are_those_of_the_results(name):
+@pytest.mark.parametrize(("name", "results"), [("gpu", "torch_gpu"), ("peers", "peers")])
+def test_pictures_are_those_of_the_results(name, results, monkeypatch):
     """Run ``python benchmarks/plot.py`` after a new run."""
-    newest = sorted((ROOT / "benchmarks/results").glob("torch_gpu-????-??-??.jsonl"))[-1]
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    newest = sorted((ROOT / "benchmarks/results").glob(f"{results}-????-??-??.jsonl"))[-1]
     facts = [json.loads(line) for line in newest.read_text(encoding="utf-8").splitlines()]
 
     drawn = (ROOT / f"docs/images/{name}.svg").read_text(encoding="utf-8")
