@@ -11,7 +11,8 @@ tried, and the fastest is timed in turns with ndfeed, which reads the .npy as it
   not timed; the page cache is warm; epochs follow one another, so an epoch's end is part of the
   rate. Between turns a peer's batches wait: none is broken off within an epoch.
 - Every setting is tried in a process of its own.
-- ``ratio`` is ndfeed's rate over the peer's, measured in the same minute.
+- ``ratio`` is ndfeed's rate over the peer's, measured in the same minute. It is to be believed
+  where ``steady`` is true: the rates of the setting that was kept are within a factor of two.
 
 Each peer has a virtual environment, made on its first run below ``--environments``, and a
 process of its own; all share one torch. Set ``PIP_EXTRA_INDEX_URL`` to a CPU build's index where
@@ -62,6 +63,7 @@ ROWS = {
     "3KB": ((32, 32, 3), 256, 65_536),
     "128B": ((128,), 1024, 524_288),
 }
+UNSTEADY = 2  # rates of one setting that far apart say more of the machine than of the peer
 SMALL = 16  # batches of the set whose whole epoch is checked
 
 
@@ -140,11 +142,13 @@ class Bench:
             process.close()  # before its files are gone
             for data in (small, full):
                 remove(data)
+        seen = [*theirs, tried[words(best)]]
         found = {
             "rows_per_s": round(statistics.median(theirs)),
             "range": [round(min(theirs)), round(max(theirs))],
             "ndfeed_rows_per_s": round(statistics.median(mine)),
             "ratio": round(statistics.median(mine) / statistics.median(theirs), 2),
+            "steady": max(seen) < UNSTEADY * min(seen),
             "setting": words(best),
             "tried": {name: round(one) for name, one in tried.items()},
             "convert_s": round(full["seconds"], 1),
