@@ -7,9 +7,12 @@ tried, and the fastest is timed in turns with ndfeed, which reads the .npy as it
 - An epoch of a small set made the same way must hold every row once, true to the byte, and not
   in order; with each setting. A setting that fails is reported and not used.
 - The first batch of what is timed is compared, too.
-- A batch is a torch tensor that belongs to the consumer. Starting up is not timed; the page
-  cache is warm; epochs follow one another, so an epoch's end is part of the rate.
-- ``ratio`` is ndfeed's rate over the peer's, measured in the same minute.
+- A batch is a torch tensor that belongs to the consumer. Starting up and the first batches are
+  not timed; the page cache is warm; epochs follow one another, so an epoch's end is part of the
+  rate. Between turns a peer's batches wait: none is broken off within an epoch.
+- Every setting is tried in a process of its own.
+- ``ratio`` is ndfeed's rate over the peer's, measured in the same minute. It is to be believed
+  where ``steady`` is true: the rates of the setting that was kept are within a factor of two.
 
 Each peer has a virtual environment, made on its first run below ``--environments``, and a
 process of its own; all share one torch. Set ``PIP_EXTRA_INDEX_URL`` to a CPU build's index where
@@ -60,22 +63,27 @@ ROWS = {
     "3KB": ((32, 32, 3), 256, 65_536),
     "128B": ((128,), 1024, 524_288),
 }
+UNSTEADY = 2  # rates of one setting that far apart say more of the machine than of the peer
 SMALL = 16  # batches of the set whose whole epoch is checked
 
 
 class Bench:
     """Sources, environments and how long to measure."""
 
-    def __init__(self, folder: Path, environments: Environments, quick: bool) -> None:
+    def __init__(
+        self, folder: Path, environments: Environments, quick: bool, output: Path | None
+    ) -> None:
         self.folder, self.environments, self.quick = folder, environments, quick
+        self.output = output
         self.trial, self.turn, self.turns = (0.2, 0.3, 2) if quick else (0.5, 1.2, 3)
-        self.lines: list[dict[str, Any]] = []
         self.ours: Process | None = None
 
     def report(self, **facts: Any) -> None:
-        """One JSON line."""
-        self.lines.append(facts)
+        """One JSON line, kept at once: a run takes long."""
         print(json.dumps(facts), flush=True)
+        if self.output:
+            with self.output.open("a") as file:
+                file.write(json.dumps(facts) + "\n")
 
     def source(self, label: str, small: bool) -> Path:
         """A .npy of rows that begin with their number."""
@@ -118,41 +126,29 @@ class Bench:
 
     def measure(self, process: Process, module: ModuleType, label: str) -> dict[str, Any]:
         """One peer at one row size."""
-        batch = ROWS[label][1]
-        small, failed = self.converted(process, module, label, small=True), {}
-        able = []
-        for setting in module.SETTINGS:
-            try:
-                process.ask("check", source=small["source"], target=small["target"],
-                            batch=batch, setting=setting)  # fmt: skip
-                able.append(setting)
-            except Failed as error:
-                failed[words(setting)] = str(error)
-        if not able:
-            remove(small)
-            raise Failed("; ".join(f"{name}: {why}" for name, why in failed.items()))
-        full = small
-        if not self.quick:
-            remove(small)
-            full = self.converted(process, module, label, small=False)
-        given = {"source": full["source"], "target": full["target"], "batch": batch}
-
-        def rate(who: Process, setting: dict[str, Any], seconds: float, **other: Any) -> float:
-            asked = given | other | {"setting": setting, "seconds": seconds}
-            return who.ask("time", **asked)["rows_per_s"]
-
-        tried = {words(one): rate(process, one, self.trial) for one in able}
-        best = max(able, key=lambda one: tried[words(one)])
-        theirs, mine = [], []
-        for _ in range(self.turns):
-            mine.append(rate(self.ours, {}, self.turn, target=full["source"]))
-            theirs.append(rate(process, best, self.turn))
-        remove(full)
+        small = self.converted(process, module, label, small=True)
+        full = small if self.quick else self.converted(process, module, label, small=False)
+        try:
+            tried, failed = self.settings(process, module, small, full)
+            if not tried:
+                raise Failed("; ".join(f"{name}: {why}" for name, why in failed.items()))
+            best = max(module.SETTINGS, key=lambda one: tried.get(words(one), 0))
+            process.close()
+            theirs, mine = [], []
+            for _ in range(self.turns):
+                mine.append(rate(self.ours, full | {"target": full["source"]}, {}, self.turn))
+                theirs.append(rate(process, full, best, self.turn))
+        finally:
+            process.close()  # before its files are gone
+            for data in (small, full):
+                remove(data)
+        seen = [*theirs, tried[words(best)]]
         found = {
             "rows_per_s": round(statistics.median(theirs)),
             "range": [round(min(theirs)), round(max(theirs))],
             "ndfeed_rows_per_s": round(statistics.median(mine)),
             "ratio": round(statistics.median(mine) / statistics.median(theirs), 2),
+            "steady": max(seen) < UNSTEADY * min(seen),
             "setting": words(best),
             "tried": {name: round(one) for name, one in tried.items()},
             "convert_s": round(full["seconds"], 1),
@@ -160,18 +156,42 @@ class Bench:
         }
         return found | ({"settings_failed": failed} if failed else {})
 
+    def settings(
+        self, process: Process, module: ModuleType, small: dict[str, Any], full: dict[str, Any]
+    ) -> tuple[dict[str, float], dict[str, str]]:
+        """The rate of every setting that gives true batches, and what is wrong with the others.
+
+        Each runs in a process of its own: what one leaves behind shall not slow the next.
+        """
+        tried, failed = {}, {}
+        for setting in module.SETTINGS:
+            process.close()
+            asked = {name: small[name] for name in ("source", "target", "batch")}
+            try:
+                process.ask("check", **asked, setting=setting)
+                tried[words(setting)] = rate(process, full, setting, self.trial)
+            except Failed as error:
+                failed[words(setting)] = str(error)
+        return tried, failed
+
     def converted(
         self, process: Process, module: ModuleType, label: str, small: bool
     ) -> dict[str, Any]:
         """Where the peer's data lies, what it took to make it, and its source."""
         source = self.source(label, small)
+        facts = {"source": str(source), "target": str(source), "batch": ROWS[label][1]}
         if not hasattr(module, "convert"):
-            size = source.stat().st_size
-            return {"source": str(source), "target": str(source), "seconds": 0, "bytes": size}
+            return facts | {"seconds": 0, "bytes": source.stat().st_size}
         target = self.folder / f"{module.__name__}-{source.stem}"
         made = process.ask("convert", source=str(source), target=str(target))
         os.sync()  # or the disk is busy while others are timed
-        return {"source": str(source), "target": str(target)} | made
+        return facts | {"target": str(target)} | made
+
+
+def rate(who: Process, data: dict[str, Any], setting: dict[str, Any], seconds: float) -> float:
+    """Rows a second of a peer's data."""
+    asked = {name: data[name] for name in ("source", "target", "batch")}
+    return who.ask("time", **asked, setting=setting, seconds=seconds)["rows_per_s"]
 
 
 def words(setting: dict[str, Any]) -> str:
@@ -182,8 +202,8 @@ def words(setting: dict[str, Any]) -> str:
 
 def remove(data: dict[str, Any]) -> None:
     """Delete a peer's files, not the source."""
-    if data["target"] != data["source"]:
-        target = Path(data["target"])
+    target = Path(data["target"])
+    if data["target"] != data["source"] and target.exists():
         shutil.rmtree(target) if target.is_dir() else target.unlink()
 
 
@@ -206,8 +226,13 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Every peer in turn."""
     given = arguments()
+    output = given.output
+    if output is None and not given.quick and given.only == PEERS:
+        output = HERE / "results" / f"peers-{datetime.date.today()}.jsonl"
+    if output:
+        output.write_text("")
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        bench = Bench(Path(folder), Environments(given.environments), given.quick)
+        bench = Bench(Path(folder), Environments(given.environments), given.quick, output)
         bench.report(cores=os.cpu_count(), python=sys.version.split()[0], quick=given.quick,
                      rows={label: SMALL * batch if given.quick else count
                            for label, (_, batch, count) in ROWS.items()},
@@ -216,11 +241,6 @@ def main() -> None:
         with bench.start(OURS, ours) as bench.ours:
             for name in given.only:
                 bench.peer(name)
-    path = given.output
-    if path is None and not given.quick and given.only == PEERS:
-        path = HERE / "results" / f"peers-{datetime.date.today()}.jsonl"
-    if path:
-        path.write_text("".join(json.dumps(line) + "\n" for line in bench.lines))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ def bars(facts: list[Facts], words: tuple[str, ...]) -> str:
 def peers(facts: list[Facts]) -> str:
     """Rows a second, ndfeed's rate over it, seconds to convert and size on disk, peer by peer.
 
-    A rate above ndfeed's, measured beside it, stands in bold.
+    A rate above ndfeed's, measured beside it, stands in bold. One with a question mark was not
+    steady and is to be measured again.
     """
     sizes = list(facts[0]["rows"])
     head = ["peer", "shuffle", *(f"{size} rows/s" for size in sizes), "converted in", "on disk"]
@@ -84,7 +85,9 @@ def cell(one: Facts) -> str:
         return "left out" if "left_out" in one else "failed"
     times = f"{one['ratio']:,.0f}" if one["ratio"] >= 10 else f"{one['ratio']:.2g}"
     text = f"{one['rows_per_s']:,} (1/{times})"
-    return text if one["ratio"] >= 1 else f"**{one['rows_per_s']:,} ({1 / one['ratio']:.2g}×)**"
+    if one["ratio"] < 1:
+        text = f"**{one['rows_per_s']:,} ({1 / one['ratio']:.2g}×)**"
+    return text if one["steady"] else f"{text} ?"
 
 
 def together(found: dict[str, Facts], sizes: list[str], key: str, unit: str) -> str:

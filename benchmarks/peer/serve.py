@@ -5,7 +5,6 @@
 Whatever the peer prints goes to stderr. An error is an answer, too: its last line.
 """
 
-import gc
 import importlib
 import importlib.metadata
 import json
@@ -20,12 +19,16 @@ from typing import Any
 
 import numpy as np
 
+READY = 10  # batches that four workers, two each, may have made ahead
+FEWEST = 8  # batches that are timed
+
 
 class Server:
     """What can be asked of a peer."""
 
     def __init__(self, name: str) -> None:
         self.peer = importlib.import_module(f"peer.{name}")
+        self.running: dict[str, Iterator[Any]] = {}
 
     def versions(self) -> dict[str, Any]:
         """Of the peer's packages, and of the torch and numpy it runs with."""
@@ -55,22 +58,25 @@ class Server:
     def time(
         self, source: str, target: str, batch: int, setting: dict, seconds: float
     ) -> dict[str, Any]:
-        """Rows a second, epoch after epoch; the first batch is checked and not timed."""
-        began = time.perf_counter()
-        endless = again(self.peer.batches(Path(target), batch, **setting))
-        first = next(endless)
-        start = now = time.perf_counter()
-        rows = 0
-        for found in endless:
+        """Rows a second, epoch after epoch.
+
+        The batches go on where they were left: a loader broken off within an epoch may disturb
+        the next. The first is checked; what may lie ready is taken before the clock starts.
+        """
+        if target not in self.running:
+            self.running[target] = again(self.peer.batches(Path(target), batch, **setting))
+            true_rows(next(self.running[target]), np.load(source, mmap_mode="r"))
+        batches = self.running[target]
+        for _ in range(READY):
+            next(batches)
+        rows, start = 0, time.perf_counter()
+        for done, found in enumerate(batches, 1):
             rows += len(found)
+            del found
             now = time.perf_counter()
-            if now - start > seconds:
-                break
-        true_rows(first, np.load(source, mmap_mode="r"))
-        endless.close()
-        del endless, first, found
-        gc.collect()
-        return {"rows_per_s": rows / (now - start), "first_s": start - began}
+            if now - start > seconds and done >= FEWEST:
+                return {"rows_per_s": rows / (now - start)}
+        raise ValueError("batches came to an end")
 
 
 def again(loader: Any) -> Iterator[Any]:
