@@ -48,7 +48,7 @@ def test_figures_of_speed_stand_in_tables(page):
     assert not found
 
 
-@pytest.mark.parametrize(("name", "results"), [("gpu", "torch_gpu"), ("peers", "peers")])
+@pytest.mark.parametrize(("name", "results"), [("gpu", "torch_gpu")])
 def test_pictures_are_those_of_the_results(name, results, monkeypatch):
     """Run ``python benchmarks/plot.py`` after a new run."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")

@@ -349,7 +349,8 @@ def test_archive_over_several_disks(write):
         ),
         max_size=5,
     ),
-    comment=st.binary(max_size=40),
+    # With its own signature in a comment Python cannot read what it wrote.
+    comment=st.binary(max_size=40).filter(lambda comment: b"PK\5\6" not in comment),
     junk=st.binary(max_size=40),
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")

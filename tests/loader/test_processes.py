@@ -282,6 +282,9 @@ class NotRebuilt(Exception):
     def __init__(self, path, problem):
         super().__init__(f"{path}: {problem}")
 
+    def __reduce__(self):  # as by default; tblib, where something imported it, knows a better one
+        return NotRebuilt, self.args
+
 
 @pytest.mark.parametrize("error", [Unpicklable, NotRebuilt])
 def test_an_error_that_cannot_travel_still_says_what_it_was(tmp_path, error):

@@ -7,7 +7,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from hypothesis import given, settings  # noqa: E402
+from hypothesis import example, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from loader.making import MADE, chained, compressed, eventually, made, numbers, ragged, threads  # noqa: E402
 from tf_making import images, labels, recorder, run, same  # noqa: E402
@@ -36,6 +36,7 @@ def test_batches_are_those_of_the_loader(tmp_path, name, shuffle):
 
 
 @settings(max_examples=20)
+@example(n=7, size=1, world=2, drop_last=False, epochs=2)  # an empty batch behind full ones
 @given(
     n=st.integers(1, 60),
     size=st.integers(1, 25),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
 from ndfeed.errors import FieldError, SchemaError
-from ndfeed.loader.engine import Several
+from ndfeed.loader.engine import Several, counted
 
 Ragged = Literal["ragged", "pad"]
 RAGGED = ("ragged", "pad")
@@ -100,12 +100,13 @@ class Form:
             yield self._arranged(self._checked(found))
             return
         made = found.made if isinstance(found, Several) else found
-        rows, size = len(next(iter(made.values()))), self._size
-        end = rows - rows % size
-        if end:
+        size = self._size
+        whole = len(next(iter(made.values()))) // size
+        end = whole * size
+        if whole:
             parts = {n: a[:end].reshape(-1, size, *a.shape[1:]) for n, a in made.items()}
             yield self._arranged(parts)
-        if rows > end or not rows:  # a last batch that is short
+        if whole < counted(found):  # a last batch that is short, or empty
             yield self._arranged({n: a[None, end:] for n, a in made.items()})
 
     def _arranged(self, parts: Mapping[str, Any]) -> Any:  # noqa: ANN401
