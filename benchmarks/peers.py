@@ -11,6 +11,8 @@ tried, and the fastest is timed in turns with ndfeed, which reads the .npy as it
   not timed; the page cache is warm; epochs follow one another, so an epoch's end is part of the
   rate. Between turns a peer's batches wait: none is broken off within an epoch.
 - Every setting is tried in a process of its own.
+- ``--quick`` shows that everything works. Its epochs have 16 batches, which a peer that takes
+  long to begin an epoch pays for, and its data fits a cache: its ratios are not to be quoted.
 - ``ratio`` is ndfeed's rate over the peer's, measured in the same minute. It is to be believed
   where ``steady`` is true: the rates of the setting that was kept are within a factor of two.
 

@@ -1,5 +1,7 @@
 """SPDL: a pipeline of threads over a mapped .npy; it has no format of its own for arrays."""
 
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +20,32 @@ def batches(target: Path, batch: int, threads: int) -> Any:
 
 
 class Epochs:
-    """A pipeline for each epoch, as a pipeline ends with its source."""
+    """One pipeline for all epochs: building one takes longer than many batches."""
 
     def __init__(self, data: Batches, batch: int, threads: int) -> None:
-        self.data, self.batch, self.threads = data, batch, threads
-
-    def __iter__(self) -> Any:
         from spdl.pipeline import PipelineBuilder
         from torch.utils.data import BatchSampler, RandomSampler
 
-        pipeline = (
+        sampler = BatchSampler(RandomSampler(data), batch, drop_last=False)
+        self.batches = len(sampler)
+        self.pipeline = (
             PipelineBuilder()
-            .add_source(BatchSampler(RandomSampler(self.data), self.batch, drop_last=False))
-            .pipe(self.data.__getitems__, concurrency=self.threads, output_order="input")
-            .add_sink(2 * self.threads)
-            .build(num_threads=self.threads)
+            .add_source(endless(sampler))
+            .pipe(data.__getitems__, concurrency=threads, output_order="input")
+            .add_sink(2 * threads)
+            .build(num_threads=threads)
         )
-        with pipeline.auto_stop():
-            yield from pipeline
+        self.pipeline.start()
+        self.found = iter(self.pipeline)
+
+    def __iter__(self) -> Any:
+        return islice(self.found, self.batches)
+
+    def __del__(self) -> None:
+        self.pipeline.stop()
+
+
+def endless(sampler: Any) -> Iterator[list[int]]:
+    """Epoch after epoch, each in an order of its own."""
+    while True:
+        yield from sampler
