@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ndfeed.dataset import rowset
 from ndfeed.dataset.column import Column, Group, Place
 from ndfeed.dataset.reader import reader_of
 from ndfeed.errors import Error
@@ -153,8 +154,7 @@ def _merged(file: Ints, start: Ints, end: Ints) -> Iterator[tuple[int, Sequence[
     first = np.flatnonzero(new)
     begins, ends = start[first], np.maximum.reduceat(end, first)
     owners = file[first]
-    cuts = [*(np.flatnonzero(owners[1:] != owners[:-1]) + 1).tolist(), len(owners)]
-    for a, b in zip([0, *cuts], cuts, strict=False):
+    for a, b in rowset.stretches(len(owners), owners[1:] != owners[:-1]):
         yield int(owners[a]), list(zip(begins[a:b].tolist(), ends[a:b].tolist(), strict=True))
 
 

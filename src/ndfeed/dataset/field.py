@@ -28,11 +28,14 @@ class Field:
         return self.shape is None or None in self.shape
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """The shape of a sample as plain numbers, 0 where samples differ."""
+        return tuple(n or 0 for n in self.shape or ())
+
+    @property
     def nbytes(self) -> int | None:
         """Bytes of one sample; ``None`` where samples differ."""
-        if self.ragged:
-            return None
-        return math.prod(n or 0 for n in self.shape or ()) * self.dtype.itemsize
+        return None if self.ragged else math.prod(self.lengths) * self.dtype.itemsize
 
     @property
     def dtype_text(self) -> str:

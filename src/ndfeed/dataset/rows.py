@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Place
 from ndfeed.dataset.members import Bytes, Decoded, Key, decode, inline_all, is_inline, view
+from ndfeed.dataset.rowset import stretches
 from ndfeed.dataset.spent import inflating, reading, spent
 from ndfeed.dataset.target import Target
 from ndfeed.files.file import File
@@ -123,8 +124,7 @@ def read(column: Column, place: Place, target: Target) -> None:
 
 def by_file(file: Ints) -> list[slice]:
     """Stretches of equal numbers."""
-    ends = np.append(np.flatnonzero(file[1:] != file[:-1]) + 1, len(file)).tolist()
-    return [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+    return [slice(a, b) for a, b in stretches(len(file), file[1:] != file[:-1])]
 
 
 def _read_rows(

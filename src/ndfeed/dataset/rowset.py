@@ -17,6 +17,12 @@ _INT64 = np.dtype(np.int64)
 _UINT64 = np.dtype(np.uint64)
 
 
+def stretches(count: int, breaks: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """[0, count) cut between i and i + 1 wherever ``breaks[i]``: where each begins and ends."""
+    ends = [*(np.flatnonzero(breaks) + 1).tolist(), count]
+    return list(zip([0, *ends], ends, strict=False))
+
+
 def as_rows(rows: ArrayLike, count: int, *, from_end: bool = False) -> Ints:
     """Row numbers in [0, count) from numbers or a mask; ``from_end`` counts negative ones back."""
     found = np.asarray(rows)

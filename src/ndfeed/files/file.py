@@ -8,7 +8,6 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import NamedTuple, NoReturn, Self
 
 from ndfeed.errors import ChangedError, DeniedError, MissingError, SourceError, TruncatedError
@@ -207,12 +206,7 @@ class File:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             # Also after an error: bytes that changed meanwhile may look like any fault.
             if self._expected is not None:

@@ -15,7 +15,7 @@ from ndfeed.dataset.field import Field
 from ndfeed.dataset.rowset import chosen
 from ndfeed.errors import FieldError, SchemaError
 from ndfeed.jax.types import Dtype, cast, holds, kept, may_become, named, whole, wide
-from ndfeed.loader.options import known_fields
+from ndfeed.loader.options import known_fields, unheld
 from ndfeed.loader.pool import Pool
 
 PadTo = Mapping[str, int | Sequence[int]]
@@ -47,11 +47,7 @@ class Form:
         chosen_ones = [field for name, field in fields.items() if names is None or name in names]
         for field in chosen_ones:
             if not holds(field):
-                raise SchemaError(
-                    ds.files[0],
-                    f"field {field.name!r} has dtype {field.dtype_text}, which JAX cannot hold; "
-                    "leave it out with select() or fields=, or make numbers of it with map()",
-                )
+                raise unheld(ds, field, "JAX")
             try:
                 self._target(field.name, field.dtype)
             except (TypeError, ValueError) as error:
@@ -114,7 +110,7 @@ class Form:
 
     def _padded(self, name: str, array: NDArray[Any], pool: Pool) -> NDArray[Any]:
         field = self.fields.get(name)
-        shape = () if field is None or field.shape is None else tuple(n or 0 for n in field.shape)
+        shape = () if field is None else field.lengths
         if array.shape[1:] == shape:
             return array
         if any(n > to for n, to in zip(array.shape[1:], shape, strict=True)):

@@ -148,7 +148,7 @@ def _shape(field: Field) -> tuple[int, ...]:
             'sharding cuts arrays of one; say ragged="pad" and '
             f'pad_to={{"{field.name}": length}}, or leave it out with fields='
         )
-    return tuple(n or 0 for n in field.shape)
+    return field.lengths
 
 
 def _for_axes(sharding: Sharding, ndim: int) -> Sharding:

@@ -7,15 +7,16 @@ collective, in which every process takes part.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from ndfeed.loader.state import check_alike
+
 _ROOM = 4096  # bytes of JSON; what is compared takes a few hundred
-_SHOWN = 4  # processes that an error lists
 
 
 def ranks() -> tuple[int, int]:
@@ -30,18 +31,9 @@ def agree(facts: Mapping[str, Any]) -> None:
     text = json.dumps(facts).encode().ljust(_ROOM)
     gathered = multihost_utils.process_allgather(np.frombuffer(text, np.uint8))
     found = [json.loads(bytes(np.asarray(one, np.uint8))) for one in gathered]
-    for name in facts:
-        values = [one.get(name) for one in found]
-        if any(value != values[0] for value in values):
-            raise RuntimeError(
-                f"processes must agree on {name}, found {_listed(values)}; give each of them the "
-                "same, or shard=(0, 1) to a loader that is one process's own"
-            )
-
-
-def _listed(values: Sequence[Any]) -> str:
-    """The first process's value, and those that differ from it."""
-    others = [at for at, value in enumerate(values) if value != values[0]]
-    named = [f"{values[at]} in process {at}" for at in (0, *others[: _SHOWN - 1])]
-    more = len(others) - len(named) + 1
-    return ", ".join(named) + (f" and {more} more" if more else "")
+    check_alike(
+        found,
+        "processes",
+        "in process",
+        "give each of them the same, or shard=(0, 1) to a loader that is one process's own",
+    )

@@ -14,9 +14,8 @@ import keras
 from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
-from ndfeed.errors import SchemaError
 from ndfeed.loader.at import At
-from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only
+from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only, unheld
 from ndfeed.order.orders import Order
 from ndfeed.order.share import Share
 
@@ -143,8 +142,4 @@ def _check(ds: Dataset, field: Field) -> None:
     backend = keras.backend.backend()
     text = field.dtype.kind in "SU" and backend == "tensorflow"
     if not text and field.dtype.name not in _NUMBERS:
-        raise SchemaError(
-            ds.files[0],
-            f"field {field.name!r} has dtype {field.dtype_text}, which Keras with {backend} "
-            "cannot hold; leave it out with select() or fields=, or make numbers of it with map()",
-        )
+        raise unheld(ds, field, f"Keras with {backend}")

@@ -140,7 +140,7 @@ class Filler:
         """A batch of no samples, as it would be with some: a map is not bothered with it."""
         made: Batch = {}
         for name, field in self._fields().items():
-            shape = tuple(n or 0 for n in field.shape or ())
+            shape = field.lengths
             if self._ragged != "list" and (field.ragged or name in self._uneven_names):
                 uneven = Field(name, field.dtype, (None,) * len(shape), field.type)
                 known = field if field.ragged else uneven

@@ -32,7 +32,7 @@ class Host:
         self._empty: Batch = dict.fromkeys(ds.names)
         self._even = [
             [
-                (c.field.name, c.field.dtype, tuple(n or 0 for n in c.field.shape or ()))
+                (c.field.name, c.field.dtype, c.field.lengths)
                 for c in group.columns
                 if not c.field.ragged
             ]

@@ -7,7 +7,7 @@ from typing import Literal
 from ndfeed.dataset.arguments import as_bytes, as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
-from ndfeed.errors import FieldError
+from ndfeed.errors import FieldError, SchemaError
 from ndfeed.loader.ragged import RAGGED, Ragged, added_names, check, owner
 from ndfeed.loader.state import LARGEST_SEED
 from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
@@ -81,6 +81,15 @@ def only(ds: Dataset, fields: Sequence[str] | None, ragged: Ragged) -> Dataset:
         return ds
     needed = (name if name in ds.names else owner(name, ds.names, ragged) for name in fields)
     return ds.select(*dict.fromkeys(name for name in needed if name))
+
+
+def unheld(ds: Dataset, field: Field, framework: str) -> SchemaError:
+    """What to raise for a field whose type a framework does not have."""
+    return SchemaError(
+        ds.files[0],
+        f"field {field.name!r} has dtype {field.dtype_text}, which {framework} cannot hold; leave "
+        "it out with select() or fields=, or make numbers of it with map()",
+    )
 
 
 def known_fields(ds: Dataset) -> Mapping[str, Field] | None:

@@ -11,16 +11,30 @@
 Neither batch size, ranks, threads nor memory are in it: they may change.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ndfeed.errors import ResumeError
 from ndfeed.errors import shown as printable
 
+_SHOWN = 4  # values that an error lists
+
 VERSION = 1
 LARGEST_SEED = 1 << 255
 _OTHER = "load what state_dict() gave, or begin anew"
+
+
+def check_alike(found: Sequence[Mapping[str, Any]], many: str, where: str, remedy: str) -> None:
+    """Refuse facts, one mapping from each of ``many``, that are not the same everywhere."""
+    for name in found[0]:
+        values = [one.get(name) for one in found]
+        others = [at for at, value in enumerate(values) if value != values[0]]
+        if others:
+            named = [f"{values[at]} {where} {at}" for at in (0, *others[: _SHOWN - 1])]
+            more = len(others) - len(named) + 1
+            listed = ", ".join(named) + (f" and {more} more" if more else "")
+            raise RuntimeError(f"{many} must agree on {name}, found {listed}; {remedy}")
 
 
 @dataclass(frozen=True, slots=True)

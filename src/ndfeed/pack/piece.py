@@ -25,6 +25,7 @@ import numpy as np
 from ndfeed.dataset.column import Column
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.members import verify
+from ndfeed.dataset.rowset import stretches
 from ndfeed.errors import MissingError, WorkerError
 from ndfeed.files.file import File
 from ndfeed.files.write import Output
@@ -240,8 +241,7 @@ class _Spool:
         self._rows += len(counts)
         width = 8 * len(self._field.shape)
         order = np.argsort(targets)
-        ends = [*(np.flatnonzero(np.diff(targets[order]) != 1) + 1).tolist(), len(order)]
-        for start, end in zip([0, *ends], ends, strict=False):
+        for start, end in stretches(len(order), np.diff(targets[order]) != 1):
             data = as_bytes(made.shapes[order[start:end]]).data
             self._shapes.write(width * int(targets[order[start]]), data)
 

@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ndfeed.dataset.rowset import stretches
 from ndfeed.files.file import File as Source
 from ndfeed.files.write import Output
 from ndfeed.formats.manifest import Role
@@ -53,9 +54,8 @@ class _Files:
         file = self._columns.file(Spot(part, field, "offsets"))
         found = np.empty(len(rows), np.int64)
         near = _NEAR // 8
-        ends = [*(np.flatnonzero(np.diff(rows) > near) + 1).tolist(), len(rows)]
         with Source(os.path.join(self._folder, file.name)) as source:
-            for start, end in zip([0, *ends], ends, strict=False):
+            for start, end in stretches(len(rows), np.diff(rows) > near):
                 first, last = int(rows[start]), int(rows[end - 1])
                 data = source.read(len(file.header) + 8 * first, 8 * (last + 1 - first))
                 found[start:end] = np.frombuffer(data, "<i8")[rows[start:end] - first]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Group
+from ndfeed.dataset.rowset import stretches
 from ndfeed.errors import ChangedError, MissingError
 from ndfeed.files.file import File
 from ndfeed.formats.array import DEFLATE, GZIP, RAW, c_strides
@@ -63,8 +64,7 @@ class Cursor:
     def read(self, part: Ints, row: Ints) -> list[Values]:
         """The samples at rising places, for each column: an array, or a list where ragged."""
         found = [_room(column, part) for column in self.columns]
-        ends = [*(np.flatnonzero(part[1:] != part[:-1]) + 1).tolist(), len(part)]
-        for start, end in zip([0, *ends], ends, strict=False):
+        for start, end in stretches(len(part), part[1:] != part[:-1]):
             if start < end:
                 self._read_part(int(part[start]), row[start:end], start, found)
         return found
@@ -78,8 +78,7 @@ class Cursor:
         span = max(view.skip - base + view.span for view in views)
         step = max(view.step for view in views)
         once, place = np.unique(row, return_inverse=True)
-        ends = [*(np.flatnonzero(np.diff(once) != 1) + 1).tolist(), len(once)]
-        for start, end in zip([0, *ends], ends, strict=False):
+        for start, end in stretches(len(once), np.diff(once) != 1):
             first = base + int(once[start]) * step
             if len(once) == len(row) and self._straight(views[0], found[0], first, at, start, end):
                 continue

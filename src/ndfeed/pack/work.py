@@ -14,7 +14,6 @@ in one folder then write the same bytes to the same places.
 
 import hashlib
 import os
-from types import TracebackType
 from typing import Self
 
 from ndfeed.errors import ConflictError, MissingError
@@ -57,12 +56,7 @@ class Work:
         self._lock = _owned(self.folder, self.target)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._lock is not None:
             self._lock.release()
 

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
-from ndfeed.errors import FieldError, SchemaError
+from ndfeed.errors import FieldError
 from ndfeed.loader.engine import Several, counted
+from ndfeed.loader.options import unheld
 
 Ragged = Literal["ragged", "pad"]
 RAGGED = ("ragged", "pad")
@@ -173,9 +174,5 @@ def _check_ragged(field: Field) -> None:
 def _checked(ds: Dataset, field: Field) -> tf.DType:
     dtype = type_of(field)
     if dtype is None:
-        raise SchemaError(
-            ds.files[0],
-            f"field {field.name!r} has dtype {field.dtype_text}, which TensorFlow cannot hold; "
-            "leave it out with select() or fields=, or make numbers of it with map()",
-        )
+        raise unheld(ds, field, "TensorFlow")
     return dtype

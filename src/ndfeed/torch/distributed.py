@@ -5,12 +5,12 @@ samples would be read twice and others never, and nothing would look wrong. So w
 the same is compared when a pass begins: one small collective, in which every rank takes part.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed
 
-_SHOWN = 4  # ranks that an error lists
+from ndfeed.loader.state import check_alike
 
 
 def ranks() -> tuple[int, int]:
@@ -27,18 +27,9 @@ def agree(facts: Mapping[str, Any]) -> None:
         return
     found: list[Any] = [None] * world
     torch.distributed.all_gather_object(found, dict(facts))
-    for name in facts:
-        values = [one.get(name) for one in found]
-        if any(value != values[0] for value in values):
-            raise RuntimeError(
-                f"ranks must agree on {name}, found {_listed(values)}; give every rank the same, "
-                "or shard=(0, 1) to a loader that is one rank's own"
-            )
-
-
-def _listed(values: Sequence[Any]) -> str:
-    """The first rank's value, and those that differ from it."""
-    others = [rank for rank, value in enumerate(values) if value != values[0]]
-    named = [f"{values[rank]} on rank {rank}" for rank in (0, *others[: _SHOWN - 1])]
-    more = len(others) - len(named) + 1
-    return ", ".join(named) + (f" and {more} more" if more else "")
+    check_alike(
+        found,
+        "ranks",
+        "on rank",
+        "give every rank the same, or shard=(0, 1) to a loader that is one rank's own",
+    )

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
-from ndfeed.errors import FieldError, SchemaError
-from ndfeed.loader.options import known_fields
+from ndfeed.errors import FieldError
+from ndfeed.loader.options import known_fields, unheld
 from ndfeed.torch.convert import Convert
 from ndfeed.torch.ragged import nested
 from ndfeed.torch.tensors import dtype_of, is_small, tensor_of
@@ -115,9 +115,5 @@ def _check_jagged(field: Field) -> None:
 def _checked(ds: Dataset, field: Field) -> torch.dtype:
     dtype = dtype_of(field)
     if dtype is None:
-        raise SchemaError(
-            ds.files[0],
-            f"field {field.name!r} has dtype {field.dtype_text}, which torch cannot hold; leave "
-            "it out with select() or fields=, or make numbers of it with map()",
-        )
+        raise unheld(ds, field, "torch")
     return dtype

@@ -7,7 +7,6 @@ begin with the first batch asked for, since frameworks call ``iter()`` to look a
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -37,7 +36,7 @@ class Batches(Iterator[Any]):
     def __next__(self) -> Any:  # noqa: ANN401
         if self._source is None:
             self._source = self._loader._begin()
-        return self._loader._form.arranged(next(self._source))
+        return next(self._source)
 
 
 class Epochs:
@@ -63,9 +62,8 @@ class Loader:
     begun with the first batch that is asked for: ``iter()`` alone begins nothing.
     """
 
-    def __init__(self, made: arrays.Loader, form: Form, *, told: bool) -> None:
+    def __init__(self, made: arrays.Loader, *, told: bool) -> None:
         self._arrays = made
-        self._form = form
         self._told = told  # was the rank said, or is it that of torch.distributed?
 
     @property
@@ -156,12 +154,7 @@ class Loader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -224,4 +217,4 @@ def loader(  # noqa: PLR0913 - the words that every loader shares, and a device'
     tupled = options.fields is not None
     adapt = adapter_for(ds, form, where, tupled=tupled, resident=resident)
     made = arrays.Loader(ds, share, shuffle, options, adapt)
-    return Loader(made, form, told=shard is not None)
+    return Loader(made, told=shard is not None)

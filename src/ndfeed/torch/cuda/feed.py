@@ -129,7 +129,7 @@ class Feed:
 
     def receive(self, made: Any) -> Any:  # noqa: ANN401
         """The batch, for the stream that is current now."""
-        return self._side.receive(made)
+        return self._form.arranged(self._side.receive(made))
 
     def describe(self) -> str:
         """How batches get to the device."""

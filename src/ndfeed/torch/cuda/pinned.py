@@ -64,10 +64,7 @@ class Pieces:
         for _ in range(self._count):
             self._room.put(None)
         fields = {c.field.name: c.field for group in ds.groups for c in group.columns}
-        self._fields = [
-            (name, tuple(n or 0 for n in fields[name].shape or ()), form.dtypes[name])
-            for name in ds.names
-        ]
+        self._fields = [(name, fields[name].lengths, form.dtypes[name]) for name in ds.names]
         self._thread: threading.Thread | None = None
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # the thread's own
         self._lock = threading.Lock()

@@ -160,8 +160,7 @@ class Files:
         self, column: Column, places: "Places", first: Ints | int, stream: torch.cuda.Stream
     ) -> torch.Tensor:
         field, size = column.field, column.size
-        shape = tuple(n or 0 for n in field.shape or ())
-        out = torch.empty((len(places.row), *shape), dtype=self._types[field.name],
+        out = torch.empty((len(places.row), *field.lengths), dtype=self._types[field.name],
                           device=self._side.device)  # fmt: skip
         if size >= LARGE and self._driver.copies_rows:
             self._by_engines(*places.on_host(size, first), size, out, stream)
