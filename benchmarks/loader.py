@@ -278,7 +278,7 @@ def take_ready(mapped: np.ndarray, batch: int) -> Callable[[np.ndarray], np.ndar
     def way(rows: np.ndarray) -> np.ndarray:
         if not hasattr(memory, "out"):
             memory.out = itertools.cycle(
-                [np.empty((batch, *mapped.shape[1:]), mapped.dtype) for _ in range(4)]
+                [np.empty((batch, *mapped.shape[1:]), mapped.dtype) for _ in range(6)]
             )
         out = next(memory.out)
         np.take(records, rows, out=out.reshape(-1).view(np.uint8).view(f"V{size}"), mode="clip")

@@ -89,12 +89,13 @@ def test_nothing_is_tried_while_the_consumer_is_the_limit(monkeypatch):
     assert machine.used == []
 
 
-def test_a_new_pass_forgets_a_try(monkeypatch):
-    """What was being tried when the last one ended is not judged by the next."""
+def test_a_pause_and_the_beginning_after_it_do_not_count(monkeypatch):
+    """What is tried when a pass ends is judged by the next one, once that is under way."""
     machine = Machine(monkeypatch, 8, 2)
     while machine.threads == 2:
         machine.go_on(1)
-    machine.tuner.restart(0, 0.0)
+    machine.now += 1000.0
+    machine.tuner.restart(int(machine.rows), machine.waited)
+    machine.go_on(2)
 
-    assert machine.threads == 2
-    assert machine.tuner.threads == 2
+    assert machine.tuner.threads == machine.threads == 3

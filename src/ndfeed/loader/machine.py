@@ -29,6 +29,7 @@ _TOGETHER = 8 << 20  # bytes of batches that a thread makes at a time
 _MOST_TOGETHER = 64
 _UNDER_WAY = 8  # batches that decoded streams leave room for
 _LOOK_EVERY = 0.25  # seconds
+_PAUSE = 0.05  # seconds between two epochs that tell them apart
 _KEPT = 64  # pieces of memory of one size kept for their next use
 
 
@@ -104,14 +105,17 @@ class Machine:
     def begin(self, share: Share, seed: int, epoch: int, start: int) -> int:
         """Start on the batches of an epoch from position ``start`` on; how many there are."""
         asked, ahead = (share, seed, epoch, start), self._ahead
-        course = ahead[1] if ahead is not None and ahead[0] == asked else self._course(*asked)
+        begun = ahead is not None and ahead[0] == asked
+        course = ahead[1] if ahead is not None and begun else self._course(*asked)
         self.before = self.clock()
         self.starved_before = self.engine.starved
-        self.began, self.ended = time.perf_counter(), 0.0
+        now = time.perf_counter()
+        # Short epochs that follow each other are one stretch: none alone would tell anything.
+        if self.tuner is not None and not (begun and now - self.ended < _PAUSE):
+            self.tuner.restart(self.before.rows, self.engine.starved)
+        self.began, self.ended = now, 0.0
         self.given, self._pass = 0, (share, start)
         self.disk = Disk()
-        if self.tuner is not None:
-            self.tuner.restart(self.before.rows, self.engine.starved)
         if self.processes is not None:
             self.processes.start()  # before there are threads of ours to fork beside
         self.engine.begin(course)

@@ -102,9 +102,6 @@ class Tuner:
         self._tried = 0
 
     def restart(self, rows: int, starved: float) -> None:
-        """A new pass: what came before does not count, nor does its beginning."""
+        """Work begins anew after a pause: neither the pause counts nor the beginning."""
         self._settling = True
         self._at, self._rows, self._starved = time.perf_counter(), rows, starved
-        if self._tried:
-            self._use(self.threads)
-            self._tried = 0
