@@ -18,6 +18,7 @@ KEYS = [
     "order",
     "loader",
     "stages",
+    "to_device",
     "limit",
     "sample",
     "trials",
