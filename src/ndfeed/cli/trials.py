@@ -105,6 +105,8 @@ def examined(case: Case, begin: Callable[[str], None]) -> Findings:
     counts = doctor.disk_counts(round(stored), _room(), cold=given.cold is not None)
     sample = case.ds.take(slice(_sample_size(case, whole)))
     begin("every stage")
+    if given.cold is not None:  # a slow disk takes longer than the loader would be given
+        disk.read(disk.pieces(sample, np.arange(len(sample))), 0.3 * case.seconds, disk.ASKING)
     base_run = _warm(case, case.loader(sample))
     stages = [
         Stage(name, rate)
