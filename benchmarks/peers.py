@@ -13,8 +13,9 @@ tried, and the fastest is timed in turns with ndfeed, which reads the .npy as it
 - Every setting is tried in a process of its own.
 - ``--quick`` shows that everything works. Its epochs have 16 batches, which a peer that takes
   long to begin an epoch pays for, and its data fits a cache: its ratios are not to be quoted.
-- A peer has ``--each`` seconds, and what those before it have left; its row sizes share them. What
-  does not answer in time is ended and reported, and settings there is no time for are named.
+- All peers together have ``--minutes``, each an equal share and what those before it have left; its
+  row sizes do the same. What does not answer in time is ended and reported, and settings that
+  there was no time for are named.
 - ``ratio`` is ndfeed's rate over the peer's, measured in the same minute. It is to be believed
   where ``steady`` is true: the rates of the setting that was kept are within a factor of two.
 
@@ -49,21 +50,22 @@ from peer.environment import Environments, NotInstalled
 from peer.process import Failed, Process
 
 OURS = "ndfeed"
+# Slow ones last: they may use the time that others have left.
 PEERS = (
     "dataloader",
     "torchdata",
-    "mosaic",
-    "litdata",
-    "webdataset",
-    "grain",
-    "datasets",
     "tensordict",
-    "zarr",
-    "lance",
+    "datasets",
     "spdl",
     "dali",
     "dali_files",
     "ffcv",
+    "grain",
+    "mosaic",
+    "litdata",
+    "webdataset",
+    "lance",
+    "zarr",
 )
 # Shape of a row, rows of a batch, rows in all.
 ROWS = {
@@ -71,7 +73,7 @@ ROWS = {
     "3KB": ((32, 32, 3), 256, 65_536),
     "128B": ((128,), 1024, 524_288),
 }
-EACH = 100  # seconds for a peer: all of them in less than 25 minutes
+MINUTES = 24
 TURNS = 15  # seconds kept for the turns when settings are tried
 UNSTEADY = 2  # rates of one setting that far apart say more of the machine than of the peer
 SMALL = 16  # batches of the set whose whole epoch is checked
@@ -195,7 +197,7 @@ class Bench:
         for setting in module.SETTINGS:
             process.close()
             now = time.monotonic()
-            process.until = now + max((last - TURNS - now) / 2, 0)
+            process.until = now + (last - TURNS - now) / 2
             asked = {name: small[name] for name in ("source", "target", "batch")}
             try:
                 process.ask("check", **asked, setting=setting)
@@ -248,8 +250,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--environments", type=Path, default=cache / "ndfeed-peers",
                         help="where virtual environments are kept")  # fmt: skip
     parser.add_argument("--folder", type=Path, help="where to make the files; a temporary folder")
-    parser.add_argument("--each", type=float, default=EACH, metavar="SECONDS",
-                        help=f"time for a peer, {EACH} unless said")  # fmt: skip
+    parser.add_argument("--minutes", type=float, default=MINUTES,
+                        help=f"time for all peers together, {MINUTES} unless said")  # fmt: skip
     parser.add_argument("--output", type=Path, help="a file for the lines")
     return parser.parse_args()
 
@@ -286,7 +288,7 @@ def main() -> None:
                     bench.start(name, importlib.import_module(f"peer.{name}"))
             start = time.monotonic()
             for number, name in enumerate(given.only, 1):
-                bench.peer(name, until=start + number * given.each)
+                bench.peer(name, until=start + 60 * given.minutes * number / len(given.only))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 
 HERE = Path(__file__).parents[1]
 LIMIT = 240  # seconds for one answer
+LEAST = 2  # not worth starting a process for
 
 
 class Failed(Exception):
@@ -34,7 +35,7 @@ class Process:
     def ask(self, do: str, **given: Any) -> dict[str, Any]:
         """The answer to one request."""
         limit = min(LIMIT, self.until - time.monotonic())
-        if limit <= 0:
+        if limit < LEAST:
             raise Failed(f"{do}: no time left")
         process = self._started()
         try:
