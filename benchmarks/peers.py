@@ -35,6 +35,7 @@ import importlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -278,6 +279,7 @@ def begun(given: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Every peer in turn."""
     given = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # peers and files shall go, too
     print(json.dumps(begun(given)), flush=True)
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         bench = Bench(Path(folder), Environments(given.environments), given.quick, given.output)

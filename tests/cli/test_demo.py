@@ -110,6 +110,30 @@ def test_folder_that_is_missing(invoke_or_error, tmp_path, monkeypatch, options,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path):
+    """NumPy is told so, as a disk of that size is not to be had everywhere."""
+    code = (
+        "import errno, numpy as np, sys\n"
+        "from ndfeed.cli import main\n"
+        "def full(*_, **__): raise OSError(errno.ENOSPC, 'No space left on device')\n"
+        "np.savez_compressed = full\n"
+        "sys.argv = ['ndfeed', 'demo', '--folder', sys.argv[1]]\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, os.fspath(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
+
+    assert done.returncode == 1
+    problem = "the disk is full; choose another --folder, or fewer --files"
+    assert done.stderr == f"ndfeed: {tmp_path}: {problem}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_usual_way_reads_every_file_once(tmp_path):
     """In another order every time, or the comparison would be with something easier."""
     make(tmp_path, 30)

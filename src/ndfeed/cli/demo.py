@@ -1,5 +1,6 @@
 """``ndfeed demo``: compressed files read with np.load, with ndfeed, and packed by it."""
 
+import errno
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ from ndfeed.cli.meter import Meter
 from ndfeed.cli.peers import Loop
 from ndfeed.cli.runs import length, run
 from ndfeed.dataset.show import size
-from ndfeed.errors import DeniedError, MissingError
+from ndfeed.errors import DeniedError, MissingError, SpaceError
 from ndfeed.progress import Bar
 
 _BATCH = 128
@@ -101,8 +102,11 @@ def _made_folder(parent: Path | None, *, keep: bool) -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="ndfeed-demo-", dir=parent))
     try:
         yield made
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(made, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            problem = "the disk is full; choose another --folder, or fewer --files"
+            raise SpaceError(made.parent, problem) from None
         raise
     if not keep:
         shutil.rmtree(made, ignore_errors=True)
