@@ -149,9 +149,10 @@ class Bench:
             now = time.monotonic()
             process.until = now + (until - now) / left
             try:
-                self.report(**facts, rows=label, **self.measure(process, module, label))
+                found = self.measure(process, module, label)
             except Failed as error:
-                self.report(**facts, rows=label, failed=str(error))
+                found = {"failed": str(error)}
+            self.report(**facts, rows=label, **found, took_s=round(time.monotonic() - now))
 
     def measure(self, process: Process, module: ModuleType, label: str) -> dict[str, Any]:
         """One peer at one row size."""
