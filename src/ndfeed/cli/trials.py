@@ -114,8 +114,7 @@ def examined(case: Case, begin: Callable[[str], None]) -> Findings:
         if rate is not None
     ]
     stages += doctor.stages_of(base_run.stages, base_run.made, base_run.threads)
-    begin("the device")
-    bus, to_device = _device(case, notes)
+    bus, to_device = _device(case, notes, begin)
     if bus:
         stages.append(Stage("device", bus / max(whole.row_bytes, 1)))
     if to_device and to_device.rows_per_second > base_run.rows_per_second * doctor.WORTH:
@@ -206,10 +205,13 @@ def _rows(case: Case, pieces: list[disk.Piece], rows: float, threads: int) -> fl
 # The device.
 
 
-def _device(case: Case, notes: list[str]) -> tuple[float | None, Ran | None]:
+def _device(
+    case: Case, notes: list[str], begin: Callable[[str], None]
+) -> tuple[float | None, Ran | None]:
     """Bytes a second to the device, and the loader that delivers there; what fails is a note."""
     if not device.seen():
         return None, None
+    begin("the device")
     mapped = case.ds if case.function is None else case.ds.map(case.function)
     bus = None
     try:
