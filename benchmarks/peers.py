@@ -13,26 +13,35 @@ tried, and the fastest is timed in turns with ndfeed, which reads the .npy as it
 - Every setting is tried in a process of its own.
 - ``--quick`` shows that everything works. Its epochs have 16 batches, which a peer that takes
   long to begin an epoch pays for, and its data fits a cache: its ratios are not to be quoted.
+- All peers together have ``--minutes``, each an equal share and what those before it have left; its
+  row sizes do the same. What does not answer in time is ended and reported, and settings that
+  there was no time for are named.
 - ``ratio`` is ndfeed's rate over the peer's, measured in the same minute. It is to be believed
   where ``steady`` is true: the rates of the setting that was kept are within a factor of two.
 
 Each peer has a virtual environment, made on its first run below ``--environments``, and a
 process of its own; all share one torch. Set ``PIP_EXTRA_INDEX_URL`` to a CPU build's index where
-pip would fetch CUDA's. What cannot be installed is reported with pip's reason. Prints a JSON
-line for every peer and row size and, unless ``--quick``, writes them to results/.
+pip would fetch CUDA's. What cannot be installed is reported with pip's reason, and not tried again
+until its environment is removed. Prints a JSON line for every peer and row size, and appends each
+at once to ``--output``: a run that was broken off has given what it measured.
 
-    python benchmarks/peers.py [--only PEER ...] [--quick] [--environments DIR] [--folder DIR]
+    python benchmarks/peers.py --output FILE               # all, anew
+    python benchmarks/peers.py --output FILE --only PEER   # these again, in the place of theirs
 """
 
 import argparse
-import datetime
+import contextlib
 import importlib
 import json
 import os
 import shutil
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,23 +50,23 @@ import numpy as np
 from peer.environment import Environments, NotInstalled
 from peer.process import Failed, Process
 
-HERE = Path(__file__).parent
 OURS = "ndfeed"
+# Slow ones last: they may use the time that others have left.
 PEERS = (
     "dataloader",
     "torchdata",
-    "mosaic",
-    "litdata",
-    "webdataset",
-    "grain",
-    "datasets",
     "tensordict",
-    "zarr",
-    "lance",
+    "datasets",
     "spdl",
     "dali",
     "dali_files",
     "ffcv",
+    "grain",
+    "mosaic",
+    "litdata",
+    "webdataset",
+    "lance",
+    "zarr",
 )
 # Shape of a row, rows of a batch, rows in all.
 ROWS = {
@@ -65,6 +74,8 @@ ROWS = {
     "3KB": ((32, 32, 3), 256, 65_536),
     "128B": ((128,), 1024, 524_288),
 }
+MINUTES = 24
+TURNS = 15  # seconds kept for the turns when settings are tried
 UNSTEADY = 2  # rates of one setting that far apart say more of the machine than of the peer
 SMALL = 16  # batches of the set whose whole epoch is checked
 
@@ -87,6 +98,13 @@ class Bench:
             with self.output.open("a") as file:
                 file.write(json.dumps(facts) + "\n")
 
+    def forget(self, peer: str) -> None:
+        """Take the lines of an earlier run of this peer out of the file."""
+        if self.output:
+            lines = self.output.read_text().splitlines(keepends=True)
+            kept = [line for line in lines if json.loads(line).get("peer") != peer]
+            self.output.write_text("".join(kept))
+
     def source(self, label: str, small: bool) -> Path:
         """A .npy of rows that begin with their number."""
         shape, batch, count = ROWS[label]
@@ -104,27 +122,37 @@ class Bench:
         python = self.environments.python(environment, module.PACKAGES)
         return Process(python, name, self.folder / f"{name}.log")
 
-    def peer(self, name: str) -> None:
-        """All row sizes of one peer; what goes wrong is reported."""
+    def peer(self, name: str, until: float) -> None:
+        """All row sizes of one peer, until then; what goes wrong is reported, whatever it is."""
         module = importlib.import_module(f"peer.{name}")
-        facts = {"peer": module.NAME}
+        self.forget(module.NAME)
         try:
-            process = self.start(name, module)
+            with self.start(name, module) as process:
+                self.sizes(process, module, until)
         except NotInstalled as error:
-            self.report(**facts, not_installed=str(error))
-            return
-        with process:
-            versions = process.ask("versions")
-            self.report(**facts, format=module.FORMAT, shuffle=module.SHUFFLE, versions=versions)
-            for label in ROWS:
-                shape = ROWS[label][0]
-                if np.prod(shape) < getattr(module, "LEAST", 0):
-                    self.report(**facts, rows=label, left_out="a file a row is not for such rows")
-                    continue
-                try:
-                    self.report(**facts, rows=label, **self.measure(process, module, label))
-                except Failed as error:
-                    self.report(**facts, rows=label, failed=str(error))
+            self.report(peer=module.NAME, not_installed=str(error))
+        except Exception as error:  # noqa: BLE001 - the peers behind it are to have their turn
+            traceback.print_exc()
+            self.report(peer=module.NAME, failed=f"{type(error).__name__}: {error}")
+
+    def sizes(self, process: Process, module: ModuleType, until: float) -> None:
+        """Every row size in its share of the time."""
+        process.until = until
+        versions = process.ask("versions")
+        facts = {"peer": module.NAME}
+        self.report(**facts, format=module.FORMAT, shuffle=module.SHUFFLE, versions=versions)
+        for left, label in zip(range(len(ROWS), 0, -1), ROWS, strict=True):
+            if np.prod(ROWS[label][0]) < getattr(module, "LEAST", 0):
+                self.report(**facts, rows=label, left_out="a file a row is not for such rows")
+                continue
+            self.source(label, small=True), self.source(label, small=self.quick)
+            now = time.monotonic()
+            process.until = now + (until - now) / left
+            try:
+                found = self.measure(process, module, label)
+            except Failed as error:
+                found = {"failed": str(error)}
+            self.report(**facts, rows=label, **found, took_s=round(time.monotonic() - now))
 
     def measure(self, process: Process, module: ModuleType, label: str) -> dict[str, Any]:
         """One peer at one row size."""
@@ -163,17 +191,22 @@ class Bench:
     ) -> tuple[dict[str, float], dict[str, str]]:
         """The rate of every setting that gives true batches, and what is wrong with the others.
 
-        Each runs in a process of its own: what one leaves behind shall not slow the next.
+        Each runs in a process of its own: what one leaves behind shall not slow the next. None may
+        take more than half of the time that is left.
         """
         tried, failed = {}, {}
+        last = process.until
         for setting in module.SETTINGS:
             process.close()
+            now = time.monotonic()
+            process.until = now + (last - TURNS - now) / 2
             asked = {name: small[name] for name in ("source", "target", "batch")}
             try:
                 process.ask("check", **asked, setting=setting)
                 tried[words(setting)] = rate(process, full, setting, self.trial)
             except Failed as error:
                 failed[words(setting)] = str(error)
+        process.until = last
         return tried, failed
 
     def converted(
@@ -219,30 +252,46 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--environments", type=Path, default=cache / "ndfeed-peers",
                         help="where virtual environments are kept")  # fmt: skip
     parser.add_argument("--folder", type=Path, help="where to make the files; a temporary folder")
-    parser.add_argument(
-        "--output", type=Path, help="a file for the lines; results/peers-DATE.jsonl"
-    )
+    parser.add_argument("--minutes", type=float, default=MINUTES,
+                        help=f"time for all peers together, {MINUTES} unless said")  # fmt: skip
+    parser.add_argument("--output", type=Path, help="a file for the lines")
     return parser.parse_args()
+
+
+def begun(given: argparse.Namespace) -> dict[str, Any]:
+    """The first line of a run; a file that goes on must have begun with the same."""
+    first = {
+        "cores": os.cpu_count(),
+        "python": sys.version.split()[0],
+        "quick": given.quick,
+        "rows": {label: SMALL * batch if given.quick else count
+                 for label, (_, batch, count) in ROWS.items()},
+        "batch": {label: batch for label, (_, batch, _) in ROWS.items()},
+    }  # fmt: skip
+    output = given.output
+    if output and given.only != PEERS and output.exists():
+        if json.loads(output.read_text().split("\n")[0]) != first:
+            sys.exit(f"{output}: of another machine or another size; choose another --output")
+    elif output:
+        output.write_text(json.dumps(first) + "\n")
+    return first
 
 
 def main() -> None:
     """Every peer in turn."""
     given = arguments()
-    output = given.output
-    if output is None and not given.quick and given.only == PEERS:
-        output = HERE / "results" / f"peers-{datetime.date.today()}.jsonl"
-    if output:
-        output.write_text("")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # peers and files shall go, too
+    print(json.dumps(begun(given)), flush=True)
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        bench = Bench(Path(folder), Environments(given.environments), given.quick, output)
-        bench.report(cores=os.cpu_count(), python=sys.version.split()[0], quick=given.quick,
-                     rows={label: SMALL * batch if given.quick else count
-                           for label, (_, batch, count) in ROWS.items()},
-                     batch={label: batch for label, (_, batch, _) in ROWS.items()})  # fmt: skip
+        bench = Bench(Path(folder), Environments(given.environments), given.quick, given.output)
         ours = importlib.import_module(f"peer.{OURS}")
         with bench.start(OURS, ours) as bench.ours:
-            for name in given.only:
-                bench.peer(name)
+            for name in given.only:  # first, as it takes long
+                with contextlib.suppress(NotInstalled, subprocess.SubprocessError):
+                    bench.start(name, importlib.import_module(f"peer.{name}"))
+            start = time.monotonic()
+            for number, name in enumerate(given.only, 1):
+                bench.peer(name, until=start + 60 * given.minutes * number / len(given.only))
 
 
 if __name__ == "__main__":

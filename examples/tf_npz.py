@@ -1,12 +1,9 @@
 """How do many compressed .npz files become a tf.data.Dataset?
 
-Each file has many samples. By hand: read in sequence, interleaved, or sharded for several workers,
-where ``np.load`` runs behind ``tf.numpy_function`` and holds Python's lock for each file. ndfeed
-inflates in threads, ahead of use, and shuffles over a window of files. Workers get their part of
-every batch, so all have as many steps, but all inflate nearly all files too: pack for them.
+Each file has many samples. By hand: read in sequence, or interleaved, where ``np.load`` runs behind
+``tf.numpy_function`` and holds Python's lock for each file. ndfeed inflates in threads, ahead of
+use, and shuffles over a window of files. For several workers see ``tf_workers.py``.
 """
-
-from itertools import chain
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +12,7 @@ from side_by_side import compare, start
 import ndfeed
 import ndfeed.tf
 
-BATCH, EACH, WORKERS = 64, 50, 2
+BATCH, EACH = 64, 50
 AUTO = tf.data.AUTOTUNE
 
 
@@ -50,26 +47,6 @@ def interleaved(paths):
     return mixed.shuffle(10 * EACH).batch(BATCH).prefetch(AUTO)
 
 
-def sharded(paths, worker):
-    """Every other file for every other worker: who has fewer files has fewer steps, and waits."""
-    files = tf.data.Dataset.from_tensor_slices(paths).shard(WORKERS, worker)
-    pieces = files.interleave(lambda path: rows(path).batch(EACH), num_parallel_calls=AUTO)
-    return pieces.unbatch().batch(BATCH // WORKERS).prefetch(AUTO)
-
-
-def parts(ds, words):
-    """As strategy.distribute_datasets_from_function makes them: one for each worker."""
-    contexts = [tf.distribute.InputContext(WORKERS, i, WORKERS) for i in range(WORKERS)]
-    return [ndfeed.tf.dataset(ds, context=context, **words) for context in contexts]
-
-
-class InTurn(list):
-    """What several workers get; here one after the other."""
-
-    def __iter__(self):
-        return chain.from_iterable(super().__iter__())
-
-
 def main(folder, samples):
     make(folder, samples)
     paths = sorted(map(str, folder.iterdir()))
@@ -83,15 +60,6 @@ def main(folder, samples):
     ours = ndfeed.tf.dataset(ds, shuffle=True, **words)
     ways = {"tf.data, interleave and shuffle": interleaved(paths), "ndfeed.tf.dataset": ours}
     compare("Shuffled", ways)
-
-    packed = ndfeed.pack(ds, folder / "packed")
-    by_hand = InTurn(sharded(paths, worker) for worker in range(WORKERS))
-    ways = {
-        "tf.data, shard and interleave": by_hand,
-        "ndfeed.tf.dataset": InTurn(parts(ds, words)),
-        "ndfeed.tf.dataset, packed": InTurn(parts(packed, words)),
-    }
-    compare(f"For {WORKERS} workers of a strategy", ways)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_figures_of_speed_stand_in_tables(page):
     assert not found
 
 
-@pytest.mark.parametrize(("name", "results"), [("gpu", "torch_gpu")])
+@pytest.mark.parametrize(("name", "results"), [("gpu", "torch_gpu"), ("peers", "peers")])
 def test_pictures_are_those_of_the_results(name, results, monkeypatch):
     """Run ``python benchmarks/plot.py`` after a new run."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
@@ -64,6 +64,47 @@ def test_some_tables_are_there():
     blocks = [block for p in PAGES for block in table.BLOCK.findall(p.read_text(encoding="utf-8"))]
 
     assert len(blocks) >= 4
+    assert any(results.startswith("peers-") for _, results, *_ in blocks)
+
+
+def peer(name, size, rate, ratio, **more):
+    """What a peer's run says of one row size."""
+    facts = {"rows_per_s": rate, "ratio": ratio, "ndfeed_rows_per_s": round(rate * ratio)}
+    return {
+        "peer": name,
+        "rows": size,
+        "steady": True,
+        "convert_s": 0,
+        "disk_mb": 7,
+        **facts,
+        **more,
+    }
+
+
+def test_a_table_of_known_peers():
+    """Fastest first; who is ahead of us, is not steady, failed or is missing shows as that."""
+    lines = [
+        {"quick": False, "rows": {"3KB": 100, "128B": 900}},
+        {"peer": "Slow", "shuffle": "a buffer"},
+        peer("Slow", "3KB", 10, 100.0, convert_s=2.5),
+        {"peer": "Slow", "rows": "128B", "failed": "time: no answer"},
+        {"peer": "Gone", "not_installed": "no wheel"},
+        {"peer": "Fast", "shuffle": "exact"},
+        peer("Fast", "3KB", 1250, 0.8),
+        peer("Fast", "128B", 2000, 1.5, steady=False),
+        {"peer": "Broken", "failed": "OSError: full"},
+    ]
+    head, *said = table.table([json.dumps(line) for line in lines]).split("\n\n")
+
+    assert head.split("\n")[2:] == [
+        "| **ndfeed** | exact | 1,000 | 3,000 | none | the .npy |",
+        "| Fast | exact | **1,250 (1.2×)** | 2,000 (1/1.5) ? | none | 7 / 7 MB |",
+        "| Slow | a buffer | 10 (1/100) | failed | 2.5 / – s | 7 / – MB |",
+    ]
+    assert said == ["Gone could not be installed: `no wheel`", "Broken failed: `OSError: full`"]
+
+    lines[0]["quick"] = True
+    assert "not to be quoted" in table.table([json.dumps(line) for line in lines])
 
 
 def test_a_table_of_known_results(tmp_path):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 TORCH = "torch==2.13.0"
 BASE = ("numpy", TORCH)
+LIMIT = 900  # seconds for one environment
 PROBLEM = re.compile(r"^\s*(?:\w+Error: .*|ERROR: .*|error: .*)$", re.M)
 
 
@@ -21,7 +22,10 @@ class NotInstalled(Exception):
 
 
 class Environments:
-    """Environments below one folder, made when they are asked for and kept."""
+    """Environments below one folder, made when they are asked for and kept.
+
+    What could not be installed is not tried again until its folder is removed.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
@@ -33,16 +37,21 @@ class Environments:
 
     def _made(self, name: str, packages: tuple[str, ...], base: Path | None) -> Path:
         place = self.folder / name
-        done = place / "installed.json"
+        done, refused = place / "installed.json", place / "refused.txt"
         wanted = json.dumps(packages)
         if done.exists() and done.read_text() == wanted:
             return place
+        if refused.exists():
+            raise NotInstalled(refused.read_text())
         print(f"making {place}: {' '.join(packages) or 'nothing but torch'}", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
         if base is not None:
             (site(place) / "base.pth").write_text(f"{site(base)}\n")
-        if packages:
+        try:
             install(place, packages)
+        except NotInstalled as error:
+            refused.write_text(str(error))
+            raise
         done.write_text(wanted)
         return place
 
@@ -54,10 +63,15 @@ def site(place: Path) -> Path:
 
 def install(place: Path, packages: tuple[str, ...]) -> None:
     """With pip, nothing cached; raises what it says is the reason."""
+    if not packages:
+        return
     constraints = place / "constraints.txt"
     constraints.write_text(f"{TORCH}\n")
     pip = [place / "bin" / "python", "-m", "pip", "install", "--no-cache-dir", "-c", constraints]
-    done = subprocess.run([*pip, *packages], capture_output=True, text=True)
+    try:
+        done = subprocess.run([*pip, *packages], capture_output=True, text=True, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        raise NotInstalled(f"pip took longer than {LIMIT} s") from None
     if done.returncode:
         lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
         reasons = PROBLEM.findall("\n".join(lines))

@@ -2,15 +2,18 @@
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parents[1]
 LIMIT = 240  # seconds for one answer
+LEAST = 2  # not worth starting a process for
 
 
 class Failed(Exception):
@@ -18,26 +21,37 @@ class Failed(Exception):
 
 
 class Process:
-    """One peer in its own interpreter and its own process group; started anew after it failed."""
+    """One peer in its own interpreter and its own process group; started anew after it failed.
+
+    It fails when it has not answered by ``until``, a time of the monotonic clock.
+    """
 
     def __init__(self, python: Path, name: str, log: Path) -> None:
+        self.until = math.inf
         self._command = [str(python), "-m", "peer.serve", name]
         self._log = log
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, do: str, **given: Any) -> dict[str, Any]:
         """The answer to one request."""
+        limit = min(LIMIT, self.until - time.monotonic())
+        if limit < LEAST:
+            raise Failed(f"{do}: no time left")
         process = self._started()
         try:
             process.stdin.write(json.dumps({"do": do} | given) + "\n")
             process.stdin.flush()
-            ready, _, _ = select.select([process.stdout], [], [], LIMIT)
+            ready, _, _ = select.select([process.stdout], [], [], limit)
             line = process.stdout.readline() if ready else None
         except BrokenPipeError:
             line = ""
         if not line:
             self.close()
-            why = f"no answer within {LIMIT} s" if line is None else f"ended: {self._last_words()}"
+            why = (
+                f"no answer within {limit:.0f} s"
+                if line is None
+                else f"ended: {self._last_words()}"
+            )
             raise Failed(f"{do}: {why}")
         answer = json.loads(line)
         if "error" in answer:

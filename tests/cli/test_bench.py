@@ -1,14 +1,22 @@
 """``ndfeed bench``: stages, limit and remedies of small data, through the command."""
 
+import importlib
+import io
 import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import ndfeed
 from ndfeed.cli import disk
+from ndfeed.cli.doctor import Stage, Trial
+from ndfeed.cli.runs import Ran
+from ndfeed.cli.trials import Findings
+
+bench = importlib.import_module("ndfeed.cli.bench")  # the package has the command by this name
 
 KEYS = [
     "path",
@@ -18,6 +26,7 @@ KEYS = [
     "order",
     "loader",
     "stages",
+    "to_device",
     "limit",
     "sample",
     "trials",
@@ -142,6 +151,64 @@ def test_cold_files_show_the_disk(invoke, tmp_path):
     assert ("disk" in rates(found)) != any("stay in memory" in note for note in found["notes"])
     assert rates(found)["cache"] > 0
     assert found["limit"] != "disk"  # they fit into memory
+
+
+def found_with(**more):
+    """What was measured, made up."""
+    words = {
+        "order": "Exact()",
+        "loader": Ran(rows=100, seconds=1.0, threads=2, row_bytes=40.0),
+        "report": None,
+        "sample": 10,
+        "base": Trial("as it is", "", 900.0),
+        "stages": [Stage("copy", 1000.0)],
+        "trials": [],
+        "disk_counts": False,
+    }
+    return Findings(**words | more)
+
+
+def printed(found, row=10.0):
+    """The table of stages as text."""
+    out = Console(file=io.StringIO(), width=100)
+    out.print(bench._pipeline(found, row))
+    return out.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("more", "lines"),
+    [
+        ({}, ["copying into batches", "the loader "]),
+        (
+            {"stages": [Stage("disk", 100.0), Stage("copy", 1000.0)]},
+            ["disk, cold", "copying into batches", "the loader, first epoch", "the loader, later"],
+        ),
+        (
+            {"stages": [Stage("disk", 100.0), Stage("copy", 1000.0)], "disk_counts": True},
+            ["disk, cold", "copying into batches", "the loader "],
+        ),
+        (
+            {"stages": [Stage("device", 500.0)], "to_device": Ran(rows=400, seconds=1.0)},
+            ["to the device", "the loader ", "the loader, on the device"],
+        ),
+    ],
+)
+def test_the_loader_is_told_apart(more, lines):
+    """From a disk that only the first epoch waits for, from memory, and on a device."""
+    said = [line for line in printed(found_with(**more)).splitlines()[2:] if line.strip()]
+
+    assert len(said) == len(lines)
+    assert all(line.startswith(begin) for line, begin in zip(said, lines, strict=True))
+
+
+def test_bytes_to_the_device_are_those_of_what_the_function_made():
+    """A batch of floats is four times that of the bytes it was made from."""
+    to_device, copied = printed(
+        found_with(stages=[Stage("device", 500.0), Stage("copy", 1000.0)])
+    ).splitlines()[2:4]
+
+    assert to_device.split()[:6] == ["to", "the", "device", "500", "20", "kB"]
+    assert copied.split()[:6] == ["copying", "into", "batches", "1.0", "k", "10"]
 
 
 def test_what_is_in_memory_says_how_to_measure_the_disk(invoke, plain):

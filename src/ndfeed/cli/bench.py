@@ -22,6 +22,7 @@ from ndfeed.cli import chart
 from ndfeed.cli.console import complain, console, literal, rounded
 from ndfeed.cli.doctor import LABELS
 from ndfeed.cli.inspect import Sample, as_dtype, as_shape
+from ndfeed.cli.steps import Steps
 from ndfeed.cli.trials import Case, Findings, Function, examined
 from ndfeed.dataset.show import size
 from ndfeed.errors import DeniedError, SourceError
@@ -96,10 +97,8 @@ def bench(
     words = {"--sample": sample, "--dtype": dtype, "--shape": shape, "--fields": fields}
     case = Case(path, _packing(path, words), ds, mapped, batch_size, shuffle, seconds, cold)
     _check(case)
-    if not as_json:
-        console().print(f"measuring for about {seconds:.0f} s …", style="dim")
-    with _blamed(function):
-        found = examined(case)
+    with _blamed(function), Steps("measuring") as steps:
+        found = examined(case, steps.begin)
     facts = _facts(case, found)
     if plot is not None:
         facts["plot"] = chart.save(os.fspath(plot), _drawn(case, found))
@@ -196,10 +195,13 @@ def _facts(case: Case, found: Findings) -> Facts:
             {
                 "stage": one.name,
                 "rows_per_second": round(one.rows_per_second, 1),
-                "bytes_per_second": round(one.rows_per_second * row),
+                "bytes_per_second": round(one.rows_per_second * _bytes(one.name, found, row)),
             }
             for one in found.stages
         ],
+        "to_device": None
+        if found.to_device is None
+        else {"rows_per_second": round(found.to_device.rows_per_second, 1)},
         "limit": found.limit,
         "sample": {"rows": found.sample, "rows_per_second": round(found.base.given, 1)},
         "trials": [
@@ -214,6 +216,11 @@ def _facts(case: Case, found: Findings) -> Facts:
     }
 
 
+def _bytes(stage: str, found: Findings, row: float) -> float:
+    """Of a sample in this stage: what goes to the device is what the function made."""
+    return found.loader.row_bytes if stage == "device" else row
+
+
 def _print(out: Console, case: Case, found: Findings, plot: str | None) -> None:
     ds = case.ds
     out.print(literal(case.path, "bold"))
@@ -226,11 +233,11 @@ def _print(out: Console, case: Case, found: Findings, plot: str | None) -> None:
     out.print(_pipeline(found, row))
     for note in found.notes:
         _line(out, note, "dim")
-    if any(one.name == "disk" for one in found.stages):
+    if found.disk_counts or found.disk_passes:
         _line(
             out,
             "larger than the memory that is free: every epoch comes from the disk"
-            if found.disk_counts
+            if not found.disk_passes
             else "they fit into memory: only the first epoch waits for the disk",
             "dim",
         )
@@ -246,7 +253,8 @@ def _pipeline(found: Findings, row: float) -> Table:
     table.add_column("rows/s", justify="right")
     table.add_column("bytes/s", justify="right")
     table.add_column("")
-    rates = [one.rows_per_second for one in found.stages] + [found.loader.rows_per_second]
+    rates = [one.rows_per_second for one in found.stages]
+    rates += [rate for _, rate in _loaders(found)]
     top = min(max(rates), _MOST * min(rates))
     for one in found.stages:
         rate, limits = one.rows_per_second, one.name == found.limit
@@ -254,15 +262,26 @@ def _pipeline(found: Findings, row: float) -> Table:
         table.add_row(
             one.label,
             rounded(rate),
-            size(rate * row),
+            size(rate * _bytes(one.name, found, row)),
             bar + " ◀ the limit" * limits,
             style="bold red" if limits else "",
         )
     table.add_section()
-    rate = found.loader.rows_per_second
-    bar = "█" * max(round(_WIDEST * min(rate / top, 1.0)), 1)
-    table.add_row("the loader", rounded(rate), size(rate * row), bar, style="bold")
+    for label, rate in _loaders(found):
+        bar = "█" * max(round(_WIDEST * min(rate / top, 1.0)), 1) + "▶" * (rate > top)
+        table.add_row(label, rounded(rate), size(rate * row), bar, style="bold")
     return table
+
+
+def _loaders(found: Findings) -> list[tuple[str, float]]:
+    """What came of all stages together, and on the device if there is one."""
+    loaders = [("the loader", found.loader.rows_per_second)]
+    if found.disk_passes:
+        loaders = [("the loader, first epoch", found.loader.rows_per_second)]
+        loaders += [("the loader, later", found.base.rows_per_second)]
+    if found.to_device is not None:
+        loaders.append(("the loader, on the device", found.to_device.rows_per_second))
+    return loaders
 
 
 def _print_remedies(out: Console, found: Findings) -> None:
@@ -287,11 +306,14 @@ def _line(out: Console, text: str, style: str = "") -> None:
 
 def _drawn(case: Case, found: Findings) -> bytes:
     row = case.ds.nbytes / len(case.ds)
-    rows = [(one.label, one.rows_per_second, one.name == found.limit) for one in found.stages]
-    rows.append(("the loader", found.loader.rows_per_second, False))
+    rows = [
+        (one.label, one.rows_per_second, _bytes(one.name, found, row), one.name == found.limit)
+        for one in found.stages
+    ]
+    rows += [(label, rate, row, False) for label, rate in _loaders(found)]
     bars = [
-        chart.Bar(label, rate, f"{rounded(rate)} rows/s  {size(rate * row)}/s", limits)
-        for label, rate, limits in rows
+        chart.Bar(label, rate, f"{rounded(rate)} rows/s  {size(rate * each)}/s", limits)
+        for label, rate, each, limits in rows
         if math.isfinite(rate)
     ]
     foot = "; ".join(f"{one.how}: {one.gain:.1f}x" for one in found.remedies)

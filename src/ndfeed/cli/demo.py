@@ -1,5 +1,6 @@
 """``ndfeed demo``: compressed files read with np.load, with ndfeed, and packed by it."""
 
+import errno
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ from ndfeed.cli.meter import Meter
 from ndfeed.cli.peers import Loop
 from ndfeed.cli.runs import length, run
 from ndfeed.dataset.show import size
-from ndfeed.errors import DeniedError
+from ndfeed.errors import DeniedError, MissingError, SpaceError
 from ndfeed.progress import Bar
 
 _BATCH = 128
@@ -96,11 +97,16 @@ def _writable(plot: Path | None) -> str:
 @contextmanager
 def _made_folder(parent: Path | None, *, keep: bool) -> Iterator[Path]:
     """A new folder, gone afterwards whatever happens, unless it is to be kept."""
+    if parent is not None and not parent.is_dir():
+        raise MissingError(parent, "no such folder; make it, or choose another --folder")
     made = Path(tempfile.mkdtemp(prefix="ndfeed-demo-", dir=parent))
     try:
         yield made
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(made, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            problem = "the disk is full; choose another --folder, or fewer --files"
+            raise SpaceError(made.parent, problem) from None
         raise
     if not keep:
         shutil.rmtree(made, ignore_errors=True)
@@ -198,7 +204,7 @@ def _trained(
 ) -> Facts | None:
     """What training on the packed files gives, where torch is installed."""
     if find_spec("torch") is None:
-        _tell(say, "with torch it would now train a classifier: pip install 'ndfeed[torch]'")
+        _tell(say, "with torch it would now train a classifier: pip install torch")
         return None
     _tell(say, "training a small classifier with torch …")
     from ndfeed.cli.training import train  # noqa: PLC0415 - not everybody has torch

@@ -72,13 +72,30 @@ def drop(found: Sequence[Piece]) -> None:
 
 
 def is_cold(found: Sequence[Piece]) -> bool:
-    """Are most of these stretches not in memory?"""
-    looked = [found[at] for at in ahead.spread(len(found), _LOOKS)] if found else []
+    """Are most of these stretches not in memory?
+
+    Places are others every time: the system takes a look for a wish, and begins to read there.
+    """
+    if not found:
+        return False
+    rng = np.random.default_rng()
     missing = 0
-    for piece in looked:
+    for at in rng.integers(len(found), size=_LOOKS):
+        start, end = found[at].stretches[rng.integers(len(found[at].stretches))]
+        with File(found[at].path) as file:
+            missing += not advise.resident(file.fd, rng.integers(start, min(end, file.size)))
+    return 2 * missing > _LOOKS
+
+
+def in_memory(found: Sequence[Piece]) -> list[Piece]:
+    """Those that were read whole and are still there, as far as their ends tell."""
+    kept = []
+    for piece in found:
+        ends = (piece.stretches[0][0], piece.stretches[-1][0])
         with File(piece.path) as file:
-            missing += not advise.resident(file.fd, piece.stretches[0][0])
-    return 2 * missing > len(looked)
+            if all(advise.resident(file.fd, at) for at in ends):
+                kept.append(piece)
+    return kept
 
 
 def read(found: Sequence[Piece], seconds: float, threads: int) -> Given:

@@ -202,8 +202,8 @@ def _compressed(columns: Sequence[Column]) -> str:
     most = max(int(c.table.decoded[c.arrays[packed[c]]].max()) for c in used)
     return (
         f"rows of {_names(used)} lie inside compressed members of up to {show.size(most)}: reading "
-        f"one row decodes its whole member; np.savez or np.save, which do not compress, let rows "
-        f"be read alone"
+        f"one row decodes its whole member; ndfeed pack does that once, and np.savez or np.save, "
+        f"which do not compress, never need it"
     )
 
 
@@ -264,8 +264,8 @@ def _tiny(tables: Sequence[Table]) -> str:
     if files <= _MANY or mean >= _TINY:
         return ""
     return (
-        f"{files:,} files of {show.size(mean)} on average cost more to open than to read; one .npy "
-        f"for each field, with all samples as its rows, is read many times faster"
+        f"{files:,} files of {show.size(mean)} on average cost more to open than to read; ndfeed "
+        f"pack writes one .npy for each field, with all samples as its rows"
     )
 
 

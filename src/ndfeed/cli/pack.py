@@ -33,7 +33,10 @@ def _casts(texts: list[str]) -> dict[str, str]:
         name, sep, dtype = text.rpartition("=")
         if not sep or not name:
             raise typer.BadParameter(f"NAME=TYPE such as image=float16 expected, got {text!r}")
-        found[name] = as_dtype(dtype)
+        try:
+            found[name] = as_dtype(dtype)
+        except typer.BadParameter as error:
+            raise typer.BadParameter(f"--cast {text}: {error.message}") from None
     return found
 
 

@@ -24,6 +24,7 @@ class Ran:
     seconds: float = 0.0
     passes: int = 0
     threads: int = 0
+    row_bytes: float = 0.0  # of a sample as it was delivered
     made: int = 0  # rows of the passes that ``stages`` are of
     stages: dict[str, float] = field(default_factory=dict)  # seconds of all threads together
 
@@ -51,6 +52,7 @@ def run(loader: _Loader, seconds: float) -> Ran:
             for batch in loader:
                 taken += 1
                 if not began:
+                    found.row_bytes = nbytes(batch) / max(length(batch), 1)
                     began = time.perf_counter()
                     continue
                 found.rows += length(batch)
@@ -69,3 +71,9 @@ def length(batch: Any) -> int:  # noqa: ANN401
     """Samples of a batch, whatever its form."""
     values = batch.values() if isinstance(batch, Mapping) else batch
     return len(next(iter(values)))
+
+
+def nbytes(batch: Any) -> int:  # noqa: ANN401
+    """Bytes of a batch, or of a list of arrays in it."""
+    values = batch.values() if isinstance(batch, Mapping) else batch
+    return sum(one.nbytes if hasattr(one, "nbytes") else nbytes(one) for one in values)

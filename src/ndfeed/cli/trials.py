@@ -62,12 +62,18 @@ class Findings:
     stages: list[Stage]
     trials: list[Trial]
     disk_counts: bool
+    to_device: Ran | None = None  # where there is one
     notes: list[str] = field(default_factory=list)
 
     @property
     def limit(self) -> str | None:
         """The stage that limits."""
         return doctor.limiting(self.stages, disk=self.disk_counts)
+
+    @property
+    def disk_passes(self) -> bool:
+        """Does only the first epoch wait for the disk?"""
+        return not self.disk_counts and any(one.name == "disk" for one in self.stages)
 
     @property
     def remedies(self) -> list[Remedy]:
@@ -85,17 +91,22 @@ class _Disk:
     row_bytes: float = 0.0  # in files
 
 
-def examined(case: Case) -> Findings:
-    """Measure, try, and judge."""
+def examined(case: Case, begin: Callable[[str], None]) -> Findings:
+    """Measure, try, and judge; says what it begins with."""
     notes: list[str] = []
+    begin("the disk")
     # First: what is mapped later cannot be dropped from memory any more.
     given = _disk(case, notes)
+    begin("the loader")
     with case.loader(case.ds) as loader:
         whole = run(loader, 0.15 * case.seconds)
         order, report = f"{loader.order}", loader.report()
     stored = given.row_bytes * len(case.ds)
     counts = doctor.disk_counts(round(stored), _room(), cold=given.cold is not None)
     sample = case.ds.take(slice(_sample_size(case, whole)))
+    begin("every stage")
+    if given.cold is not None:  # a slow disk takes longer than the loader would be given
+        disk.read(disk.pieces(sample, np.arange(len(sample))), 0.3 * case.seconds, disk.ASKING)
     base_run = _warm(case, case.loader(sample))
     stages = [
         Stage(name, rate)
@@ -103,18 +114,23 @@ def examined(case: Case) -> Findings:
         if rate is not None
     ]
     stages += doctor.stages_of(base_run.stages, base_run.made, base_run.threads)
-    to_device = device.rate()
-    if to_device is not None:
-        stages.append(Stage("device", to_device * len(case.ds) / max(case.ds.nbytes, 1)))
+    bus, to_device = _device(case, notes, begin)
+    if bus:
+        stages.append(Stage("device", bus / max(whole.row_bytes, 1)))
+    if to_device and to_device.rows_per_second > base_run.rows_per_second * doctor.WORTH:
+        notes.append("to the device the files are read without copying them into batches first")
     through = (given.cold or math.inf) if counts else math.inf
-    trials = [*_tried(case, sample, base_run, through, notes)]
+    trials = [*_tried(case, sample, base_run, through, notes, begin)]
+    begin("as it is, again")
     # Twice, before and behind: other programs run, too, and what was slow once is no remedy's due.
     again = _warm(case, case.loader(sample)).rows_per_second
     base = Trial("as it is", "", max(base_run.rows_per_second, again), through)
     if counts and given.cold_in_a_row:
         how = "shuffle=ndfeed.Blocks()"
         trials.append(Trial("blocks", how, base.rows_per_second, given.cold_in_a_row))
-    return Findings(order, whole, report, len(sample), base, stages, trials, counts, notes)
+    return Findings(
+        order, whole, report, len(sample), base, stages, trials, counts, to_device, notes
+    )
 
 
 def _room() -> int:
@@ -158,8 +174,10 @@ def _disk(case: Case, notes: list[str]) -> _Disk:
         notes.append("the files stay in memory when told to go: the disk was not measured")
     else:
         notes.append("the files are in memory: --cold measures the disk, too")
-    # Nothing to wait for: more threads would only take the interpreter from each other.
-    found.warm = _rows(case, picked, len(scattered), 1)
+    read = disk.in_memory(picked)  # there may have been no time for the others
+    if read:
+        # Nothing to wait for: more threads would only take the interpreter from each other.
+        found.warm = _rows(case, read, disk.nbytes(read) / found.row_bytes, 1)
     return found
 
 
@@ -178,21 +196,48 @@ def _chosen(case: Case) -> tuple[Ints, Ints]:
     return np.sort(np.where(rows < first, rows, rows + some)), together
 
 
-def _rows(case: Case, pieces: list[disk.Piece], rows: int, threads: int) -> float:
+def _rows(case: Case, pieces: list[disk.Piece], rows: float, threads: int) -> float:
     """Rows a second of what was read."""
     given = disk.read(pieces, 0.05 * case.seconds, threads)
     return rows * given.nbytes / max(disk.nbytes(pieces), 1) / max(given.seconds, 1e-9)
+
+
+# The device.
+
+
+def _device(
+    case: Case, notes: list[str], begin: Callable[[str], None]
+) -> tuple[float | None, Ran | None]:
+    """Bytes a second to the device, and the loader that delivers there; what fails is a note."""
+    if not device.seen():
+        return None, None
+    begin("the device")
+    mapped = case.ds if case.function is None else case.ds.map(case.function)
+    bus = None
+    try:
+        bus = device.rate()
+        return bus, device.fed(mapped, case.batch_size, case.shuffle, 0.15 * case.seconds)
+    # A field that torch has no type for, a device that is full, or in use by another alone.
+    except (ndfeed.Error, RuntimeError, TypeError, ValueError) as error:
+        notes.append(f"the loader to the device was not measured: {str(error).splitlines()[0]}")
+        return bus, None
 
 
 # Remedies.
 
 
 def _tried(
-    case: Case, sample: ndfeed.Dataset, base: Ran, through: float, notes: list[str]
+    case: Case,
+    sample: ndfeed.Dataset,
+    base: Ran,
+    through: float,
+    notes: list[str],
+    begin: Callable[[str], None],
 ) -> Iterator[Trial]:
     """Everything that makes sense for this data, each measured on the sample."""
     rate = partial(_rate, case)
     if not os.path.exists(os.path.join(os.fsencode(case.path), NAME)):
+        begin("packing a sample")
         with tempfile.TemporaryDirectory(prefix="ndfeed-bench-") as folder:
             try:
                 packed = ndfeed.pack(sample, os.path.join(folder, "packed"))
@@ -204,16 +249,20 @@ def _tried(
                 yield Trial("pack", case.packing, rate(packed), disk_rate)
                 del packed
     if case.ds.nbytes < _room() // 2:
+        begin("ds.in_memory()")
         yield Trial("memory", "ds.in_memory()", rate(sample.in_memory()))
     for threads in sorted({1, system.cores(), 2 * system.cores()} - {base.threads}):
+        begin(f"threads={threads}")
         yield Trial("threads", f"threads={threads}", rate(sample, threads=threads), through)
     larger = 4 * case.batch_size
     if 4 * larger <= len(sample):
         how = f"batch_size={larger}"
+        begin(how)
         yield Trial("batch size", how, rate(sample, batch_size=larger), through)
     if case.function is not None:
         number = max(system.cores(), 2)
         how = f"processes={number}"
+        begin(how)
         yield Trial("processes", how, rate(sample, processes=number), through)
 
 

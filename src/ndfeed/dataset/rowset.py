@@ -39,7 +39,8 @@ def as_rows(rows: ArrayLike, count: int, *, from_end: bool = False) -> Ints:
 
 def _checked(found: NDArray[Any], count: int, from_end: bool) -> Ints:
     if found.ndim != 1:
-        raise TypeError(f"rows must be a list or an array of one dimension, got {found.ndim}")
+        problem = f"{found.ndim} of them" if found.ndim else f"{found.item()!r}"
+        raise TypeError(f"rows must be a list or an array of one dimension, got {problem}")
     if found.dtype == bool:
         if len(found) != count:
             raise IndexError(f"a mask must have {count} elements, got {len(found)}")

@@ -42,6 +42,9 @@ def spelled(source: Source) -> Paths:
         return Paths((_spelled(source, here),))
     if not isinstance(source, Sequence) and not hasattr(source, "__array__"):
         raise TypeError(f"a source is a path or a list of paths, got {type(source).__name__}")
+    kind = getattr(getattr(source, "dtype", None), "kind", "U")
+    if kind not in "USO":  # an array of names is a list of them
+        raise TypeError("a source is a path or a list of paths, got an array; np.save it first")
     return Paths(_spelled(one, here) for one in source)
 
 
