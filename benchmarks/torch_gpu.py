@@ -127,10 +127,16 @@ def _gather(bench: Bench, label: str) -> float:
 def loader_of(path: Path, batch: int, way: str, **options: Any) -> Any:
     """A loader that goes one of the ways."""
     feed.unsuited = (lambda ds: "asked for") if way == "pinned" else _suited
+    ds = ndfeed.open(path)
     return ndfeed.torch.loader(
-        ndfeed.open(path), batch, shuffle=True, drop_last=True, device=DEVICE, memory="8GB",
-        resident=way == "resident", **options,
+        ds.map(floats) if way == "maps" else ds, batch, shuffle=True, drop_last=True, memory="8GB",
+        resident=way == "resident", **{"device": DEVICE} | options,
     )  # fmt: skip
+
+
+def floats(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A function on the CPU that makes arrays of its own."""
+    return {"data": batch["data"].astype(np.float32)}
 
 
 def endless(loader: Any) -> Iterator[Any]:
@@ -180,6 +186,20 @@ def resident(bench: Bench) -> None:
     bar("resident 3KB", "M rows/s at batch 1024", rate / 3072 / 1e6, 10)
 
 
+def maps(bench: Bench) -> None:
+    """Batches that a function makes on the CPU, there and on the GPU."""
+    path, batch = bench.path("150KB"), ROWS["150KB"][1]
+    rates = {}
+    for device in ("cpu", "cuda"):
+        with loader_of(path, batch, "maps", device=device) as loader:
+            batches = endless(loader)
+            sync_rate(lambda batches=batches: len(next(batches)["data"]), 2.0)  # memory is made
+            rates[device] = sync_rate(lambda batches=batches: len(next(batches)["data"]), 3.0)
+            report(question="maps 150KB", way=f"ours, {device}", rows_per_s=round(rates[device]),
+                   took=loader.report().way)  # fmt: skip
+    bar("maps 150KB", "on the GPU / on the CPU", rates["cuda"] / rates["cpu"], 0.8)
+
+
 class Mapped(torch.utils.data.Dataset[torch.Tensor]):
     """What people write: a mapped array, a row at a time."""
 
@@ -223,7 +243,7 @@ def today(bench: Bench) -> None:
 
 def races(bench: Bench) -> None:
     """Every value, with a consumer that is faster and one that is slower than the loader."""
-    wanted = 500 if bench.quick else 10_000
+    most = 500 if bench.quick else 10_000
     busy = torch.randn(2048, 2048, device=DEVICE, dtype=torch.bfloat16)
     for label, batch in (("150KB", 64), ("3KB", 1024)):
         path = bench.path(label)
@@ -231,8 +251,9 @@ def races(bench: Bench) -> None:
         mapped = np.load(path, mmap_mode="r")
         for at in range(0, len(mapped), 4096):
             truth[at : at + 4096] = torch.from_numpy(np.array(mapped[at : at + 4096])).to(DEVICE)
-        for way in ("files", "pinned", "resident"):
+        for way in ("files", "pinned", "resident", "maps"):
             for slow in (False, True):
+                wanted = most if way != "maps" else most // 5  # they are made of more bytes
                 wrong = _wrong(path, batch, way, truth, wanted, busy if slow else None)
                 report(question="races", way=f"{way} {label}", slow=slow, batches=wanted,
                        wrong=wrong)  # fmt: skip
@@ -373,7 +394,8 @@ def _train(bench: Bench, name_of_net: str, model: torch.nn.Module) -> None:
         bar(f"training {name_of_net}", "fed / on the GPU already", max(rates["ours"]) / base, 0.97)
 
 
-QUESTIONS = {f.__name__: f for f in (bus, files, pinned, resident, today, races, changes, training)}
+QUESTIONS = {f.__name__: f for f in (bus, files, pinned, resident, maps, today, races, changes,
+                                        training)}  # fmt: skip
 
 
 def main() -> None:

@@ -70,6 +70,8 @@ def device_of(device: torch.device | str | int | None, resident: bool) -> torch.
         )
     if found.type == "cuda" and not torch.cuda.is_available():
         raise RuntimeError("torch.cuda is not available: device=None gives CPU tensors")
+    if found.type == "cuda" and found.index is None:
+        return torch.device("cuda", torch.cuda.current_device())  # "cuda" is whichever is current
     return found
 
 
