@@ -18,6 +18,7 @@ from ndfeed.index.table import Ints
 from ndfeed.pack.columns import Columns, Spot
 from ndfeed.pack.commit import MOST_FILES, Commits
 from ndfeed.pack.engine import Orders, Pool
+from ndfeed.pack.forecast import needed
 from ndfeed.pack.journal import Journal, Record
 from ndfeed.pack.piece import DATA, ORDER, PLAN, SPOOL, VALUES, spool_names, summed
 from ndfeed.pack.plan import Plan
@@ -178,17 +179,6 @@ class Packing:
             for i in self._plan.spooled:
                 values[part][i] = journal.done[f"offsets {part * count + i}"]["values"]
         return tuple(map(tuple, values))
-
-
-def needed(plan: Plan) -> int:
-    """Bytes that the target takes, as far as they are known before the maps are run."""
-    columns = plan.columns
-    known = (
-        columns.file(spot).size
-        for spot in columns.spots()
-        if spot.role != "values" or columns.values[spot.part][spot.field] is not None
-    )
-    return sum(known)
 
 
 def check_space(work: Work, plan: Plan) -> None:
