@@ -23,9 +23,8 @@ from ndfeed.pack.journal import Journal, Record
 from ndfeed.pack.piece import DATA, ORDER, PLAN, SPOOL, VALUES, spool_names, summed
 from ndfeed.pack.plan import Plan
 from ndfeed.pack.store import as_bytes
-from ndfeed.pack.work import Work
+from ndfeed.pack.work import JOURNAL, Work
 
-JOURNAL = b"journal"
 PUBLISHING = "publish"
 
 Progress = Callable[[int, int], None]  # rows and bytes that were written now
@@ -52,6 +51,8 @@ class Packing:
         """
         journal = Journal(self._work.path(JOURNAL))
         try:
+            if PUBLISHING not in journal.done and not self._in_place():
+                journal.forget()
             return self._run(journal)
         finally:
             journal.close()
@@ -89,6 +90,15 @@ class Packing:
         parts = self._parts(journal)
         journal.note([{"task": PUBLISHING}])
         return parts
+
+    def _in_place(self) -> bool:
+        """Are the folders there that finished pieces were written to?
+
+        Not where nothing was begun, nor where parts were moved to the target already and the note
+        that they would be is damaged.
+        """
+        folders = map(self._columns.folder, range(len(self._plan.parts) - 1))
+        return all(write.present(self._work.path(DATA, name.encode())) for name in folders)
 
     def _parts(self, journal: Journal) -> tuple[Part, ...]:
         stretches = journal.stretches()
