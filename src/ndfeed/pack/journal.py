@@ -56,6 +56,14 @@ class Journal:
                 found.setdefault(spot, []).append(Stretch(one[0], one[1], one[2]))
         return found
 
+    def read(self) -> dict[str, list[Stretch]]:
+        """What several pieces have read of members, by member."""
+        found: dict[str, list[Stretch]] = {}
+        for record in self.done.values():
+            for member, some in record.get("read", {}).items():
+                found.setdefault(member, []).extend(Stretch(*one) for one in some)
+        return found
+
     def close(self) -> None:
         """Let go of the file."""
         self._file.close()

@@ -20,6 +20,7 @@ from ndfeed.pack.commit import MOST_FILES, Commits
 from ndfeed.pack.engine import Orders, Pool
 from ndfeed.pack.forecast import needed
 from ndfeed.pack.journal import Journal, Record
+from ndfeed.pack.members import Watch
 from ndfeed.pack.piece import DATA, ORDER, PLAN, SPOOL, VALUES, spool_names, summed
 from ndfeed.pack.plan import Plan
 from ndfeed.pack.store import as_bytes
@@ -87,6 +88,7 @@ class Packing:
             self._do(journal, [f"place {n}" for n in pieces])
         if plan.scattered:
             self._do(journal, [f"sums {n}" for n in range(len(summed(self._columns)))])
+        self._check_members(journal)
         parts = self._parts(journal)
         journal.note([{"task": PUBLISHING}])
         return parts
@@ -103,6 +105,14 @@ class Packing:
     def _parts(self, journal: Journal) -> tuple[Part, ...]:
         stretches = journal.stretches()
         return tuple(self._columns.part(n, stretches) for n in range(len(self._plan.parts) - 1))
+
+    def _check_members(self, journal: Journal) -> None:
+        """Compare the checksums of stored members that several pieces have read."""
+        in_order = self._plan.shuffle is None and not self._plan.scattered
+        watch = Watch(self._source, self._plan.pieces, in_order=in_order)
+        read = journal.read()
+        for member in watch.split():
+            watch.check(member, read.get(str(member), []))
 
     def _do(self, journal: Journal, tasks: list[str]) -> None:
         left = [task for task in tasks if task not in journal.done]
