@@ -49,6 +49,9 @@ def test_no_speed_is_told_of_a_few_rows(invoke, source, tmp_path):
     assert "too little data to measure their speed" in done.stdout
     assert "rows/s" not in done.stdout
     assert json.loads(again.stdout)["rows_per_second"] is None
+    assert json.loads(again.stdout)["written"] is False
+    third = invoke("pack", source, tmp_path / "packed", "--sample", "row")
+    assert "there already from this source: nothing was written" in third.stdout
 
 
 def test_json(invoke, source, tmp_path):
@@ -137,6 +140,8 @@ def test_append_and_repair(invoke, source, tmp_path):
         (("--sample", "row", "--cast", "image"), 2, "NAME=TYPE"),
         (("--sample", "row", "--repair", "--dry-run"), 2, "ndfeed.verify says"),
         (("--sample", "row", "--memory", "lots"), 2, "memory must be bytes"),
+        (("--sample", "row", "--memory", "0GB"), 2, "memory must be at least 1 byte"),
+        (("--sample", "row", "--cast", "image=int3"), 2, "such as float16"),
         (("--sample", "row", "--on", "slurm"), 2, "ray://host:port"),
         (("--shape", "3"), 2, "needs --dtype"),
     ],

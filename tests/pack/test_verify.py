@@ -283,6 +283,8 @@ def test_no_packed_dataset_is_an_error(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(3))
     with pytest.raises(ndfeed.MissingError, match=r"no packed dataset.*ndfeed pack makes one"):
         ndfeed.verify(tmp_path)
+    with pytest.raises(ndfeed.MissingError, match="nowhere: no such folder"):
+        ndfeed.verify(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="threads must be"):
         ndfeed.verify(tmp_path, threads=0)
 

@@ -138,15 +138,25 @@ def _packed(
         )
     took = time.perf_counter() - began
     repaired = bool(options["repair"])
-    return {
+    # Whoever packs tells of rows, were they done before; whoever finds all done does not.
+    written = meter.rows > 0 or not len(ds)
+    found: Facts = {
         "rows": len(made),
         "parts": len({os.path.dirname(file) for file in made.files}),
         "bytes": _on_disk(made),
         "source_bytes": _on_disk(ds),
         "seconds": round(took, 3),
         "repaired": repaired,
-        "rows_per_second": None if repaired else _rates(ds, made.select(*ds.fields)),
+        "written": written and not repaired,
+        "rows_per_second": None,
     }
+    if found["written"]:
+        try:
+            found["rows_per_second"] = _rates(ds, made.select(*ds.fields))
+        except KeyboardInterrupt as error:
+            error.add_note(f"{target} is complete: only its speed was not measured")
+            raise
+    return found
 
 
 def _planned(found: ndfeed.Forecast, append: bool) -> Facts:
@@ -195,6 +205,9 @@ def _show(found: Facts, as_json: bool) -> None:
         return
     if found["repaired"]:
         line(out, f"{what}, all sound now ({found['seconds']:.1f} s)")
+        return
+    if not found["written"]:
+        line(out, f"{what}, there already from this source: nothing was written")
         return
     rate = size(found["bytes"] / max(found["seconds"], 1e-9))
     before, after = size(found["source_bytes"]), size(found["bytes"])

@@ -25,7 +25,7 @@ def as_dtype(text: str) -> str:
     try:
         return named(text)
     except (TypeError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(f"{error}; a name such as float16 or <i4 expected") from None
 
 
 def as_shape(text: str) -> tuple[int, ...]:

@@ -159,8 +159,8 @@ def _prepared(request: Request, workers: int) -> _Prepared:
         raise MissingError(request.target, "no packed dataset to append to; leave append out")
     fields = _fields(request, before if request.append else None)
     row_bytes = probe_bytes(request.source.ds)
-    if before is None and write.names(request.target):
-        raise ConflictError(request.target, "a folder with something in it; choose another")
+    if before is None:
+        _check_free(request.target)
     first, base = 0, ""
     if before is not None and request.append:
         done = _appended_before(request, before, fields, workers, row_bytes)
@@ -232,6 +232,14 @@ def _fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
     return before.fields
 
 
+def _check_free(target: bytes) -> None:
+    """Refuse at once what the target could not be moved to when all is done."""
+    if write.names(target):
+        raise ConflictError(target, "a folder with something in it; choose another")
+    if write.present(target) and (os.path.islink(target) or not os.path.isdir(target)):
+        raise ConflictError(target, "is there and is no folder; remove it or choose another")
+
+
 def _check_same(request: Request, before: Manifest, plan: Plan) -> None:
     """Refuse what is there unless the same plan made it, in a run that was ended late."""
     packs = packs_of(before)
@@ -259,8 +267,8 @@ def _appended_before(
     if not last or last[0].get("fingerprint") != request.source.ds.fingerprint:
         return None
     first, base = last[0].get("first"), last[0].get("base")
-    if not isinstance(first, int) or not isinstance(base, str):
-        return None
+    if not isinstance(first, int) or not isinstance(base, str) or not base:
+        return None  # made, not appended: the same rows may well be wanted once more
     plan, _ = planned(request.source, fields, request.wanted(workers, row_bytes, first, base))
     return plan if plan.source["plan"] == last[0].get("plan") else None
 

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from ndfeed.errors import ChecksumError, Error, MissingError, shown
-from ndfeed.files import system
+from ndfeed.files import system, write
 from ndfeed.formats.manifest import Column, Field, Manifest, Part
 from ndfeed.index.packed import REMEDY, check_header, folder_of, open_column, read_manifest
 from ndfeed.index.source import Name, spelled
@@ -101,6 +101,8 @@ def verify(path: Name, *, threads: int | None = None, progress: bool = True) -> 
     folder = folder_of(spelling)
     if folder is None:
         _refuse_unfinished(spelling)
+        if not write.present(spelling):
+            raise MissingError(spelling, "no such folder; check the path")
         raise MissingError(
             spelling, "no packed dataset: there is no ndfeed.json in it; ndfeed pack makes one"
         )
@@ -135,10 +137,10 @@ def _refuse_unfinished(path: bytes) -> None:
                 f"run the same pack again: what it notes from there on is done again",
                 end,
             )
+        steps = f"{len(records):,} step{'s' * (len(records) != 1)} done"
         raise MissingError(
             folder,
-            f"an unfinished pack, its journal sound with {len(records):,} steps done; run the "
-            f"same pack again to go on",
+            f"an unfinished pack, its journal sound with {steps}; run the same pack again to go on",
         )
 
 
