@@ -2,7 +2,7 @@
 
 ``pack`` is what users call. ``fields`` decides what the columns hold, ``cast`` and ``values`` make
 it so, ``columns`` knows the files; ``plan`` cuts the work into pieces, ``forecast`` says what they
-come to; ``piece`` does one, reading with ``rows``, ``streams`` and ``large``, writing with
+come to; ``piece`` does one, reading with ``rows``, ``streams`` and ``large``, checked by ``members``, writing with
 ``store``; ``journal`` remembers which are done, ``work`` owns the folder in which all of it
 happens, ``engine`` has pieces done by whoever can, ``packing`` sees to their order, ``publish``
 makes the result appear.
