@@ -54,6 +54,7 @@ ROWS = {
 FLOOR = {"150KB": 0.85, "3KB": 0.80, "128B": 0.50}
 PER_SAMPLE = {"150KB": 2.5, "3KB": 14, "128B": 30}
 BATCHED = {"150KB": 1.5, "3KB": 2, "128B": 2}
+ITSELF = "ours, the .npy itself"
 rng = np.random.default_rng(0)
 
 
@@ -287,11 +288,31 @@ def take_ready(mapped: np.ndarray, batch: int) -> Callable[[np.ndarray], np.ndar
     return way
 
 
-def warm(folder: Path, quick: bool) -> None:
+def as_it_is(path: Path) -> Path:
+    """A .npy is read where it lies."""
+    return path
+
+
+def itself(path: Path, read: Path, batch: int) -> dict[str, Way]:
+    """Ours over the .npy too, where another way of ours reads something else."""
+    return {} if read == path else {ITSELF: ours(path, batch)}
+
+
+def beside(question: str, rates: dict[str, float]) -> None:
+    """What was made of a .npy must not be slower than it."""
+    if ITSELF in rates:
+        bar(question, "ours / the .npy itself", rates["ours"] / rates[ITSELF], 0.95)
+
+
+def warm(
+    folder: Path, quick: bool, name: str = "warm", source: Callable[[Path], Path] = as_it_is
+) -> None:
+    """One .npy after the other; ours reads what ``source`` makes of it."""
     for label, (shape, batch, count) in ROWS.items():
         count //= 4 if quick else 1
         path = folder / f"{label}.npy"
         mapped = one_npy(path, shape, count)
+        read = source(path)
         ready = take_ready(mapped, batch)
         ways: dict[str, Way] = {
             "floor: np.take into ready memory": each(ready),
@@ -300,21 +321,23 @@ def warm(folder: Path, quick: bool) -> None:
             "today: DataLoader, 2 workers": dataloader(Mapped(path), 2),
             "today: DataLoader, 4 workers": dataloader(Mapped(path), 4),
             "today: DataLoader with __getitems__": dataloader(Batched(path), 0),
-            "ours": ours(path, batch),
-            "ours, torch tensors": tensors(path, batch),
+            "ours": ours(read, batch),
+            "ours, torch tensors": tensors(read, batch),
         }
+        ways |= itself(path, read, batch)
         # The rows of the floor and of today's ways are worked out beforehand.
         known = list(itertools.islice(order_of(count, batch), min(count // batch, 2000)))
-        rates = compare(f"warm {label}", ways, lambda known=known: itertools.cycle(known),
+        rates = compare(f"{name} {label}", ways, lambda known=known: itertools.cycle(known),
                         mapped[known[0]], per_batch=batch)  # fmt: skip
         floors = [rate for name, rate in rates.items() if name.startswith("floor")]
         single = [rate for name, rate in rates.items() if "workers" in name]
         batched = rates["today: DataLoader with __getitems__"]
-        for name in ("ours", "ours, torch tensors"):
-            mine, question = rates[name], f"warm {label}"
-            bar(question, f"{name} / floor", mine / max(floors), FLOOR[label])
-            bar(question, f"{name} / best DataLoader", mine / max(single), PER_SAMPLE[label])
-            bar(question, f"{name} / DataLoader with __getitems__", mine / batched, BATCHED[label])
+        for way in ("ours", "ours, torch tensors"):
+            mine, question = rates[way], f"{name} {label}"
+            bar(question, f"{way} / floor", mine / max(floors), FLOOR[label])
+            bar(question, f"{way} / best DataLoader", mine / max(single), PER_SAMPLE[label])
+            bar(question, f"{way} / DataLoader with __getitems__", mine / batched, BATCHED[label])
+        beside(question, rates)
         path.unlink()
 
 
@@ -328,12 +351,20 @@ def forget(paths: list[Path]) -> None:
         os.close(fd)
 
 
-def cold(folder: Path, quick: bool) -> None:
+def cold(
+    folder: Path,
+    quick: bool,
+    question: str = "cold 150KB",
+    source: Callable[[Path], Path] = as_it_is,
+) -> None:
+    """A .npy that is not in memory; ours reads what ``source`` makes of it."""
     shape, batch, count = ROWS["150KB"]
     count = 8_000 if quick else 24_000
     path = folder / "cold.npy"
     expected = np.array(one_npy(path, shape, count)[:1])
     del expected
+    read = source(path)
+    columns = [path] if read == path else sorted(read.rglob("*.npy"))
     size = int(np.prod(shape))
     fd = os.open(path, os.O_RDONLY)
     head = os.fstat(fd).st_size - count * size
@@ -372,16 +403,18 @@ def cold(folder: Path, quick: bool) -> None:
             "16 threads of pread": each(pread_each(pool)),
             "fadvise(WILLNEED), then pread": each(advised),
             "fadvise, then pread, in 2 threads": pooled(advised, 2),
-            "ours": ours(path, batch),
+            "ours": ours(read, batch),
         }
-        rates = compare("cold 150KB", ways, lambda: order_of(count, batch), None, per_batch=batch,
-                        seconds=0.8, before=lambda: forget([path]))  # fmt: skip
+        ways |= itself(path, read, batch)
+        rates = compare(question, ways, lambda: order_of(count, batch), None, per_batch=batch,
+                        seconds=0.8, before=lambda: forget([path, *columns]))  # fmt: skip
     os.close(fd)
     mine, today = rates["ours"], rates["today: memmap[rows]"]
     best = max(rate for name, rate in rates.items() if "pread" in name)
-    report(question="cold 150KB", gb_per_s=round(mine * size / 1e9, 2))
-    bar("cold 150KB", "ours / memmap[rows]", mine / today, 5)
-    bar("cold 150KB", "ours / best pread or fadvise loop", mine / best, 0.8)
+    report(question=question, gb_per_s=round(mine * size / 1e9, 2))
+    bar(question, "ours / memmap[rows]", mine / today, 5)
+    bar(question, "ours / best pread or fadvise loop", mine / best, 0.8)
+    beside(question, rates)
     path.unlink()
 
 

@@ -3,8 +3,8 @@
     compressed   2,000 compressed .npz, an image and a label in each
     tiny         100,000 .npy of 3 KB
     stored       one stored .npz of 2 GB
-    buys         shuffled batches of the users' cases U2 (whole cases), U4, U7, U10 and U11,
-                 before and after, each packed once
+    buys         shuffled batches of the users' cases (``cases.py``), before and after; where
+                 users ask for a speed, that one beside it
 
 Packing is compared with what people write today: a loop of ``np.load`` and ``np.save`` per array,
 and the same in a ``ProcessPoolExecutor``, neither of which syncs what it wrote, as ours does; and
@@ -16,8 +16,10 @@ line for every way and for every bar.
 """
 
 import argparse
+import itertools
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,12 +29,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from cases import CASES
+from loader import forget
 from measure import bar, report
 
 import ndfeed
 
 ROUNDS = 3
-BATCH = 256
 SECONDS = 2.0
 rng = np.random.default_rng(0)
 
@@ -164,105 +167,111 @@ def stored(folder, quick):
     bar("stored", "dd / ours", seconds["dd conv=fsync"] / seconds["ours"], 0.7)
 
 
-def cases(folder, quick):
-    """Whole volumes of different sizes, compressed (U2, without crops)."""
-    side = 24 if quick else 120
-    for i in range(6 if quick else 24):
-        shape = (1, side + i % 7 * side // 10, 2 * side, 2 * side)
-        volume = rng.integers(0, 300, shape).astype(np.float32)
-        np.savez_compressed(folder / f"{i}.npz", data=volume, seg=(volume > 250).astype(np.int8))
-    return ndfeed.open(folder, sample="file"), {}, 2
-
-
-def latents(folder, quick):
-    """Pairs of small files (U4)."""
-    for name in ("features", "labels"):
-        (folder / name).mkdir()
-    for i in range(2_000 if quick else 100_000):
-        np.save(folder / f"features/{i}.npy", np.full((1, 4, 32, 32), i, np.float32))
-        np.save(folder / f"labels/{i}.npy", np.array([i]))
-    source = {"x": folder / "features", "y": folder / "labels"}
-    return ndfeed.open(source, sample="file"), {}, 256
-
-
-def episodes(folder, quick):
-    """Episodes of many steps, compressed (U7)."""
-    steps = 51 if quick else 501
-    for i in range(10 if quick else 40):
-        frames = rng.integers(0, 8, (steps, 9, 84, 84), dtype=np.uint8)
-        reward = rng.random((steps, 1), dtype=np.float32)
-        np.savez_compressed(folder / f"{i}.npz", observation=frames, reward=reward)
-    return ndfeed.open(folder, sample="row"), {}, 256
-
-
-def signals(folder, quick):
-    """Rows of a large .npy, cast and written in a random order (U10)."""
-    rows = 10_000 if quick else 500_000
-    made = np.lib.format.open_memmap(folder / "chunks.npy", "w+", np.float16, (rows, 3600))
-    made[...] = rng.random((1, 3600))
-    made[:, 0] = np.arange(rows) % 1000
-    del made
-    np.save(folder / "references.npy", rng.integers(0, 4, (rows, 400), dtype=np.uint8))
-    source = {name: folder / f"{name}.npy" for name in ("chunks", "references")}
-    return ndfeed.open(source), {"shuffle": 0}, 256
-
-
-def shards(folder, quick):
-    """Shards of rows, compressed (U11)."""
-    rows = 50 if quick else 500
-    for i in range(20):
-        image = rng.integers(0, 99, (rows, 3, 128, 64)).astype(np.float32)
-        label = rng.random((rows, 100), dtype=np.float32)
-        np.savez_compressed(folder / f"{i}.npz", image=image, label=label)
-    return ndfeed.open(folder, sample="row"), {}, 64
-
-
-CASES = {"U2": cases, "U4": latents, "U7": episodes, "U10": signals, "U11": shards}
-
-
-def rate(ds, batch, **options):
-    """Samples a second of a loader behind its first batch."""
-    rows, began = 0, None
-    while True:
-        for one in ndfeed.loader(ds, batch, **options):
-            if began is None:
-                began = time.perf_counter()
-                continue
-            rows += len(next(iter(one.values())))
-            if time.perf_counter() - began > SECONDS:
+def batches(opened, case, shuffle):
+    """Samples a second of a new loader, its start counted in, over an epoch or some seconds."""
+    ds = opened()  # anew: what is mapped is not forgotten
+    if case.cold:
+        forget(ds.files)
+    rows, began = 0, time.perf_counter()
+    with ndfeed.loader(ds, case.batch, shuffle=shuffle) as loader:
+        while True:
+            for one in loader:
+                rows += len(next(iter(one.values())))
+                if time.perf_counter() - began > SECONDS:
+                    return rows / (time.perf_counter() - began)
+            if case.cold:  # the next epoch would not be
                 return rows / (time.perf_counter() - began)
 
 
+def compared(case, opened):
+    """Has every packed row that is looked at the values of the row it was made from?"""
+    ds, packed = case.open(), opened()
+    assert len(ds) == len(packed)
+    rows = np.unique(rng.integers(0, len(ds), 2 * case.batch))
+    seed = case.packing.get("shuffle")
+    order = None if seed is None else ndfeed.Exact().begin(len(ds), seed, 0)
+    sources = rows if order is None else np.concatenate([order.rows(r, r + 1) for r in rows])
+    wanted, found = ds.read(sources), packed.read(rows)
+    for field in wanted:
+        for one, other in zip(wanted[field], found[field], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def copies(folder, count):
+    """What U2 asks for, the speed of .npy: every case copied out of the mapped columns."""
+    fields = [
+        [np.load(folder / f"{name}.{role}.npy", mmap_mode="r") for role in ("values", "offsets")]
+        for name in ("data", "seg")
+    ]
+    rows, began = 0, time.perf_counter()
+    while time.perf_counter() - began < SECONDS:
+        for row in rng.permutation(count):
+            for values, ends in fields:
+                np.array(values[ends[row] : ends[row + 1]])
+            rows += 1
+    return rows / (time.perf_counter() - began)
+
+
+def in_a_row(folder, count):
+    """What U10 asks for, the speed of reading in order: all columns, megabyte by megabyte."""
+    paths = list(folder.iterdir())
+    forget(paths)
+    memory = bytearray(1 << 20)
+    began = time.perf_counter()
+    for path in paths:
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(memory):
+                pass
+    return count / (time.perf_counter() - began)
+
+
+def files_wanted(folder, count):
+    """What U4 asks for: 200,000 files a second, two to a sample."""
+    return 100_000.0
+
+
+ASKED = {
+    "U2": ("packed / copies of mapped .npy", copies, 1),
+    "U4": ("packed / 200,000 files a second", files_wanted, 1),
+    "U10": ("packed / reading in order", in_a_row, 0.8),
+}
+
+
 def buys(folder, quick):
-    """Shuffled batches before and after, and what that took."""
+    """Shuffled batches before and after, in turns, and what users ask for where they say."""
     for name, make in CASES.items():
-        place = folder / name
-        place.mkdir()
-        ds, options, batch = make(place, quick)
-        before = rate(ds, batch, shuffle=True)
+        place = Path(tempfile.mkdtemp(dir=folder))
+        case, to = make(place, quick), place / "packed"
         began = time.perf_counter()
-        packed = ours(ds, folder / f"{name}.packed", **options)
+        count, nbytes = len(ours(case.open(), to, **case.packing)), case.open().nbytes
         took = time.perf_counter() - began
-        if not options:
-            first = ds.read([3]), packed.read([3])
-            for field in first[0]:
-                np.testing.assert_array_equal(first[0][field][0], first[1][field][0])
-        # Rows that lie in a random order need no other.
-        after = rate(packed, batch, shuffle=not options)
+        opened = partial(ndfeed.open, to)
+        compared(case, opened)
+        ways = {
+            "before": lambda case=case: batches(case.open, case, True),
+            "after": lambda case=case, opened=opened: batches(opened, case, case.shuffle),
+        }
+        what, floor, wanted = ASKED.get(name, ("", None, 0))
+        if floor:
+            ways["asked"] = partial(floor, to / "00000", count)
+        rates = {key: [] for key in ways}
+        for _, (key, way) in itertools.product(range(ROUNDS), ways.items()):
+            rates[key].append(way())
+        middle = {key: statistics.median(found) for key, found in rates.items()}
         report(
-            question="buys",
-            case=name,
-            what=make.__doc__.strip("."),
-            samples=len(ds),
-            before_per_s=round(before),
-            after_per_s=round(after),
-            ratio=round(after / before, 1),
+            question=f"buys {name}",
+            what=case.what,
+            samples=count,
+            mb=round(nbytes / 1e6),
+            before_per_s=round(middle["before"], 1),
+            after_per_s=round(middle["after"], 1),
+            ratio=round(middle["after"] / middle["before"], 2),
+            ranges={key: [round(min(some), 1), round(max(some), 1)] for key, some in rates.items()},
             packed_in_s=round(took, 2),
-            mb=round(ds.nbytes / 1e6),
         )
-        del packed, ds
+        if floor:
+            bar(f"buys {name}", what, middle["after"] / middle["asked"], wanted)
         shutil.rmtree(place)
-        shutil.rmtree(folder / f"{name}.packed")
 
 
 QUESTIONS = {"compressed": compressed, "tiny": tiny, "stored": stored, "buys": buys}

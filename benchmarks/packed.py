@@ -1,13 +1,17 @@
 """What does reading a packed dataset cost, and verifying it?
 
-    rows      random batches of a packed column: one part, and 64 of them
+    warm      shuffled batches of packed rows of 150 KB, 3 KB and 128 B, held to loader.py's bars
+    cold      the same from the disk, 150 KB rows
+    parts     random batches of a packed column: one part, and 64 of them
     ragged    random batches of samples of different lengths, found by their offsets
     verify    reading everything and comparing checksums
 
-Rows are compared with the same rows of a plain .npy, ragged samples with what people write
-today (a copy for each sample out of np.load(mmap_mode="r")) and with a floor (everything known,
-memory ready), verify with a loop that reads the same files and does nothing. Files are warm, in
-the page cache. Prints a JSON line for every way and for every bar.
+Shuffled batches are held to the bars of one large file, against the floors and the ways of today
+over the .npy that was packed, and to ours over that .npy: packing must cost nothing. Ragged samples
+are compared with what people write today (a copy for each sample out of np.load(mmap_mode="r")) and
+with a floor (everything known, memory ready), verify with a loop that reads the same files and does
+nothing. Files are warm, in the page cache, unless said. Prints a JSON line for every way and for
+every bar.
 
     python benchmarks/packed.py [QUESTION ...] [--folder DIR] [--quick]
 """
@@ -15,11 +19,13 @@ the page cache. Prints a JSON line for every way and for every bar.
 import argparse
 import itertools
 import os
+import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import loader
 import numpy as np
 from measure import bar, compare, report
 
@@ -32,7 +38,26 @@ BATCH = 256
 LENGTHS = {"10": 10, "100": 100, "1000": 1000}
 
 
-def rows(folder, quick):
+def packed(path):
+    """What packing makes of a .npy; the packed ones before it are removed."""
+    to = path.with_suffix("")
+    for old in path.parent.glob("*/ndfeed.json"):
+        shutil.rmtree(old.parent)
+    ndfeed.pack(path, to)
+    return to
+
+
+def warm(folder, quick):
+    """The bars of one large file, in memory."""
+    loader.warm(folder, quick, "packed", packed)
+
+
+def cold(folder, quick):
+    """The bars of one large file, from the disk."""
+    loader.cold(folder, quick, "packed cold 150KB", packed)
+
+
+def parts(folder, quick):
     """A packed column is a .npy: it must not cost more."""
     count = 20_000 if quick else 200_000
     data = np.random.default_rng(0).integers(0, 255, (count, 3072), dtype=np.uint8)
@@ -46,8 +71,8 @@ def rows(folder, quick):
         "packed, one part": ndfeed.open(folder / "one").read,
         "packed, 64 parts": ndfeed.open(folder / "many").read,
     }
-    rates = compare("rows", ways, batches, data[batches[0]])
-    bar("rows", "packed / a .npy", rates["packed, one part"] / rates["a .npy"], 0.95)
+    rates = compare("parts", ways, batches, data[batches[0]])
+    bar("parts", "packed / a .npy", rates["packed, one part"] / rates["a .npy"], 0.95)
 
 
 def ragged(folder, quick):
@@ -123,7 +148,7 @@ def verify(folder, quick):
     bar("verify", "ours / a loop that reads", rates["ours"] / rates["a loop that reads"], 0.8)
 
 
-QUESTIONS = {"rows": rows, "ragged": ragged, "verify": verify}
+QUESTIONS = {"warm": warm, "cold": cold, "parts": parts, "ragged": ragged, "verify": verify}
 
 
 def main():
@@ -132,8 +157,8 @@ def main():
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for name in options.questions or QUESTIONS:
+    for name in options.questions or QUESTIONS:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             QUESTIONS[name](Path(folder), options.quick)
 
 

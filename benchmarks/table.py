@@ -4,7 +4,8 @@
     <!-- end -->
 
 Between two such lines go the bars of that file: those of the questions that begin with one of the
-words, or all; or every peer of a file of those. ``tests/test_results.py`` compares, so that no page
+words, or all; before them what was measured before and after something; or every peer of a file
+of those. ``tests/test_results.py`` compares, so that no page
 can say what no run has printed.
 
 python benchmarks/table.py    # every page, in place
@@ -27,14 +28,39 @@ BLOCK = re.compile(r"^(<!-- results: (\S+)(.*?) -->\n)(.*?)^(<!-- end -->)$", re
 def table(lines: list[str], words: tuple[str, ...] = ()) -> str:
     """A Markdown table of every bar, or of every peer."""
     facts = [json.loads(line) for line in lines]
-    return peers(facts) if any("peer" in one for one in facts) else bars(facts, words)
+    if any("peer" in one for one in facts):
+        return peers(facts)
+    cases = [one for one in facts if "before_per_s" in one and chosen(one, words)]
+    return "\n\n".join([before_and_after(cases)] * bool(cases) + [bars(facts, words)])
+
+
+def chosen(one: Facts, words: tuple[str, ...]) -> bool:
+    """Is the question of a line wanted?"""
+    return not words or one["question"].startswith(words)
+
+
+def before_and_after(facts: list[Facts]) -> str:
+    """Samples a second as the files were and as they are packed, case by case."""
+    rows = [
+        ["case", "", "samples", "MB", "samples/s before", "packed", "", "packed in"],
+        ["---"] * 2 + ["--:"] * 6,
+    ]
+    for one in facts:
+        rates = [
+            f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+            for rate in (one["before_per_s"], one["after_per_s"])
+        ]
+        name = one["question"].split()[-1]
+        rows.append([name, one["what"], f"{one['samples']:,}", f"{one['mb']:,}", *rates,
+                     f"{one['ratio']:.1f}×", f"{one['packed_in_s']:.1f} s"])  # fmt: skip
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def bars(facts: list[Facts], words: tuple[str, ...]) -> str:
     """What was compared, the ratio, the bar."""
     rows = ["| question | what is compared | measured | bar |", "|---|---|---|---|"]
     for one in facts:
-        if "bar" in one and (not words or one["question"].startswith(words)):
+        if "bar" in one and chosen(one, words):
             ratio = f"{one['ratio']:,.0f}" if one["ratio"] > 99 else f"{one['ratio']:.2f}"
             rows.append(f"| {one['question']} | {one['bar']} | {ratio} | ≥ {one['wanted']:,} |")
     if len(rows) == 2:

@@ -124,6 +124,13 @@ def test_a_table_of_known_results(tmp_path):
 
     assert table.filled(page("", "old\n"), tmp_path) == page("", f"\n{head}{warm}{cold}\n")
     assert table.filled(page(" warm", ""), tmp_path) == page(" warm", f"\n{head}{warm}\n")
+    facts = {"what": "pairs", "samples": 1000, "mb": 12, "ratio": 2.04, "packed_in_s": 1.26}
+    case = {"question": "buys U4", "before_per_s": 50.04, "after_per_s": 1234.5, **facts}
+    asked = {"question": "buys U4", "bar": "packed / files", "ratio": 2, "wanted": 1}
+    (tmp_path / "y.jsonl").write_text("\n".join(map(json.dumps, [case, asked])))
+    made = table.table((tmp_path / "y.jsonl").read_text().splitlines(), ("buys",))
+    assert "| U4 | pairs | 1,000 | 12 | 50.0 | 1,234 | 2.0× | 1.3 s |\n\n| question" in made
+    assert made.endswith("| buys U4 | packed / files | 2.00 | ≥ 1 |")
     with pytest.raises(ValueError, match="no bars"):
         table.filled(page(" wrm", ""), tmp_path)
     assert MEASURED.search("at 3 GB/s")

@@ -39,6 +39,7 @@ from ndfeed.errors import (
 from ndfeed.loader.loader import Loader, loader
 from ndfeed.loader.report import Report
 from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
+from ndfeed.pack.forecast import Forecast
 from ndfeed.pack.pack import pack
 from ndfeed.pack.verify import Verified, verify
 
@@ -58,6 +59,7 @@ __all__ = [
     "Exact",
     "Field",
     "FieldError",
+    "Forecast",
     "FormatError",
     "LimitError",
     "Loader",

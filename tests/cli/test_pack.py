@@ -31,12 +31,27 @@ def opened(source):
 
 def test_packs_and_says_what_it_buys(invoke, source, tmp_path):
     """Sizes, time, and the speed of shuffled batches before and after."""
-    done = invoke("pack", source, tmp_path / "packed", "--sample", "row")
+    many = making.npz_of_rows(tmp_path / "many", files=2, rows=600)
+    done = invoke("pack", tmp_path / "many", tmp_path / "packed", "--sample", "row")
 
     assert done.exit_code == 0
-    assert "42 rows in 1 part" in done.stdout
+    assert "1,200 rows in 1 part" in done.stdout
     assert "rows/s before" in done.stdout
-    assert same(ndfeed.open(tmp_path / "packed"), opened(source))
+    assert same(ndfeed.open(tmp_path / "packed"), many)
+
+
+def test_no_speed_is_told_of_a_few_rows(invoke, source, tmp_path):
+    """What would be measured is how long an epoch takes to begin."""
+    done = invoke("pack", source, tmp_path / "packed", "--sample", "row")
+    again = invoke("pack", source, tmp_path / "packed", "--sample", "row", "--json")
+
+    assert "42 rows in 1 part" in done.stdout
+    assert "too little data to measure their speed" in done.stdout
+    assert "rows/s" not in done.stdout
+    assert json.loads(again.stdout)["rows_per_second"] is None
+    assert json.loads(again.stdout)["written"] is False
+    third = invoke("pack", source, tmp_path / "packed", "--sample", "row")
+    assert "there already from this source: nothing was written" in third.stdout
 
 
 def test_json(invoke, source, tmp_path):
@@ -50,7 +65,6 @@ def test_json(invoke, source, tmp_path):
         (tmp_path / "packed/ndfeed.json").read_bytes()
     )
     assert found["source_bytes"] == sum(map(len, tree(source).values()))
-    assert set(found["rows_per_second"]) == {"before", "after"}
 
 
 def test_dry_run_writes_nothing(invoke, source, tmp_path):
@@ -63,8 +77,14 @@ def test_dry_run_writes_nothing(invoke, source, tmp_path):
     assert tree(tmp_path) == before
     assert found["parts"] == 5
     assert found["free"] > 0
-    assert "would have 42 rows in 5 parts" in invoke(*options, "--dry-run").stdout
+    assert (found["fits"], found["state"]) == (True, "new")
+    shown = invoke(*options, "--dry-run").stdout
+    assert "would have 42 rows in 5 parts" in shown
+    assert "image uint8 (3, 4)" in shown
     assert json.loads(invoke(*options, "--json").stdout)["bytes"] == found["bytes"]
+    assert "nothing would be written" in invoke(*options, "--dry-run").stdout
+    more = ("pack", source, tmp_path / "packed", "--sample", "row", "--append", "--shuffle", "1")
+    assert "would get 42 rows in 1 part" in invoke(*more, "--dry-run").stdout
 
 
 def test_options(invoke, source, tmp_path):
@@ -118,7 +138,10 @@ def test_append_and_repair(invoke, source, tmp_path):
         (("--sample", "row", "--repair"), 1, "no packed dataset to repair"),
         ((), 1, "could be read two ways"),
         (("--sample", "row", "--cast", "image"), 2, "NAME=TYPE"),
+        (("--sample", "row", "--repair", "--dry-run"), 2, "ndfeed.verify says"),
         (("--sample", "row", "--memory", "lots"), 2, "memory must be bytes"),
+        (("--sample", "row", "--memory", "0GB"), 2, "memory must be at least 1 byte"),
+        (("--sample", "row", "--cast", "image=int3"), 2, "such as float16"),
         (("--sample", "row", "--on", "slurm"), 2, "ray://host:port"),
         (("--shape", "3"), 2, "needs --dtype"),
     ],

@@ -69,6 +69,25 @@ def same(found, expected):
     return True
 
 
+PIECES = {"workers": 1, "memory": 2000}  # many small ones
+
+
+def interrupted(ds, target):
+    """Pack up to the last piece but one: the path of the journal that is left, and its bytes."""
+    done = 0
+
+    def stop(rows, nbytes):
+        nonlocal done
+        done += rows
+        if done > 0.8 * len(ds):
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        ndfeed.pack(ds, target, progress=stop, **PIECES)
+    (journal,) = target.parent.glob(f".{target.name}.*/journal")
+    return journal, journal.read_bytes()
+
+
 def huge_npz(path, nbytes, compressed):
     """An archive with one large member ``x``, written without ever holding it."""
     block = np.arange(1_000_000, dtype=np.uint8)

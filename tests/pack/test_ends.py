@@ -120,6 +120,27 @@ def test_an_edited_map_begins_anew(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["packed", "source"]
 
 
+@pytest.mark.parametrize("what", ["a file", "a link"])
+def test_a_target_that_is_no_folder_is_refused_at_once(tmp_path, what):
+    """Not when all the work is done."""
+    ds = making.npz_of_rows(tmp_path / "source")
+    (tmp_path / "packed").touch() if what == "a file" else (tmp_path / "packed").symlink_to("x")
+    steps = []
+
+    with pytest.raises(ndfeed.ConflictError, match="packed: is there and is no folder"):
+        ndfeed.pack(ds, tmp_path / "packed", progress=lambda *step: steps.append(step))
+    assert steps == []
+
+
+def test_the_same_rows_are_appended_to_what_was_made_of_them(tmp_path):
+    """Once: the same call again may be one that was ended late."""
+    ds = making.npz_of_rows(tmp_path / "source")
+    ndfeed.pack(ds, tmp_path / "packed")
+
+    assert len(ndfeed.pack(ds, tmp_path / "packed", append=True)) == 2 * len(ds)
+    assert len(ndfeed.pack(ds, tmp_path / "packed", append=True)) == 2 * len(ds)
+
+
 WRITER = """
 ds = ndfeed.open(args[0], sample="row")
 def wait(rows, nbytes):

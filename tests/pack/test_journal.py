@@ -1,12 +1,15 @@
 """The journal: believed up to the first line that is not whole, and never further."""
 
 import os
+import random
+import shutil
+from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pack import making
-from pack.faults import tree
+from pack.faults import BROKEN, system, tree
 
 import ndfeed
 from ndfeed.pack.columns import File, Stretch, checksums
@@ -68,26 +71,68 @@ def test_damage_is_never_believed(tmp_path_factory, data):
     assert read(path) == RECORDS[:line]
 
 
-def test_a_pack_goes_on_from_a_damaged_journal(tmp_path):
-    """It does more again, and ends the same."""
+def test_a_pack_goes_on_from_a_damaged_journal(folder):
+    """It does more again, and ends the same; verify names the journal until then."""
+    ds = making.npz_of_rows(folder / "source", files=8, rows=100)
+    journal, text = making.interrupted(ds, folder / "packed")
+    work, kept = journal.parent, folder / "kept"
+    shutil.copytree(work, kept)
+    ndfeed.pack(ds, folder / "packed", **making.PIECES)
+    expected = tree(folder / "packed")
+    rng = random.Random(0)
+    for _ in range(24):
+        shutil.rmtree(folder / "packed")
+        shutil.copytree(kept, work)
+        at = rng.randrange(len(text))
+        flipped = bytearray(text)
+        flipped[at] ^= 1 << rng.randrange(8)
+        journal.write_bytes(flipped)
+        line = text[:at].count(b"\n") + 1
+        for path in (work, folder / "packed"):
+            with pytest.raises(
+                ndfeed.ChecksumError, match=f"damaged from line {line} on"
+            ) as caught:
+                ndfeed.verify(path)
+            assert caught.value.path == str(journal)
+        ndfeed.pack(ds, folder / "packed", **making.PIECES)
+
+        assert tree(folder / "packed") == expected
+        assert not work.exists()
+
+
+def test_an_unfinished_pack_with_a_sound_journal(tmp_path):
+    """Verify says that, and how far it is, whether asked for the target or the hidden folder."""
     ds = making.npz_of_rows(tmp_path / "source", files=8, rows=100)
-    options = {"workers": 1, "memory": 2000}
-    ndfeed.pack(ds, tmp_path / "expected", **options)
+    journal, text = making.interrupted(ds, tmp_path / "packed")
+    match = f"sound with {text.count(bytes([10]))} steps done; run the same"
 
-    def stop(rows, nbytes):
-        if rows:
-            raise KeyboardInterrupt
+    for path in (journal.parent, tmp_path / "packed"):
+        with pytest.raises(ndfeed.MissingError, match=match):
+            ndfeed.verify(path)
 
-    for bit in range(0, 400, 7):
-        with pytest.raises(KeyboardInterrupt):
-            ndfeed.pack(ds, tmp_path / "packed", progress=stop, **options)
-        (journal,) = tmp_path.glob(".packed.*/journal")
-        text = bytearray(journal.read_bytes())
-        text[bit % len(text)] ^= 1 << bit % 8
-        journal.write_bytes(text)
-    ndfeed.pack(ds, tmp_path / "packed", **options)
 
-    assert tree(tmp_path / "packed") == tree(tmp_path / "expected")
+def test_a_lost_note_that_parts_are_moved(folder):
+    """They are made again; files made anew are never taken for finished ones."""
+    ds = making.npz_of_rows(folder / "source")
+    target = folder / "packed"
+    ndfeed.pack(ds.take(slice(0, 10)), target)
+    shutil.copytree(target, folder / "base")
+    ndfeed.pack(ds, target, append=True)
+    expected = tree(target)
+    for at in count(1):
+        shutil.rmtree(target)
+        shutil.copytree(folder / "base", target)
+        with system(at, BROKEN, {"replace"}), pytest.raises(ndfeed.TargetError, match="rename"):
+            ndfeed.pack(ds, target, append=True)
+        if (target / "00001").exists():
+            break
+    (journal,) = folder.glob(".packed.*/journal")
+    text = bytearray(journal.read_bytes())
+    text[-4] ^= 1
+    journal.write_bytes(text)
+    ndfeed.pack(ds, target, append=True)
+
+    assert tree(target) == expected
 
 
 def test_columns_must_be_covered():

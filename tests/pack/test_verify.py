@@ -10,11 +10,13 @@ import packed_making
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pack import making
 
 import ndfeed
 from ndfeed.files.file import File
 from ndfeed.formats.manifest import parse
 from ndfeed.pack import blocks
+from ndfeed.pack.journal import believed
 
 ROWS = 40
 FLIPS = 100_000
@@ -125,41 +127,69 @@ def test_a_flipped_bit_is_found_and_its_rows_are_named(packed, data):
     assert "ndfeed pack --repair" in str(found)
 
 
-def test_a_hundred_thousand_flipped_bits_are_all_found(packed):
-    """Across all columns and the manifest, by the code that verify runs on each of them."""
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory):
+    """What a pack that was interrupted had noted."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    ds = making.npz_of_rows(folder / "source", files=20, rows=100)
+    return making.interrupted(ds, folder / "packed")[1]
+
+
+def flips(name, data, bits, sound):
+    """Those of ``bits`` that can be turned round in ``data`` with nobody finding it."""
+    for bit in bits:
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        if sound(bytes(flipped), bit // 8):
+            yield name, bit
+
+
+def test_a_hundred_thousand_flipped_bits_are_all_found(packed, journal):
+    """Across columns, manifest and journal, by the code that verify runs on each of them."""
     folder, manifest = packed
-    rng = np.random.default_rng(0)
     every = list(columns(folder, manifest))
     text = (folder / "ndfeed.json").read_bytes()
-    sizes = np.array([column.nbytes for _, column, *_ in every] + [len(text)])
-    bits = rng.integers(0, 8 * sizes.sum(), FLIPS)
+    noted, end = believed(journal)
+    lines = np.cumsum([len(line) for line in journal.splitlines(keepends=True)])
+    sizes = np.array([column.nbytes for _, column, *_ in every] + [len(text), len(journal)])
     ends = np.cumsum(8 * sizes)
+    bits = np.random.default_rng(0).integers(0, ends[-1], FLIPS)
     which = np.searchsorted(ends, bits, side="right")
+    own = [(bits[which == n] - (ends[n] - 8 * sizes[n])).tolist() for n in range(len(sizes))]
     missed = []
-    for number, (path, column, field, *_) in enumerate(every):
+    for (path, column, field, *_), mine in zip(every, own, strict=False):
         size = field.row_bytes(column.role)
         chosen = range(column.blocks + 1)
         fd = os.open(path, os.O_RDWR)
         with File(os.fsencode(path)) as file:
             assert blocks.damaged(file, column, size, chosen) == []
-            for bit in (bits[which == number] - (ends[number] - 8 * sizes[number])).tolist():
+            for bit in mine:
                 byte = os.pread(fd, 1, bit // 8)[0]
                 os.pwrite(fd, bytes([byte ^ 1 << bit % 8]), bit // 8)
                 if len(blocks.damaged(file, column, size, chosen)) != 1:
                     missed.append((path, bit))
                 os.pwrite(fd, bytes([byte]), bit // 8)
         os.close(fd)
-    for bit in (bits[which == len(every)] - (ends[-1] - 8 * len(text))).tolist():
-        flipped = bytearray(text)
-        flipped[bit // 8] ^= 1 << bit % 8
+
+    def parsed(data, at):
         try:
-            parse(bytes(flipped), b"ndfeed.json")
+            parse(data, b"ndfeed.json")
         except ndfeed.ManifestError:
-            continue
-        missed.append(("manifest", bit))
+            return False
+        return True
+
+    def relied_on(data, at):
+        """Is anything believed but the lines before the one that is damaged?"""
+        line = int(np.searchsorted(lines, at, side="right"))
+        return believed(data) != (noted[:line], int(lines[line - 1]) if line else 0)
+
+    missed += flips("manifest", text, own[-2], parsed)
+    missed += flips("journal", journal, own[-1], relied_on)
 
     assert missed == []
-    assert (np.bincount(which, minlength=len(every) + 1) > 100).all()
+    assert end == len(journal)
+    assert (np.bincount(which, minlength=len(sizes)) > 100).all()
+    assert len(own[-1]) > FLIPS // 10
     assert ndfeed.verify(folder).ok
 
 
@@ -253,6 +283,8 @@ def test_no_packed_dataset_is_an_error(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(3))
     with pytest.raises(ndfeed.MissingError, match=r"no packed dataset.*ndfeed pack makes one"):
         ndfeed.verify(tmp_path)
+    with pytest.raises(ndfeed.MissingError, match="nowhere: no such folder"):
+        ndfeed.verify(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="threads must be"):
         ndfeed.verify(tmp_path, threads=0)
 

@@ -1,7 +1,8 @@
 """The command line: ``ndfeed inspect``, ``bench``, ``pack``, ``verify`` and ``demo``.
 
-Commands declare their arguments and print. What they print is made by ``facts`` (of ``inspect``)
-and ``trials`` (of ``bench``), with ``doctor`` for the verdict and ``chart`` for pictures.
+Commands declare their arguments, ``words`` those that several have, and print. What they print is
+made by ``facts`` (of ``inspect``) and ``trials`` (of ``bench``), with ``doctor`` for the verdict
+and ``chart`` for pictures.
 Only this package imports Typer and rich, so ``import ndfeed`` does without them.
 """
 

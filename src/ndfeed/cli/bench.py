@@ -19,11 +19,21 @@ from rich.table import Table
 
 import ndfeed
 from ndfeed.cli import chart
-from ndfeed.cli.console import complain, console, literal, rounded
+from ndfeed.cli.console import complain, console, line, literal, rounded
 from ndfeed.cli.doctor import LABELS
-from ndfeed.cli.inspect import Sample, as_dtype, as_shape
 from ndfeed.cli.steps import Steps
 from ndfeed.cli.trials import Case, Findings, Function, examined
+from ndfeed.cli.words import (
+    DtypeOption,
+    FieldsOption,
+    JsonOption,
+    Opener,
+    Sample,
+    SampleOption,
+    ShapeOption,
+    opener,
+    options_refused,
+)
 from ndfeed.dataset.show import size
 from ndfeed.errors import DeniedError, SourceError
 
@@ -48,17 +58,10 @@ def bench(
             help="A function on batches, as given to Dataset.map; modules here are found, too.",
         ),
     ] = None,
-    fields: Annotated[
-        str | None, typer.Option(metavar="NAME,…", help="Only these fields, separated by commas.")
-    ] = None,
-    sample: Annotated[Sample, typer.Option(help="What one sample is.")] = Sample.auto,
-    dtype: Annotated[
-        str | None,
-        typer.Option(parser=as_dtype, metavar="NAME", help="Element type of raw files."),
-    ] = None,
-    shape: Annotated[
-        str | None, typer.Option(metavar="N,N,…", help="Shape of one sample of raw files.")
-    ] = None,
+    fields: FieldsOption = None,
+    sample: SampleOption = Sample.auto,
+    dtype: DtypeOption = None,
+    shape: ShapeOption = None,
     cold: Annotated[
         bool,
         typer.Option(
@@ -73,9 +76,7 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the stages as a PNG, too.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object, on one line.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure on your own data what limits its feeding, and what would help.
 
@@ -88,12 +89,11 @@ def bench(
     ndfeed bench npz_data/ --batch-size 64 --map augment:flip --plot stages.png
     ndfeed bench npz_data/ --cold --json | jq .remedies
     """
-    if shape is not None and dtype is None:
-        raise typer.BadParameter("--shape is for raw files and needs --dtype beside it")
+    opened = opener(dtype, shape, fields)
     if plot is not None and not os.access(os.path.dirname(os.path.abspath(plot)), os.W_OK):
         raise DeniedError(plot, "the chart cannot be written there; choose another --plot")
     mapped = None if function is None else imported(function)
-    ds = _opened(path, sample, dtype, shape, fields)
+    ds = _opened(path, sample, opened)
     words = {"--sample": sample, "--dtype": dtype, "--shape": shape, "--fields": fields}
     case = Case(path, _packing(path, words), ds, mapped, batch_size, shuffle, seconds, cold)
     _check(case)
@@ -108,14 +108,10 @@ def bench(
         _print(console(), case, found, facts["plot"])
 
 
-def _opened(
-    path: str, sample: Sample, dtype: str | None, shape: str | None, fields: str | None
-) -> ndfeed.Dataset:
+def _opened(path: str, sample: Sample, opened: Opener) -> ndfeed.Dataset:
     """The data, which must have samples."""
-    names = None if fields is None else fields.split(",")
-    lengths = None if shape is None else as_shape(shape)
-    with _options_refused():
-        ds = ndfeed.open(path, sample=sample.value, dtype=dtype, shape=lengths, fields=names)
+    with options_refused():
+        ds = opened(path, sample=sample.value)
     if not len(ds):
         raise SourceError(path, "no samples, nothing to measure")
     return ds
@@ -123,19 +119,8 @@ def _opened(
 
 def _check(case: Case) -> None:
     """Refuse what no loader can do, before anything is measured."""
-    with _options_refused():
+    with options_refused():
         replace(case, function=None).loader(case.ds)
-
-
-@contextmanager
-def _options_refused() -> Iterator[None]:
-    """A wrong word is told as a wrong option."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        if isinstance(error, ndfeed.Error):
-            raise
-        raise typer.BadParameter(str(error)) from None
 
 
 def imported(name: str) -> Function:
@@ -225,16 +210,16 @@ def _print(out: Console, case: Case, found: Findings, plot: str | None) -> None:
     ds = case.ds
     out.print(literal(case.path, "bold"))
     row = ds.nbytes / len(ds)
-    _line(
+    line(
         out,
         f"{len(ds):,} samples of {size(row)}, {found.order}, batches of {case.batch_size:,}, "
         f"{found.loader.threads} thread{'s' * (found.loader.threads != 1)}",
     )
     out.print(_pipeline(found, row))
     for note in found.notes:
-        _line(out, note, "dim")
+        line(out, note, "dim")
     if found.disk_counts or found.disk_passes:
-        _line(
+        line(
             out,
             "larger than the memory that is free: every epoch comes from the disk"
             if not found.disk_passes
@@ -243,7 +228,7 @@ def _print(out: Console, case: Case, found: Findings, plot: str | None) -> None:
         )
     _print_remedies(out, found)
     if plot is not None:
-        _line(out, f"chart: {plot}")
+        line(out, f"chart: {plot}")
 
 
 def _pipeline(found: Findings, row: float) -> Table:
@@ -287,21 +272,16 @@ def _loaders(found: Findings) -> list[tuple[str, float]]:
 def _print_remedies(out: Console, found: Findings) -> None:
     tried = ", ".join(dict.fromkeys(one.name for one in found.trials))
     if not found.remedies:
-        _line(out, f"nothing that was tried on {found.sample:,} samples helps: {tried}")
+        line(out, f"nothing that was tried on {found.sample:,} samples helps: {tried}")
         return
-    _line(out, f"what helps most, measured on {found.sample:,} samples:", "bold")
+    line(out, f"what helps most, measured on {found.sample:,} samples:", "bold")
     for number, one in enumerate(found.remedies, 1):
-        _line(
+        line(
             out,
             f"{number}. {one.how}  {rounded(one.before)} → {rounded(one.after)} rows/s, "
             f"{one.gain:.1f}×",
         )
-    _line(out, f"tried: {tried}", "dim")
-
-
-def _line(out: Console, text: str, style: str = "") -> None:
-    # Wrapped by the terminal, if at all: what is piped or copied stays one line.
-    out.print(literal(f"  {text}", style), soft_wrap=True)
+    line(out, f"tried: {tried}", "dim")
 
 
 def _drawn(case: Case, found: Findings) -> bytes:

@@ -19,6 +19,11 @@ def literal(text: str, style: str = "") -> Text:
     return Text(shown(text), style=style)
 
 
+def line(out: Console, text: str, style: str = "") -> None:
+    """One line below a heading. Wrapped by the terminal, if at all: what is piped stays one."""
+    out.print(literal(f"  {text}", style), soft_wrap=True)
+
+
 def rounded(count: float) -> str:
     """A rate for people.
 

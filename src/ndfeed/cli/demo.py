@@ -25,6 +25,7 @@ from ndfeed.cli.console import console, literal, rounded
 from ndfeed.cli.meter import Meter
 from ndfeed.cli.peers import Loop
 from ndfeed.cli.runs import length, run
+from ndfeed.cli.words import JsonOption
 from ndfeed.dataset.show import size
 from ndfeed.errors import DeniedError, MissingError, SpaceError
 from ndfeed.progress import Bar
@@ -56,9 +57,7 @@ def demo(
     seconds: Annotated[
         float, typer.Option(min=0.05, help="How long each way is measured.")
     ] = _SECONDS,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object, on one line.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Read compressed .npz files with np.load and with ndfeed, pack them, and compare.
 

@@ -2,22 +2,27 @@
 
 import json
 import warnings
-from collections.abc import Callable
-from enum import StrEnum
-from functools import partial
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-import ndfeed
 from ndfeed.cli import facts
-from ndfeed.cli.console import complain, console, literal
+from ndfeed.cli.console import complain, console, line, literal
 from ndfeed.cli.facts import Facts, FieldFacts, Reading
+from ndfeed.cli.words import (
+    DtypeOption,
+    FieldsOption,
+    JsonLinesOption,
+    Opener,
+    Sample,
+    SampleOption,
+    ShapeOption,
+    opener,
+)
 from ndfeed.dataset import show
 from ndfeed.errors import AmbiguousError, Error
-from ndfeed.formats.types import named
 
 _SHOWN_FIELDS = 100
 _SHOWN_REMARKS = 10
@@ -26,30 +31,6 @@ _WORDS = {
     "file": "a sample is a whole file",
     "both": "samples are rows of some files and others whole",
 }
-
-
-class Sample(StrEnum):
-    """What one sample is."""
-
-    auto = "auto"
-    row = "row"
-    file = "file"
-
-
-def as_dtype(text: str) -> str:
-    """The name of an element type, as somebody wrote it."""
-    try:
-        return named(text)
-    except (TypeError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-def as_shape(text: str) -> tuple[int, ...]:
-    """A shape, as somebody wrote it."""
-    try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise typer.BadParameter(f"whole numbers such as 3,32,32 expected, got {text!r}") from None
 
 
 def inspect(
@@ -62,23 +43,11 @@ def inspect(
             show_default=False,
         ),
     ],
-    sample: Annotated[Sample, typer.Option(help="What one sample is.")] = Sample.auto,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            parser=as_dtype, metavar="NAME", help="Element type of raw files: uint16, <f4."
-        ),
-    ] = None,
-    shape: Annotated[
-        str | None,
-        typer.Option(metavar="N,N,…", help="Shape of one sample of raw files: 3,32,32."),
-    ] = None,
-    fields: Annotated[
-        str | None, typer.Option(metavar="NAME,…", help="Only these fields, separated by commas.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object for each path, on one line.")
-    ] = False,
+    sample: SampleOption = Sample.auto,
+    dtype: DtypeOption = None,
+    shape: ShapeOption = None,
+    fields: FieldsOption = None,
+    as_json: JsonLinesOption = False,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Neither use nor keep an index of the files.")
     ] = False,
@@ -93,15 +62,7 @@ def inspect(
     ndfeed inspect tokens.bin --dtype uint16 --shape 1024
     ndfeed inspect npz_data/ --json | jq .samples
     """
-    if shape is not None and dtype is None:
-        raise typer.BadParameter("--shape is for raw files and needs --dtype beside it")
-    opened = partial(
-        ndfeed.open,
-        dtype=dtype,
-        shape=None if shape is None else as_shape(shape),
-        fields=None if fields is None else fields.split(","),
-        cache=not no_cache,
-    )
+    opened = opener(dtype, shape, fields, cache=not no_cache)
     out = console()
     failed = False
     for path in paths:
@@ -123,7 +84,7 @@ def inspect(
         raise typer.Exit(1)
 
 
-def look(path: str, sample: str, opened: Callable[..., ndfeed.Dataset]) -> Facts:
+def look(path: str, sample: str, opened: Opener) -> Facts:
     """The facts of one source; both readings where it could be read two ways."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -147,21 +108,16 @@ def _print(out: Console, found: Facts) -> None:
     else:
         out.print(_field_table(found["fields"]))
         size = show.size(found["bytes"] or 0)
-        _line(out, f"{_count(found['samples'] or 0, 'sample')}, {size} decoded")
-        _line(out, f"{_WORDS[found['sample'] or 'both']} ({found['why']})")
+        line(out, f"{_count(found['samples'] or 0, 'sample')}, {size} decoded")
+        line(out, f"{_WORDS[found['sample'] or 'both']} ({found['why']})")
     formats = ", ".join(f"{count:,} {name}" for name, count in found["formats"].items())
-    _line(out, f"{_count(found['files'], 'file')} ({formats}), {_disk(found)} on disk")
+    line(out, f"{_count(found['files'], 'file')} ({formats}), {_disk(found)} on disk")
     _print_remarks(out, found)
     if found["advice"]:
-        _line(out, "what would make it faster:", "bold")
+        line(out, "what would make it faster:", "bold")
         for one in found["advice"]:
-            _line(out, f"- {one['text']}")
+            line(out, f"- {one['text']}")
     out.print()
-
-
-def _line(out: Console, text: str, style: str = "") -> None:
-    # Wrapped by the terminal, if at all: what is piped or copied stays one line.
-    out.print(literal(f"  {text}", style), soft_wrap=True)
 
 
 def _count(count: int, what: str) -> str:
@@ -211,9 +167,9 @@ def _print_readings(out: Console, readings: list[Reading]) -> None:
             _WORDS[one["sample"]].removeprefix("a sample is "),
             literal(", ".join(listed) + f" and {more:,} more" * (more > 0)),
         )
-    _line(out, "could be read two ways; say which:")
+    line(out, "could be read two ways; say which:")
     out.print(table)
-    _line(out, 'in Python: ndfeed.open(…, sample="file") or ndfeed.open(…, sample="row")')
+    line(out, 'in Python: ndfeed.open(…, sample="file") or ndfeed.open(…, sample="row")')
 
 
 def _print_remarks(out: Console, found: Facts) -> None:
@@ -227,15 +183,15 @@ def _print_remarks(out: Console, found: Facts) -> None:
         more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
         lines.append(f"{files[0]}{more}: {text}")
     # The advice below says this once for all files, and what to do.
-    lines = [line for line in lines if not (told and "Fortran order" in line)]
+    lines = [one for one in lines if not (told and "Fortran order" in one)]
     if lines:
-        _line(out, "remarks:", "bold")
-    for line in lines[:_SHOWN_REMARKS]:
-        _line(out, f"- {line}")
+        line(out, "remarks:", "bold")
+    for one in lines[:_SHOWN_REMARKS]:
+        line(out, f"- {one}")
     if len(lines) > _SHOWN_REMARKS:
-        _line(out, f"- … {len(lines) - _SHOWN_REMARKS:,} more kinds; --json lists them")
+        line(out, f"- … {len(lines) - _SHOWN_REMARKS:,} more kinds; --json lists them")
     if found["ignored_total"]:
         names = ", ".join(found["ignored"])
         more = ", …" if found["ignored_total"] > len(found["ignored"]) else ""
         total = _count(found["ignored_total"], "file")
-        _line(out, f"{total} without arrays left out: {names}{more}")
+        line(out, f"{total} without arrays left out: {names}{more}")

@@ -9,20 +9,29 @@ import typer
 from rich.console import Console
 
 import ndfeed
-from ndfeed.cli.console import complain, console, literal
+from ndfeed.cli.console import complain, console, line, literal
 from ndfeed.cli.engines import engine
-from ndfeed.cli.inspect import Sample, as_dtype, as_shape
 from ndfeed.cli.meter import Meter
 from ndfeed.cli.runs import run
-from ndfeed.dataset.dataset import Dataset
+from ndfeed.cli.words import (
+    DtypeOption,
+    FieldsOption,
+    JsonOption,
+    Sample,
+    SampleOption,
+    ShapeOption,
+    as_dtype,
+    opener,
+    options_refused,
+)
 from ndfeed.dataset.show import size
-from ndfeed.files import system, write
-from ndfeed.pack.pack import forecast
-from ndfeed.pack.packing import needed
-from ndfeed.pack.request import Request
 
 _BATCH = 256
-_SECONDS = 0.5  # for measuring each of two datasets
+_TURNS = 2
+_SECONDS = 0.25  # for measuring each of two datasets in a turn
+# An epoch of less than this is begun as soon as it is over: no speed can be told of it.
+_LEAST_ROWS = 4 * _BATCH
+_LEAST_BYTES = 64 << 20
 
 Facts = dict[str, Any]
 
@@ -46,17 +55,10 @@ def pack(
         typer.Argument(metavar="SRC", help="A file, a folder, or a pattern in quotes."),
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="The folder to make.")],
-    sample: Annotated[Sample, typer.Option(help="What one sample is.")] = Sample.auto,
-    dtype: Annotated[
-        str | None,
-        typer.Option(parser=as_dtype, metavar="NAME", help="Element type of raw files."),
-    ] = None,
-    shape: Annotated[
-        str | None, typer.Option(metavar="N,N,…", help="Shape of one sample of raw files.")
-    ] = None,
-    fields: Annotated[
-        str | None, typer.Option(metavar="NAME,…", help="Only these fields, separated by commas.")
-    ] = None,
+    sample: SampleOption = Sample.auto,
+    dtype: DtypeOption = None,
+    shape: ShapeOption = None,
+    fields: FieldsOption = None,
     cast: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=TYPE", help="Store a field in another type; may be repeated."),
@@ -87,9 +89,7 @@ def pack(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object, on one line.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Rewrite a dataset into plain .npy columns, once: whole, or not at all.
 
@@ -101,87 +101,99 @@ def pack(
     ndfeed pack more_data/ packed/ --append
     ndfeed pack npz_data/ packed/ --repair
     """
-    if shape is not None and dtype is None:
-        raise typer.BadParameter("--shape is for raw files and needs --dtype beside it")
-    chosen = None if fields is None else fields.split(",")
-    lengths = None if shape is None else as_shape(shape)
+    opened = opener(dtype, shape, fields)
+    options: Facts = {
+        "dtype": _casts(cast or []),
+        "shuffle": shuffle,
+        "names": names,
+        "rows_per_part": rows_per_part,
+        "append": append,
+        "repair": repair,
+        "memory": memory,
+    }
     try:
-        ds = ndfeed.open(source, sample=sample.value, dtype=dtype, shape=lengths, fields=chosen)
-        options = {
-            "dtype": _casts(cast or []),
-            "shuffle": shuffle,
-            "names": names,
-            "rows_per_part": rows_per_part,
-            "append": append,
-            "memory": memory,
-        }
-        if dry_run:
-            _show(_forecast(ds, source, target, options, workers), as_json)
-            return
-        found = _packed(ds, target, options, on, workers, repair)
+        with options_refused():
+            ds = opened(source, sample=sample.value)
+            if dry_run:
+                plan = ndfeed.pack(ds, target, workers=workers, dry_run=True, **options)
+                found = _planned(plan, append)
+            else:
+                found = _packed(ds, target, options, on, workers)
     except KeyboardInterrupt as error:
         complain("; ".join(["interrupted", *getattr(error, "__notes__", ())]))
         raise typer.Exit(130) from None
-    except (TypeError, ValueError) as error:
-        if isinstance(error, ndfeed.Error):
-            raise
-        raise typer.BadParameter(str(error)) from None
     _show({"source": source, "target": target} | found, as_json)
 
 
 def _packed(
-    ds: Dataset, target: str, options: Facts, on: str | None, workers: int | None, repair: bool
+    ds: ndfeed.Dataset, target: str, options: Facts, on: str | None, workers: int | None
 ) -> Facts:
     """Do it; the facts of what was done."""
     began = time.perf_counter()
     with engine(on) as used, Meter("packing", len(ds)) as meter:
-        made = ndfeed.pack(
+        made: ndfeed.Dataset = ndfeed.pack(
             ds,
             target,
-            repair=repair,
             executor=used.executor,
             workers=workers or used.workers,
             progress=meter.advance,
             **options,
         )
     took = time.perf_counter() - began
+    repaired = bool(options["repair"])
+    # Whoever packs tells of rows, were they done before; whoever finds all done does not.
+    written = meter.rows > 0 or not len(ds)
     found: Facts = {
         "rows": len(made),
         "parts": len({os.path.dirname(file) for file in made.files}),
         "bytes": _on_disk(made),
         "source_bytes": _on_disk(ds),
         "seconds": round(took, 3),
-        "repaired": repair,
+        "repaired": repaired,
+        "written": written and not repaired,
+        "rows_per_second": None,
     }
-    if not repair and len(made) and len(ds):
-        found |= {"rows_per_second": {"before": _rate(ds), "after": _rate(made.select(*ds.fields))}}
+    if found["written"]:
+        try:
+            found["rows_per_second"] = _rates(ds, made.select(*ds.fields))
+        except KeyboardInterrupt as error:
+            error.add_note(f"{target} is complete: only its speed was not measured")
+            raise
     return found
 
 
-def _forecast(ds: Dataset, source: str, target: str, options: Facts, workers: int | None) -> Facts:
-    request = Request.of(ds, target, **options)
-    plan = forecast(request, workers or system.cores())
+def _planned(found: ndfeed.Forecast, append: bool) -> Facts:
     return {
-        "source": source,
-        "target": target,
-        "rows": plan.rows,
-        "parts": len(plan.parts) - 1,
-        "pieces": max(len(plan.pieces) - 1, 0),
-        "fields": [{"name": f.name, "dtype": f.dtype, "shape": list(f.shape)} for f in plan.fields],
-        "bytes": needed(plan),
-        "free": write.free_bytes(os.path.dirname(request.target)),
+        "rows": found.rows,
+        "parts": found.parts,
+        "appended": append,
+        "fields": [
+            {"name": f.name, "dtype": f.type, "shape": list(f.shape or ()), "text": str(f)}
+            for f in found.fields.values()
+        ],
+        "bytes": found.needed,
+        "free": found.free,
+        "fits": found.fits,
+        "state": found.state,
     }
 
 
-def _on_disk(ds: Dataset) -> int:
+def _on_disk(ds: ndfeed.Dataset) -> int:
     tables = {id(group.table): group.table for group in ds.groups}
     return sum(int(table.identity[:, 2].sum()) for table in tables.values())
 
 
-def _rate(ds: Dataset) -> int:
-    """Shuffled rows a second, measured on a few batches behind the first."""
-    loader = ndfeed.loader(ds, min(_BATCH, max(len(ds) // 4, 1)), shuffle=True)
-    return round(run(loader, _SECONDS).rows_per_second)
+def _rates(ds: ndfeed.Dataset, made: ndfeed.Dataset) -> dict[str, int] | None:
+    """Shuffled rows a second before and after; nothing where starting an epoch is all there is."""
+    if len(ds) < _LEAST_ROWS and ds.nbytes < _LEAST_BYTES:
+        return None
+    batch = min(_BATCH, max(len(ds) // 4, 1))
+    found = {"before": 0, "after": 0}
+    for _ in range(_TURNS):  # the better of two: other programs run, too
+        for name, one in (("before", ds), ("after", made)):
+            rate = run(ndfeed.loader(one, batch, shuffle=True), _SECONDS).rows_per_second
+            found[name] = max(found[name], round(rate))
+    return found
 
 
 def _show(found: Facts, as_json: bool) -> None:
@@ -191,28 +203,40 @@ def _show(found: Facts, as_json: bool) -> None:
     out = console()
     out.print(literal(found["target"], "bold"))
     what = f"{found['rows']:,} rows in {found['parts']:,} part{'s' * (found['parts'] != 1)}"
-    if "pieces" in found:
-        free = "" if found["free"] is None else f", {size(found['free'])} free there"
-        _line(out, f"would have {what}, and need {size(found['bytes'])}{free}")
-        for one in found["fields"]:
-            shape = str(tuple(one["shape"])).replace("None", "…")
-            _line(out, f"  {one['name']} {one['dtype']} {shape}")
+    if "state" in found:
+        _show_plan(out, what, found)
         return
     if found["repaired"]:
-        _line(out, f"{what}, all sound now ({found['seconds']:.1f} s)")
+        line(out, f"{what}, all sound now ({found['seconds']:.1f} s)")
+        return
+    if not found["written"]:
+        line(out, f"{what}, there already from this source: nothing was written")
         return
     rate = size(found["bytes"] / max(found["seconds"], 1e-9))
     before, after = size(found["source_bytes"]), size(found["bytes"])
-    _line(out, f"{what}, {before} before, {after} now, in {found['seconds']:.1f} s ({rate}/s)")
-    speeds = found.get("rows_per_second")
-    if speeds and speeds["before"] and speeds["after"]:
-        _line(
+    line(out, f"{what}, {before} before, {after} now, in {found['seconds']:.1f} s ({rate}/s)")
+    speeds = found["rows_per_second"]
+    if speeds is None:
+        line(out, "shuffled batches: too little data to measure their speed")
+    elif speeds["before"] and speeds["after"]:
+        gain = speeds["after"] / speeds["before"]
+        line(
             out,
             f"shuffled batches: {speeds['before']:,} rows/s before, {speeds['after']:,} now "
-            f"({speeds['after'] / speeds['before']:.1f}×)",
+            f"({gain:.1f}×)",
         )
 
 
-def _line(out: Console, text: str) -> None:
-    # Wrapped by the terminal, if at all: what is piped or copied stays one line.
-    out.print(literal(f"  {text}"), soft_wrap=True)
+def _show_plan(out: Console, what: str, found: Facts) -> None:
+    if found["state"] == "done":
+        line(out, f"has {what} of this source already: nothing would be written")
+        return
+    free = "" if found["free"] is None else f", {size(found['free'])} free there"
+    verb = "get" if found["appended"] else "have"
+    line(out, f"would {verb} {what}, and need {size(found['bytes'])}{free}")
+    if not found["fits"]:
+        line(out, "too little room: make some, or choose a target elsewhere", "bold red")
+    if found["state"] == "begun":
+        line(out, "an earlier run left work here, which would be gone on with")
+    for one in found["fields"]:
+        line(out, f"  {one['text']}")

@@ -9,6 +9,7 @@ from rich.table import Table
 
 import ndfeed
 from ndfeed.cli.console import complain, console, literal
+from ndfeed.cli.words import JsonLinesOption
 from ndfeed.dataset import show
 from ndfeed.errors import Error
 
@@ -23,9 +24,7 @@ def verify(
     threads: Annotated[
         int | None, typer.Option(min=1, help="How many threads read at once; chosen if not said.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object for each path, on one line.")
-    ] = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """Read packed datasets whole and compare every byte with its checksum.
 

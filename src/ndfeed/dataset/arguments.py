@@ -21,7 +21,7 @@ def as_bytes(memory: int | str | None) -> int:
                 f'memory must be bytes or text such as "2GB" or "512MiB", got {memory!r}'
             )
         units = _BINARY if found[3] else _UNITS
-        return int(float(found[1]) * units[found[2].upper()])
+        memory = int(float(found[1]) * units[found[2].upper()])
     if isinstance(memory, bool) or not hasattr(memory, "__index__"):
         raise TypeError(f'memory must be bytes or text such as "2GB", got {memory!r}')
     if memory < 1:

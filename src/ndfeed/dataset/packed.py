@@ -33,12 +33,16 @@ def dataset(opened: Opened, fields: tuple[str, ...] | None, mapped: bool) -> Dat
     return Dataset(chosen, made, why="packed dataset", origin=table.digest[:16])
 
 
+def described(field: manifest.Field) -> Field:
+    """A stored field as readers get it."""
+    kind = plain(field.dtype)
+    return Field(field.name, delivered(kind), field.shape, kind)
+
+
 def _group(field: manifest.Field, table: Table, first: Ints, mapped: bool) -> Group:
     """One field: its first column in every part is at ``first`` in the table."""
-    kind = plain(field.dtype)
-    described = Field(field.name, delivered(kind), field.shape, kind)
     places = dict(zip(field.roles, (first + i for i in range(len(field.roles))), strict=True))
     offsets, extents = places.get("offsets"), places.get("shapes")
-    column = Column(described, table, first, np.zeros(len(first), bool), offsets, extents)
+    column = Column(described(field), table, first, np.zeros(len(first), bool), offsets, extents)
     counts = lengths(table, first) if offsets is None else lengths(table, offsets) - 1
     return Group(np.concatenate([[0], np.cumsum(counts)]), (column,), mapped)

@@ -22,14 +22,8 @@ class Journal:
     """Notes what is done. One process at a time has it open."""
 
     def __init__(self, path: bytes) -> None:
-        self.done: dict[str, Record] = {}
-        end = 0
-        for line in _lines(path):
-            found = _parsed(line)
-            if found is None:
-                break
-            self.done[found["task"]] = found
-            end += len(line)
+        records, end = believed(contents(path))
+        self.done: dict[str, Record] = {record["task"]: record for record in records}
         self._file = Output(path, new=True)
         try:
             self._file.allocate(end)
@@ -47,6 +41,13 @@ class Journal:
         self._end += len(data)
         self.done |= {record["task"]: record for record in records}
 
+    def forget(self) -> None:
+        """Begin anew: what was noted is not to be relied on."""
+        if self.done:
+            self._file.allocate(0)
+            self._file.sync()
+            self.done, self._end = {}, 0
+
     def stretches(self) -> dict[str, list[Stretch]]:
         """All that was written, by column."""
         found: dict[str, list[Stretch]] = {}
@@ -55,18 +56,39 @@ class Journal:
                 found.setdefault(spot, []).append(Stretch(one[0], one[1], one[2]))
         return found
 
+    def read(self) -> dict[str, list[Stretch]]:
+        """What several pieces have read of members, by member."""
+        found: dict[str, list[Stretch]] = {}
+        for record in self.done.values():
+            for member, some in record.get("read", {}).items():
+                found.setdefault(member, []).extend(Stretch(*one) for one in some)
+        return found
+
     def close(self) -> None:
         """Let go of the file."""
         self._file.close()
 
 
-def _lines(path: bytes) -> list[bytes]:
+def contents(path: bytes) -> bytes:
+    """All that is in a journal, nothing where there is none."""
     try:
         with File(path) as file:
-            data = file.read(0, file.size)
+            return file.read(0, file.size)
     except MissingError:
-        return []
-    return data.splitlines(keepends=True)
+        return b""
+
+
+def believed(data: bytes) -> tuple[list[Record], int]:
+    """The records of a journal up to the first line that is not whole, and where that begins."""
+    records: list[Record] = []
+    end = 0
+    for line in data.splitlines(keepends=True):
+        found = _parsed(line)
+        if found is None:
+            break
+        records.append(found)
+        end += len(line)
+    return records, end
 
 
 def _line(record: Record) -> bytes:

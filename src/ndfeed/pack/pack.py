@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
@@ -19,7 +19,9 @@ from ndfeed.errors import (
 from ndfeed.files import write
 from ndfeed.formats.manifest import NAME, Field, Manifest
 from ndfeed.index.source import Source
+from ndfeed.index.table import Ints
 from ndfeed.pack.fields import probe_bytes, stored_fields
+from ndfeed.pack.forecast import Forecast, forecast
 from ndfeed.pack.piece import forget
 from ndfeed.pack.plan import Plan, planned
 from ndfeed.pack.publish import manifest_of, packs_of, publish
@@ -38,6 +40,46 @@ _MOST_WORKERS = 4096
 _AGAIN = "what is done is kept: run the same again to go on"
 
 
+@overload
+def pack(
+    source: "Source | Dataset | Mapping[str, Source | Dataset]",
+    target: str | os.PathLike[str],
+    *,
+    fields: Sequence[str] | None = ...,
+    dtype: Mapping[str, object] | None = ...,
+    shuffle: int | None = ...,
+    names: bool = ...,
+    rows_per_part: int | None = ...,
+    append: bool = ...,
+    repair: bool = ...,
+    executor: "Executor | None" = ...,
+    workers: int | None = ...,
+    memory: int | str | None = ...,
+    progress: "Progress | None" = ...,
+    dry_run: Literal[False] = ...,
+) -> Dataset: ...
+
+
+@overload
+def pack(
+    source: "Source | Dataset | Mapping[str, Source | Dataset]",
+    target: str | os.PathLike[str],
+    *,
+    fields: Sequence[str] | None = ...,
+    dtype: Mapping[str, object] | None = ...,
+    shuffle: int | None = ...,
+    names: bool = ...,
+    rows_per_part: int | None = ...,
+    append: bool = ...,
+    repair: bool = ...,
+    executor: "Executor | None" = ...,
+    workers: int | None = ...,
+    memory: int | str | None = ...,
+    progress: "Progress | None" = ...,
+    dry_run: Literal[True],
+) -> Forecast: ...
+
+
 def pack(  # noqa: PLR0913 - what users say about a conversion
     source: "Source | Dataset | Mapping[str, Source | Dataset]",
     target: str | os.PathLike[str],
@@ -53,7 +95,8 @@ def pack(  # noqa: PLR0913 - what users say about a conversion
     workers: int | None = None,
     memory: int | str | None = None,
     progress: "Progress | None" = None,
-) -> Dataset:
+    dry_run: bool = False,
+) -> Dataset | Forecast:
     """Rewrite a dataset into plain ``.npy`` columns in the folder ``target``, and open that.
 
     ``source`` is a dataset, with whatever ``map`` it has, or what ``ndfeed.open`` takes. The
@@ -74,7 +117,12 @@ def pack(  # noqa: PLR0913 - what users say about a conversion
                  2 GiB.
     ``progress`` called with the rows and bytes that were just written; first with those that an
                  earlier run had written.
+    ``dry_run``  write nothing, and return what would be written and the room it needs as a
+                 ``Forecast``. What packing would refuse at once is refused here too, but for
+                 too little room, which the forecast tells.
     """
+    if dry_run and repair:
+        raise ValueError("dry_run with repair: ndfeed.verify says what repair would write again")
     ds = source if isinstance(source, Dataset) else open_dataset(source)
     if fields is not None:
         ds = ds.select(*([fields] if isinstance(fields, str) else fields))
@@ -87,53 +135,61 @@ def pack(  # noqa: PLR0913 - what users say about a conversion
     from ndfeed.pack.engine import Pool  # noqa: PLC0415
 
     pool = Pool(ds, executor, workers)
+    if dry_run:
+        plan, _, _, done = _prepared(request, pool.workers)
+        return forecast(Work(request.target, plan.digest), plan, done=done)
     bar = Bar("packing", len(ds))
     with bar, pool:
         return packed(request, pool, progress or (lambda rows, _: bar.advance(rows)))
+
+
+class _Prepared(NamedTuple):
+    """A plan, the order of its rows, and what is at the target already; ``done`` if all is."""
+
+    plan: Plan
+    order: Ints | None
+    before: Manifest | None
+    done: bool = False
+
+
+def _prepared(request: Request, workers: int) -> _Prepared:
+    """What is to be done, or an error where something else is in its place. Writes nothing."""
+    before = manifest_of(request.target)
+    if request.append and before is None:
+        raise MissingError(request.target, "no packed dataset to append to; leave append out")
+    fields = _fields(request, before if request.append else None)
+    row_bytes = probe_bytes(request.source.ds)
+    if before is None:
+        _check_free(request.target)
+    first, base = 0, ""
+    if before is not None and request.append:
+        done = _appended_before(request, before, fields, workers, row_bytes)
+        if done is not None:
+            return _Prepared(done, None, before, done=True)
+        first, base = _next_part(before), before.digest
+    wanted = request.wanted(workers, row_bytes, first, base)
+    plan, order = planned(request.source, fields, wanted)
+    if before is not None and not request.append:
+        _check_same(request, before, plan)
+        return _Prepared(plan, order, before, done=True)
+    return _Prepared(plan, order, before)
 
 
 def packed(request: Request, pool: "Pool", progress: "Progress") -> Dataset:
     """Do what is requested."""
     from ndfeed.pack.packing import Packing, check_space  # noqa: PLC0415 - as above
 
-    before = manifest_of(request.target)
-    if request.append and before is None:
-        raise MissingError(request.target, "no packed dataset to append to; leave append out")
-    fields = _fields(request, before if request.append else None)
-    row_bytes = probe_bytes(request.source.ds)
-    if before is not None and not request.append:
-        plan, _ = planned(request.source, fields, request.wanted(pool.workers, row_bytes))
-        return _done_before(request, before, plan)
-    if before is None:
-        first, base, old = 0, "", None
-        if write.names(request.target):
-            raise ConflictError(request.target, "a folder with something in it; choose another")
-    else:
-        found = _appended_before(request, before, fields, pool.workers, row_bytes)
-        if found is not None:
-            return found
-        first, base, old = _next_part(before), before.digest, before
-    wanted = request.wanted(pool.workers, row_bytes, first, base)
-    plan, order = planned(request.source, fields, wanted)
+    plan, order, before, done = _prepared(request, pool.workers)
     work = Work(request.target, plan.digest)
+    if done:
+        return _finished(work)
     check_space(work, plan)
     with work, _going_on(work, plan):
         work.remove_others()
         parts = Packing(work, plan, order, pool, progress).run()
         request.source.check_unchanged()
-        publish(work, plan, parts, old)
+        publish(work, plan, parts, before)
     return open_dataset(os.fsdecode(request.target))
-
-
-def forecast(request: Request, workers: int) -> Plan:
-    """What would be done, without doing any of it."""
-    before = manifest_of(request.target) if request.append else None
-    if request.append and before is None:
-        raise MissingError(request.target, "no packed dataset to append to; leave append out")
-    fields = _fields(request, before)
-    return planned(request.source, fields, request.wanted(workers, probe_bytes(request.source.ds)))[
-        0
-    ]
 
 
 @contextmanager
@@ -176,39 +232,45 @@ def _fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
     return before.fields
 
 
-def _done_before(request: Request, before: Manifest, plan: Plan) -> Dataset:
-    """What is there is the same already, made by a run that was ended late; or it is not."""
+def _check_free(target: bytes) -> None:
+    """Refuse at once what the target could not be moved to when all is done."""
+    if write.names(target):
+        raise ConflictError(target, "a folder with something in it; choose another")
+    if write.present(target) and (os.path.islink(target) or not os.path.isdir(target)):
+        raise ConflictError(target, "is there and is no folder; remove it or choose another")
+
+
+def _check_same(request: Request, before: Manifest, plan: Plan) -> None:
+    """Refuse what is there unless the same plan made it, in a run that was ended late."""
     packs = packs_of(before)
     if len(packs) != 1 or packs[0].get("plan") != plan.source["plan"]:
         raise ConflictError(
             request.target,
             "another packed dataset is there; remove it, add to it (append), or choose another",
         )
-    return _finished(request, plan)
 
 
-def _finished(request: Request, plan: Plan) -> Dataset:
+def _finished(work: Work) -> Dataset:
     """Remove what a run that was ended late left behind."""
-    work = Work(request.target, plan.digest)
     if work.leftovers():
         with suppress(ConflictError), work:  # else somebody is about to add to it
             work.remove_others()
             work.remove()
-    return open_dataset(os.fsdecode(request.target))
+    return open_dataset(os.fsdecode(work.target))
 
 
 def _appended_before(
     request: Request, before: Manifest, fields: tuple[Field, ...], workers: int, row_bytes: int
-) -> Dataset | None:
-    """What is there ends with these very rows, appended by a run that was ended late."""
+) -> Plan | None:
+    """The plan with which these very rows were appended last, by a run that was ended late."""
     last = packs_of(before)[-1:]
     if not last or last[0].get("fingerprint") != request.source.ds.fingerprint:
         return None
     first, base = last[0].get("first"), last[0].get("base")
-    if not isinstance(first, int) or not isinstance(base, str):
-        return None
+    if not isinstance(first, int) or not isinstance(base, str) or not base:
+        return None  # made, not appended: the same rows may well be wanted once more
     plan, _ = planned(request.source, fields, request.wanted(workers, row_bytes, first, base))
-    return _finished(request, plan) if plan.source["plan"] == last[0].get("plan") else None
+    return plan if plan.source["plan"] == last[0].get("plan") else None
 
 
 def _next_part(before: Manifest) -> int:

@@ -18,13 +18,14 @@ from ndfeed.index.table import Ints
 from ndfeed.pack.columns import Columns, Spot
 from ndfeed.pack.commit import MOST_FILES, Commits
 from ndfeed.pack.engine import Orders, Pool
+from ndfeed.pack.forecast import needed
 from ndfeed.pack.journal import Journal, Record
+from ndfeed.pack.members import Watch
 from ndfeed.pack.piece import DATA, ORDER, PLAN, SPOOL, VALUES, spool_names, summed
 from ndfeed.pack.plan import Plan
 from ndfeed.pack.store import as_bytes
-from ndfeed.pack.work import Work
+from ndfeed.pack.work import JOURNAL, Work
 
-JOURNAL = b"journal"
 PUBLISHING = "publish"
 
 Progress = Callable[[int, int], None]  # rows and bytes that were written now
@@ -51,6 +52,8 @@ class Packing:
         """
         journal = Journal(self._work.path(JOURNAL))
         try:
+            if PUBLISHING not in journal.done and not self._in_place():
+                journal.forget()
             return self._run(journal)
         finally:
             journal.close()
@@ -85,13 +88,31 @@ class Packing:
             self._do(journal, [f"place {n}" for n in pieces])
         if plan.scattered:
             self._do(journal, [f"sums {n}" for n in range(len(summed(self._columns)))])
+        self._check_members(journal)
         parts = self._parts(journal)
         journal.note([{"task": PUBLISHING}])
         return parts
 
+    def _in_place(self) -> bool:
+        """Are the folders there that finished pieces were written to?
+
+        Not where nothing was begun, nor where parts were moved to the target already and the note
+        that they would be is damaged.
+        """
+        folders = map(self._columns.folder, range(len(self._plan.parts) - 1))
+        return all(write.present(self._work.path(DATA, name.encode())) for name in folders)
+
     def _parts(self, journal: Journal) -> tuple[Part, ...]:
         stretches = journal.stretches()
         return tuple(self._columns.part(n, stretches) for n in range(len(self._plan.parts) - 1))
+
+    def _check_members(self, journal: Journal) -> None:
+        """Compare the checksums of stored members that several pieces have read."""
+        in_order = self._plan.shuffle is None and not self._plan.scattered
+        watch = Watch(self._source, self._plan.pieces, in_order=in_order)
+        read = journal.read()
+        for member in watch.split():
+            watch.check(member, read.get(str(member), []))
 
     def _do(self, journal: Journal, tasks: list[str]) -> None:
         left = [task for task in tasks if task not in journal.done]
@@ -178,17 +199,6 @@ class Packing:
             for i in self._plan.spooled:
                 values[part][i] = journal.done[f"offsets {part * count + i}"]["values"]
         return tuple(map(tuple, values))
-
-
-def needed(plan: Plan) -> int:
-    """Bytes that the target takes, as far as they are known before the maps are run."""
-    columns = plan.columns
-    known = (
-        columns.file(spot).size
-        for spot in columns.spots()
-        if spot.role != "values" or columns.values[spot.part][spot.field] is not None
-    )
-    return sum(known)
 
 
 def check_space(work: Work, plan: Plan) -> None:

@@ -31,11 +31,12 @@ from ndfeed.files.file import File
 from ndfeed.files.write import Output
 from ndfeed.formats.array import RAW
 from ndfeed.formats.inflate import crc32
-from ndfeed.formats.manifest import Role
+from ndfeed.formats.manifest import Field, Role
 from ndfeed.index.table import Ints
 from ndfeed.pack.columns import Columns, Spot
 from ndfeed.pack.journal import Record
 from ndfeed.pack.large import chunks
+from ndfeed.pack.members import Summing, Watch
 from ndfeed.pack.plan import Plan, lengths
 from ndfeed.pack.rows import Reading, Rows
 from ndfeed.pack.store import InOrder, Scattered, Store, as_bytes
@@ -58,6 +59,7 @@ class Job:
         self.plan = _plan(folder, digest)
         in_order = self.plan.shuffle is None and not self.plan.scattered
         self.source = Rows(ds, names=self.plan.names, in_order=in_order)
+        self.watch = Watch(self.source, self.plan.pieces, in_order=in_order)
 
     @property
     def columns(self) -> Columns:
@@ -138,8 +140,9 @@ def _rows(job: Job, number: int, synced: bool) -> Record:
     plan, source = job.plan, job.source
     start, end = plan.pieces[number : number + 2]
     _verify(job, number)
+    summing = job.watch.summing()
     with ExitStack() as stack:
-        reading = stack.enter_context(Reading(source))
+        reading = stack.enter_context(Reading(source, summing.rows))
         store = job.store()
         stack.enter_context(store)
         spools = {i: stack.enter_context(_Spool(job, number, i)) for i in plan.spooled}
@@ -156,15 +159,30 @@ def _rows(job: Job, number: int, synced: bool) -> Record:
                 written += len(made.data)
                 if i in spools:
                     spools[i].put(targets, made)
-                elif "values" in field.roles:
-                    store.values(i, targets, lengths(field, made.shapes), made.data)
                 else:
-                    store.rows(i, targets, made.data)
+                    _put(store, i, field, targets, made)
         if synced:
             store.sync()
         for spool in spools.values():
             spool.sync()
-        return {"wrote": store.wrote(), "rows": end - start, "bytes": written}
+    read = _checked(job, number, summing)
+    return {"wrote": store.wrote(), "rows": end - start, "bytes": written, **read}
+
+
+def _put(store: Store, number: int, field: Field, targets: Ints, made: Stored) -> None:
+    if "values" in field.roles:
+        store.values(number, targets, lengths(field, made.shapes), made.data)
+    else:
+        store.rows(number, targets, made.data)
+
+
+def _checked(job: Job, number: int, summing: Summing) -> Record:
+    """Compare checksums of members that this piece has read whole; for the journal, of others."""
+    whole = job.watch.whole(number)
+    for member in whole:
+        job.watch.check(member, summing.of(member))
+    left = summing.left(whole)
+    return {"read": left} if left else {}
 
 
 def _one_large(job: Job, reading: Reading, store: Store, target: int, row: int) -> int:
@@ -202,14 +220,17 @@ def _batches(job: Job, start: int, end: int) -> Iterator[Ints]:
 
 
 def _verify(job: Job, number: int) -> None:
-    """Compare checksums of stored members: those that fall to this piece, for each one does."""
+    """Compare checksums of stored members that are not summed as they are read.
+
+    Those that fall to this piece, for each one does.
+    """
     every = len(job.plan.pieces) - 1
     for group in job.source.ds.groups:
         if not group.by_file:
             columns = [
                 Column(c.field, c.table, c.arrays[number::every], c.whole[number::every])
                 for c in group.columns
-                if (c.coding == RAW).any()
+                if (c.coding == RAW).any() and not job.watch.sees(c)
             ]
             if columns:
                 verify(columns)

@@ -6,7 +6,7 @@ batches; compressed arrays of many rows must be asked for in rising order.
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -61,6 +61,12 @@ class Rows:
         if rows is None or isinstance(rows, range):
             return rows is None or rows.step > 0
         return bool((rows[1:] >= rows[:-1]).all())
+
+    @property
+    def together(self) -> bool:
+        """Do the rows follow each other, with none left out?"""
+        rows = self.ds.rows
+        return rows is None or (isinstance(rows, range) and rows.step == 1)
 
     @lazy
     def row_bytes(self) -> int | None:
@@ -214,11 +220,19 @@ def _room(group: Group, count: int) -> dict[str, Arrays]:
     return {field.name: _kept.array(field, count) for field in fields if field.nbytes}
 
 
-class Reading:
-    """Reads batches for one piece. Leaving the context without an error checks what is open."""
+See = Callable[[Column, Ints, Ints, Any], None]
 
-    def __init__(self, source: Rows) -> None:
+
+class Reading:
+    """Reads batches for one piece. Leaving the context without an error checks what is open.
+
+    ``see`` is shown the columns that are not read as streams, as they were read: the column, where
+    its parts begin, the samples, and their values.
+    """
+
+    def __init__(self, source: Rows, see: See | None = None) -> None:
         self._source = source
+        self._see = see
         self._cursors = [[Cursor(columns) for columns in found] for found in source.streams]
         self._decoded = Decoded(0)  # the newest stream alone is kept
 
@@ -232,6 +246,8 @@ class Reading:
                 room = {} if ds.steps else _room(rest, len(samples))
                 for target in reader_of(rest).fill(rest, samples, room, self._decoded):
                     batch[target.column.field.name] = target.arrays
+                    if self._see is not None:
+                        self._see(target.column, rest.starts, samples, target.arrays)
             for cursor in cursors:
                 every = zip(cursor.columns, cursor.read(*group.locate(samples)), strict=True)
                 batch.update({column.field.name: values for column, values in every})

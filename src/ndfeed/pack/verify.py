@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from ndfeed.errors import Error, MissingError, shown
-from ndfeed.files import system
+from ndfeed.errors import ChecksumError, Error, MissingError, shown
+from ndfeed.files import system, write
 from ndfeed.formats.manifest import Column, Field, Manifest, Part
 from ndfeed.index.packed import REMEDY, check_header, folder_of, open_column, read_manifest
 from ndfeed.index.source import Name, spelled
 from ndfeed.pack import blocks
+from ndfeed.pack.journal import believed, contents
+from ndfeed.pack.work import JOURNAL, unfinished
 from ndfeed.progress import Bar
 
 _LEAST_AT_ONCE, _MOST_AT_ONCE = 4 << 20, 64 << 20
@@ -88,14 +90,19 @@ def verify(path: Name, *, threads: int | None = None, progress: bool = True) -> 
     """Read the packed dataset at ``path`` whole and compare it with its checksums.
 
     Damaged data is listed in what is returned, with the columns and the rows it touches; a
-    damaged manifest is ``ManifestError``, since nothing can be compared then. ``threads`` is how
-    many read at once; a bar is shown if it takes more than a second, unless ``progress=False``.
+    damaged manifest is ``ManifestError``, since nothing can be compared then. Of a pack that was
+    not finished the journal is checked: ``ChecksumError`` where it is damaged, or else
+    ``MissingError`` that says how far it is. ``threads`` is how many read at once; a
+    bar is shown if it takes more than a second, unless ``progress=False``.
     """
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be a number from 1 up, got {threads!r}")
     (spelling,) = spelled(path)
     folder = folder_of(spelling)
     if folder is None:
+        _refuse_unfinished(spelling)
+        if not write.present(spelling):
+            raise MissingError(spelling, "no such folder; check the path")
         raise MissingError(
             spelling, "no packed dataset: there is no ndfeed.json in it; ndfeed pack makes one"
         )
@@ -115,6 +122,26 @@ def verify(path: Name, *, threads: int | None = None, progress: bool = True) -> 
         time.perf_counter() - began,
         tuple(_damages(work, found)),
     )
+
+
+def _refuse_unfinished(path: bytes) -> None:
+    """Say of a pack that was not finished how far it is, and whether its journal is sound."""
+    for folder in unfinished(path):
+        journal = os.path.join(folder, JOURNAL)
+        data = contents(journal)
+        records, end = believed(data)
+        if end < len(data):
+            raise ChecksumError(
+                journal,
+                f"the journal of an unfinished pack is damaged from line {len(records) + 1} on; "
+                f"run the same pack again: what it notes from there on is done again",
+                end,
+            )
+        steps = f"{len(records):,} step{'s' * (len(records) != 1)} done"
+        raise MissingError(
+            folder,
+            f"an unfinished pack, its journal sound with {steps}; run the same pack again to go on",
+        )
 
 
 def _work(folder: bytes, manifest: Manifest) -> Iterator[_Work]:

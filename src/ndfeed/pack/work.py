@@ -20,7 +20,7 @@ from ndfeed.errors import ConflictError, MissingError
 from ndfeed.files import write
 from ndfeed.files.write import Lock
 
-OWNER = b"owner"
+OWNER, JOURNAL = b"owner", b"journal"
 _SUFFIX = b".packing"
 _TRIES = 100
 _LONGEST = 180
@@ -87,6 +87,14 @@ class Work:
     def remove(self) -> None:
         """Remove the folder: nothing of it is needed any more."""
         write.remove_folder(self.folder, OWNER)
+
+
+def unfinished(path: bytes) -> list[bytes]:
+    """The folders of work that are at ``path``, or for a target that is to be there."""
+    path = os.path.abspath(path)
+    if path.endswith(_SUFFIX) and write.present(os.path.join(path, OWNER)):
+        return [path]
+    return Work(path, "").leftovers()
 
 
 def _owned(folder: bytes, target: bytes) -> Lock:
