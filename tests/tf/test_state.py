@@ -93,6 +93,17 @@ def test_the_pass_behind_is_whole_again(ds):
     assert used(data, state) == expected[40:50]
 
 
+def test_a_short_pass_takes_nothing_from_the_next(ds):
+    """TensorFlow may drop an iterator at any moment, also just when its generator has ended."""
+    state = ndfeed.tf.State()
+    state.load_state_dict(ndfeed.loader(ds, 10, shuffle=True).state_dict() | {"samples": 70})
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, state=state)
+    list(data._ndfeed.arrays())  # all that TensorFlow asks for, and no more
+    state.advance(3)
+
+    assert used(data, state) == whole(ds, 10, 2)[10:]
+
+
 def test_batches_made_ahead_are_not_counted(ds):
     """TensorFlow has long asked for all of them when the first is used."""
     state = ndfeed.tf.State()

@@ -87,7 +87,9 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and TensorFl
     starts = {0, 0 if state is None else state.samples}  # of epochs, this and the next ones
     even = all((len(ds) - start) % share.together == 0 for start in starts)
     full = on_error == "raise" and (bool(drop_last) or even)
-    made = Form(ds, options.fields, ragged, size, full=full, joint=joint)
+    # A short batch that ends a pass is cut as it should be; within one it would be filled up.
+    regular = full or (on_error == "raise" and epochs == 1 and world == 1)
+    made = Form(ds, options.fields, ragged, size, full=full, joint=joint, regular=regular)
     return _built(Passes(loader, made, epochs, state), made, len(loader), epochs)
 
 
@@ -100,10 +102,15 @@ def _joint(ds: Dataset, bytes_each: int, memory: int) -> bool:
 
 def _built(passes: Passes, form: Form, count: int, epochs: int | None) -> tf.data.Dataset:
     made = tf.data.Dataset.from_generator(Source(passes), output_signature=form.given)
-    if form.joint:
+    if form.joint and form.regular:
+        made = made.rebatch(form.size, drop_remainder=form.full)
+    elif form.joint:
         made = made.flat_map(_cut)
-    # A pass is exactly so many batches by construction: TensorFlow can tell without reading.
-    made = made.repeat()
+    # A pass is exactly so many batches by construction, or fewer where it goes on in the middle.
+    # TensorFlow can tell without reading, and is content with fewer, where it takes them from
+    # something endless; so nothing comes behind, of which it cannot tell how often.
+    nothing = tf.data.Dataset.from_generator(tuple, output_signature=made.element_spec)
+    made = made.concatenate(nothing.repeat())
     if epochs is not None:
         made = made.take(count * epochs)
     if form.ragged:
