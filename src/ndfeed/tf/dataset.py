@@ -80,7 +80,7 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and TensorFl
     ds = only(ds, options.fields, form)
     bytes_each = batch_bytes(ds, size, options.memory)
     own = replace(options, fields=None, memory=max(options.memory - _HELD * bytes_each, bytes_each))
-    joint = _joint(ds, bytes_each, own.memory)
+    joint = _joint(ds, bytes_each, own.memory) and not (ds.steps and on_error == "skip")
     loader = Loader(ds, share, shuffle, own, partial(Pieces, joint))
     if state is not None:
         state.bind(loader, epochs)
@@ -95,9 +95,10 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and TensorFl
 
 def _joint(ds: Dataset, bytes_each: int, memory: int) -> bool:
     """Are batches so small that they should be handed over several at a time?"""
-    even = not any(c.field.ragged for group in ds.groups for c in group.columns)
+    stored = (c.field for group in ds.groups for c in group.columns)
+    even = not any(field.ragged for field in (*stored, *ds.fields.values()))
     at_once = min(Pieces.together, memory // 4)
-    return even and not ds.steps and bytes_each * _LEAST_TOGETHER <= at_once
+    return even and bytes_each * _LEAST_TOGETHER <= at_once
 
 
 def _built(passes: Passes, form: Form, count: int, epochs: int | None) -> tf.data.Dataset:

@@ -103,7 +103,7 @@ class Form:
         if not self.joint:
             yield self._arranged(self._checked(found))
             return
-        made = found.made if isinstance(found, Several) else found
+        made = self._checked(found.made if isinstance(found, Several) else found)
         if self.regular:
             yield self._arranged(made)
             return
@@ -127,11 +127,13 @@ class Form:
         arrays = {name: batch[name] for name in self.signature if name in batch}
         for name in self.signature if self._mapped else ():
             found = arrays.get(name)
-            spec = self.signature[name]
-            if not isinstance(found, np.ndarray) or not spec.shape.is_compatible_with(found.shape):
+            expected = self.signature[name].shape
+            if self.joint and not self.regular:
+                expected = expected[1:]
+            if not isinstance(found, np.ndarray) or not expected.is_compatible_with(found.shape):
                 shape = "nothing" if found is None else getattr(found, "shape", "different shapes")
                 raise ValueError(
-                    f"field {name!r}: batches of {spec.shape} were expected by what map makes of "
+                    f"field {name!r}: batches of {expected} were expected by what map makes of "
                     f"the first sample, found {shape}; give all samples one shape in map"
                 )
         return arrays
