@@ -10,8 +10,19 @@ tf = pytest.importorskip("tensorflow")
 
 from hypothesis import example, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from loader.making import MADE, chained, compressed, eventually, made, numbers, ragged, threads  # noqa: E402
-from tf_making import as_arrays, images, labels, recorder, run, same  # noqa: E402
+from loader.making import (  # noqa: E402
+    MADE,
+    chained,
+    compressed,
+    eventually,
+    images,
+    labels,
+    made,
+    numbers,
+    ragged,
+    threads,
+)
+from tf_making import as_arrays, recorder, run, same  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.tf  # noqa: E402

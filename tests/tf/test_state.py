@@ -12,8 +12,8 @@ tf = pytest.importorskip("tensorflow")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from loader.making import chained, numbers, rows_of  # noqa: E402
-from tf_making import environment, images, labels, recorder  # noqa: E402
+from loader.making import chained, images, labels, numbers, rows_of  # noqa: E402
+from tf_making import environment, recorder  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.keras  # noqa: E402
