@@ -57,7 +57,6 @@ def one_npy(path: Path, shape: tuple[int, ...], count: int) -> np.ndarray:
     data[...] = np.random.default_rng(0).integers(0, 255, (1, *shape))
     number = np.arange(count, dtype=np.uint32).view(np.uint8).reshape(count, 4)
     data.reshape(count, -1)[:, :4] = number
-    data.flush()
     del data  # nobody maps a file that somebody has open for writing
     return np.load(path, mmap_mode="r")
 
@@ -187,7 +186,7 @@ def question(label: str, folder: Path, quick: bool) -> None:
     for _ in range(3):
         for name, way in ways.items():
             batches = way()
-            rates[name].append(timed(batches, 0.5 if quick else 1.5) * batch)
+            rates[name].append(timed(batches, 0.5 if quick else 1) * batch)
             batches.close()
     for name, found in rates.items():
         report(question=label, way=name, rows_per_s=round(statistics.median(found)),

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from loader.making import labels
 
 import ndfeed
 import ndfeed.jax
@@ -27,11 +28,6 @@ def table(folder, n=ROWS):
     x = np.arange(n * 8, dtype="<f4").reshape(n, 8)
     np.savez(folder / "table.npz", x=x, label=np.arange(n))
     return ndfeed.open(folder / "table.npz")
-
-
-def labels(batches):
-    """The rows that batches of ``table`` hold, one after the other."""
-    return [label for batch in batches for label in np.asarray(batch["label"]).tolist()]
 
 
 def refused(loader):

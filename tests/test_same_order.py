@@ -54,7 +54,15 @@ def with_keras(ds):
     return found
 
 
-@pytest.mark.parametrize("batches", [with_torch, with_tensorflow, with_keras])
+def with_jax(ds):
+    pytest.importorskip("jax")
+    import ndfeed.jax
+
+    loader = ndfeed.jax.loader(ds, SIZE, shuffle=True, seed=11, fields=("n", "x"))
+    return [batch for _ in range(EPOCHS) for batch in loader]
+
+
+@pytest.mark.parametrize("batches", [with_torch, with_tensorflow, with_keras, with_jax])
 def test_frameworks_read_the_same(ds, batches):
     """Whoever changes the framework need not train anew to compare."""
     expected = numpy_batches(ds)

@@ -11,17 +11,6 @@ import sys
 
 import numpy as np
 
-import ndfeed
-
-
-def images(folder, n=100, shape=(4, 4, 3)):
-    """Images of bytes with a label each; both say which row they are."""
-    folder.mkdir(exist_ok=True, parents=True)
-    x = np.zeros((n, *shape), np.uint8)
-    x.reshape(n, -1)[:, 0] = np.arange(n)
-    np.savez(folder / "images.npz", image=x, label=np.arange(n))
-    return ndfeed.open(folder / "images.npz")
-
 
 def as_arrays(batch):
     """A batch of any framework, as arrays."""
@@ -40,11 +29,6 @@ def same(found, expected):
         for mine, theirs in pairs or zip(one, other, strict=True):
             assert mine.dtype == theirs.dtype
             np.testing.assert_array_equal(mine, theirs)
-
-
-def labels(batches):
-    """The rows that batches hold, one after the other."""
-    return [int(label) for batch in batches for label in np.asarray(batch["label"])]
 
 
 def recorder(**compiled):

@@ -14,21 +14,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from loader.making import eventually
+from loader.making import eventually, labels
 
 import ndfeed
 import ndfeed.torch
 
 LOST = "lost the others"
-
-
-def images(folder, n=100, shape=(4, 4, 3)):
-    """Images of bytes with a label each; both say which row they are."""
-    folder.mkdir(exist_ok=True, parents=True)
-    x = np.zeros((n, *shape), np.uint8)
-    x.reshape(n, -1)[:, 0] = np.arange(n)
-    np.savez(folder / "images.npz", image=x, label=np.arange(n))
-    return ndfeed.open(folder / "images.npz")
 
 
 def texts(folder, lengths, width=()):
@@ -38,11 +29,6 @@ def texts(folder, lengths, width=()):
         values = 100.0 * i + np.arange(n * int(np.prod(width, dtype=int))).reshape(n, *width)
         np.savez(folder / f"{i:03}.npz", text=values, label=i)
     return ndfeed.open(folder, sample="file")
-
-
-def labels(batches):
-    """The rows that batches of ``images`` hold, one after the other."""
-    return [label for batch in batches for label in batch["label"].tolist()]
 
 
 # Maps and collate functions.

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 jax = pytest.importorskip("jax")
 
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding  # noqa: E402
-from jax_making import P, labels, table  # noqa: E402
-from loader.making import ragged  # noqa: E402
+from jax_making import P, table  # noqa: E402
+from loader.making import labels, ragged  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.jax  # noqa: E402

@@ -9,7 +9,8 @@ jax = pytest.importorskip("jax")
 
 import jax_making  # noqa: E402
 from jax.sharding import Mesh, NamedSharding  # noqa: E402
-from jax_making import ROWS, P, labels, run_processes, table  # noqa: E402
+from jax_making import ROWS, P, run_processes, table  # noqa: E402
+from loader.making import labels  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.jax  # noqa: E402

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("keras")
 
-from loader.making import MADE, compressed, epoch_of, made, noisy, numbers
-from tf_making import images, labels, run, same
+from loader.making import MADE, compressed, epoch_of, images, labels, made, noisy, numbers
+from tf_making import run, same
 
 import ndfeed
 import ndfeed.keras

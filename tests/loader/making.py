@@ -26,6 +26,20 @@ def numbers(folder, n, width=1, name="x.npy", dtype="<i8"):
     return ndfeed.open(path)
 
 
+def images(folder, n=100, shape=(4, 4, 3)):
+    """Images of bytes with a label each; both say which row they are."""
+    folder.mkdir(exist_ok=True, parents=True)
+    x = np.zeros((n, *shape), np.uint8)
+    x.reshape(n, -1)[:, 0] = np.arange(n)
+    np.savez(folder / "images.npz", image=x, label=np.arange(n))
+    return ndfeed.open(folder / "images.npz")
+
+
+def labels(batches):
+    """The labels of batches of any framework, one after the other."""
+    return [label for batch in batches for label in np.asarray(batch["label"]).tolist()]
+
+
 def large_rows(folder, n, size=LARGE // 4):
     """Rows of which a few make a batch that is lent and recycled; a label beside each."""
     folder.mkdir(exist_ok=True)

@@ -76,8 +76,73 @@ def test_a_piece_counts_as_its_batches(tmp_path):
     assert loader.report().batches == taken
 
 
-def test_maps_are_given_single_batches(tmp_path):
-    """What they draw belongs to one batch; there are no pieces then."""
-    ds = numbers(tmp_path, 100).map(lambda batch: batch)
+def noisy(batch, rng):
+    return {"data": batch["data"], "z": rng.random(len(batch["data"]), np.float32)}
 
-    assert not any(isinstance(one, Several) for one in loader_of(ds, 10))
+
+@pytest.mark.parametrize("words", [{}, {"memory": 6_000}, {"processes": 1}])
+def test_maps_are_given_single_batches(tmp_path, words):
+    """What they draw belongs to one batch; what they made is joined, bit by bit the same."""
+    ds = numbers(tmp_path, 1003).map(noisy)
+    with loader_of(ds, 10, **words) as loader:
+        found = list(loader)
+    expected = list(ndfeed.loader(ds, 10, shuffle=True))
+    pieces = [one.made if isinstance(one, Several) else one for one in found]
+
+    assert any(isinstance(one, Several) for one in found)
+    assert sum(map(counted, found)) == len(expected) == 101
+    for name in ("data", "z"):
+        np.testing.assert_array_equal(
+            np.concatenate([piece[name] for piece in pieces]),
+            np.concatenate([batch[name] for batch in expected]),
+        )
+
+
+def test_an_error_of_a_map_comes_behind_what_was_made(tmp_path):
+    """Those in the same piece, too."""
+
+    def broken(batch):
+        if (batch["data"] >= 570).any():
+            raise ValueError("no more")
+        return batch
+
+    ds = numbers(tmp_path, 1000).map(broken)
+    options = Options.of(
+        ds, seed=0, fields=None, memory=None, threads=None, processes=0, ragged="list",
+        on_error="raise",
+    )  # fmt: skip
+    found = []
+    with pytest.raises(ValueError, match="no more"):
+        found.extend(Loader(ds, Share(1000, 10), False, options, Joint))
+
+    assert sum(map(counted, found)) == 57
+
+
+def test_batches_that_are_not_alike_stay_apart(tmp_path):
+    """Nothing is cast, and nothing is padded."""
+
+    def grown(batch):
+        wide = batch["data"].reshape(len(batch["data"]), -1)
+        return {"data": wide if wide[0, 0] % 20 else wide[:, :1].astype(np.float32)}
+
+    ds = numbers(tmp_path, 400, width=2).map(grown)
+    with loader_of(ds, 10) as loader:
+        kinds = [(a.dtype, a.shape[1:]) for b in loader for a in unjoined(b)]
+    plain = ndfeed.loader(ds, 10, shuffle=True)
+
+    assert kinds == [(b["data"].dtype, b["data"].shape[1:]) for b in plain]
+    assert len(set(kinds)) == 2
+
+
+def unjoined(found):
+    return [found.made["data"]] * found.count if isinstance(found, Several) else [found["data"]]
+
+
+def test_pieces_hold_no_more_than_they_may(tmp_path):
+    """A map may make more of a batch than was read."""
+    ds = numbers(tmp_path, 4000).map(lambda b: {"x": np.zeros((len(b["data"]), 1000))})
+    with loader_of(ds, 10, memory="4MB") as loader:
+        found = list(loader)
+
+    assert max(one.made["x"].nbytes for one in found if isinstance(one, Several)) <= 1 << 20
+    assert sum(map(counted, found)) == 400

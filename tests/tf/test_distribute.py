@@ -4,8 +4,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from loader.making import chained  # noqa: E402
-from tf_making import images, labels, run, run_workers  # noqa: E402
+from loader.making import chained, images, labels  # noqa: E402
+from tf_making import run, run_workers  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.tf  # noqa: E402

@@ -12,8 +12,8 @@ tf = pytest.importorskip("tensorflow")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from loader.making import chained, numbers, rows_of  # noqa: E402
-from tf_making import environment, images, labels, recorder  # noqa: E402
+from loader.making import chained, images, labels, numbers, rows_of  # noqa: E402
+from tf_making import environment, recorder  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.keras  # noqa: E402
@@ -91,6 +91,17 @@ def test_the_pass_behind_is_whole_again(ds):
     assert used(data, state) == expected[27:30]
     assert used(data, state) == expected[30:40]
     assert used(data, state) == expected[40:50]
+
+
+def test_a_short_pass_takes_nothing_from_the_next(ds):
+    """TensorFlow may drop an iterator at any moment, also just when its generator has ended."""
+    state = ndfeed.tf.State()
+    state.load_state_dict(ndfeed.loader(ds, 10, shuffle=True).state_dict() | {"samples": 70})
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, state=state)
+    list(data._ndfeed.arrays())  # all that TensorFlow asks for, and no more
+    state.advance(3)
+
+    assert used(data, state) == whole(ds, 10, 2)[10:]
 
 
 def test_batches_made_ahead_are_not_counted(ds):

@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from loader.making import images, labels  # noqa: E402
 from torch.utils.data import (  # noqa: E402
     BatchSampler,
     DataLoader,
@@ -15,14 +16,7 @@ from torch.utils.data import (  # noqa: E402
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from torch_making import (  # noqa: E402
-    as_they_are,
-    brightened,
-    images,
-    in_worker,
-    labels,
-    texts,
-)
+from torch_making import as_they_are, brightened, in_worker, texts  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.torch  # noqa: E402

@@ -13,7 +13,8 @@ if not torch.distributed.is_available():
     pytest.skip("torch was built without distributed", allow_module_level=True)
 
 import torch_making  # noqa: E402
-from torch_making import images, labels, run_ranks  # noqa: E402
+from loader.making import images, labels  # noqa: E402
+from torch_making import run_ranks  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.torch  # noqa: E402

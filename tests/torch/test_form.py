@@ -6,8 +6,9 @@ import pytest
 torch = pytest.importorskip("torch")
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
+from loader.making import images  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
-from torch_making import images, texts  # noqa: E402
+from torch_making import texts  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.torch  # noqa: E402

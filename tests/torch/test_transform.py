@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")
 
-from loader.making import large_rows  # noqa: E402
-from torch_making import brightened, given, images, one_noisy, texts  # noqa: E402
+from loader.making import images, large_rows  # noqa: E402
+from torch_making import brightened, given, one_noisy, texts  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.torch  # noqa: E402

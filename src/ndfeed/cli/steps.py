@@ -22,7 +22,7 @@ class Steps:
         """Say that this comes now."""
         took = time.monotonic() - self._began
         if self._shown is not None:
-            self._shown.update(self._shown.task_ids[0], step=step)
+            self._shown.update(self._shown.task_ids[0], step=step, refresh=True)
         elif took > _PATIENCE and not sys.stderr.isatty():
             print(f"ndfeed: {self._label}, {took:.0f} s: {step}", file=sys.stderr, flush=True)
 

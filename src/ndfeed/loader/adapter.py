@@ -14,7 +14,8 @@ class Adapter(Protocol):
     - ``allocate`` makes memory for batches, or is nothing where any memory will do.
     - ``source`` may put something in the place of what reads into host memory.
     - ``joint`` says that batches which were read together are taken in one piece, as ``Several``;
-      only where no map runs and no field is ragged, and only if there are several.
+      only where no field is ragged, and only if there are several. With maps, ``finish`` gives
+      dicts of arrays then, or they stay alone.
     - ``finish`` is called with every batch by the thread that made it; ``send`` with what that
       gave by the consumer, ``ahead`` batches before it is due; ``receive`` when it is due.
     - ``describe`` says for the report how batches get to where they are used.

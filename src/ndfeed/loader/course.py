@@ -121,16 +121,23 @@ class Pass:
         began = time.perf_counter()
         rows = self.rows(first, stop)
         clock.order += time.perf_counter() - began
-        size = self._share.size
-        cuts = range(0, (stop - first) * size, size)
         joint = self._filler.read_together(rows, clock) if stop - first > 1 else None
-        if joint is not None and self._filler.joint:
-            if self._schedule is not None:
-                for number in range(first, stop):
-                    self._schedule.made(number)
-            yield self._filler.several(joint, stop - first, rows, clock)
-            return
-        for number, at in enumerate(cuts, first):
+        join = self._filler.join
+        if join is None or joint is None:
+            return self._each(first, stop, rows, joint, clock)
+        if self.slow:
+            return join(self._each(first, stop, rows, joint, clock))
+        if self._schedule is not None:
+            for number in range(first, stop):
+                self._schedule.made(number)
+        return iter((self._filler.several(joint, stop - first, rows, clock),))
+
+    def _each(
+        self, first: int, stop: int, rows: Ints, joint: Batch | None, clock: Clock
+    ) -> Iterator[Any]:
+        """The batches of the numbers [first, stop), their stored fields in ``joint`` if read."""
+        size = self._share.size
+        for number, at in enumerate(range(0, (stop - first) * size, size), first):
             batch = None if joint is None else _cut(joint, at, at + size)
             # Where it stands decides what maps draw, and nothing else.
             draws = Seeded.of(self._key, self._spans(number)) if self.slow else None

@@ -39,7 +39,7 @@ class Course(Protocol):
     slow: bool  # may a batch take long, so that those before it should be delivered first?
 
     def make(self, first: int, stop: int, clock: Clock) -> Iterator[Any]:
-        """The batches of the numbers [first, stop); or ``Several``, all of them in one piece."""
+        """The batches of the numbers [first, stop); some may come as ``Several``."""
         ...
 
     def look_ahead(self, number: int, clock: Clock) -> None:
@@ -333,7 +333,7 @@ class _Ticket:
                 if run.stopped:
                     return
                 run.slots[number] = made
-                number += 1
+                number += counted(made)
                 if course.slow:
                     self._engine.tell()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer is to see it

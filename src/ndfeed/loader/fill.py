@@ -15,6 +15,7 @@ from ndfeed.loader.child import Died
 from ndfeed.loader.clock import Clock
 from ndfeed.loader.draws import Seeded
 from ndfeed.loader.engine import Several
+from ndfeed.loader.joint import Joiner
 from ndfeed.loader.pool import Pool
 from ndfeed.loader.ragged import Ragged, Room, formed, owner
 from ndfeed.order.permutation import Ints
@@ -72,7 +73,7 @@ class Filler:
         self.transform: Transform = stepped  # in the thread that read the batch
         self.finish: Callable[[Any], Any] | None = None  # what a framework does with a batch
         self.together = 1  # small batches that are read together and cut
-        self.joint = False  # or not cut
+        self.join: Joiner | None = None  # or not cut; for batches of maps, this makes pieces
         self.batch_bytes = 0  # of the largest batch so far, what a map was given counted in
         self._ragged = ragged
         self._names = names

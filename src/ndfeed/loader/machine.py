@@ -18,6 +18,7 @@ from ndfeed.loader.course import Pass
 from ndfeed.loader.engine import Engine
 from ndfeed.loader.fill import Filler, Skipped
 from ndfeed.loader.host import Host
+from ndfeed.loader.joint import Joiner
 from ndfeed.loader.options import Options
 from ndfeed.loader.plan import Plan
 from ndfeed.loader.pool import Pool
@@ -75,7 +76,8 @@ class Machine:
         together = _TOGETHER if adapter is None else adapter.together
         fits = min(together, self._buffers // 4) // max(batch_bytes, 1)
         self.filler.together = min(max(fits, 1), _MOST_TOGETHER) if host.even else 1
-        self.filler.joint = adapter is not None and adapter.joint and not ds.steps
+        if adapter is not None and adapter.joint:
+            self.filler.join = Joiner(self.pool, min(together, self._buffers // 4))
         # A thread waits while its batch is with a process: one more reads meanwhile.
         fixed = options.threads or (options.processes + 1 if self.processes else None)
         fixed = fixed or (adapter.threads if adapter is not None else None)

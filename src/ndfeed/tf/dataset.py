@@ -80,30 +80,38 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and TensorFl
     ds = only(ds, options.fields, form)
     bytes_each = batch_bytes(ds, size, options.memory)
     own = replace(options, fields=None, memory=max(options.memory - _HELD * bytes_each, bytes_each))
-    joint = _joint(ds, bytes_each, own.memory)
+    joint = _joint(ds, bytes_each, own.memory) and not (ds.steps and on_error == "skip")
     loader = Loader(ds, share, shuffle, own, partial(Pieces, joint))
     if state is not None:
         state.bind(loader, epochs)
     starts = {0, 0 if state is None else state.samples}  # of epochs, this and the next ones
     even = all((len(ds) - start) % share.together == 0 for start in starts)
     full = on_error == "raise" and (bool(drop_last) or even)
-    made = Form(ds, options.fields, ragged, size, full=full, joint=joint)
+    # A short batch that ends a pass is cut as it should be; within one it would be filled up.
+    regular = full or (on_error == "raise" and epochs == 1 and world == 1)
+    made = Form(ds, options.fields, ragged, size, full=full, joint=joint, regular=regular)
     return _built(Passes(loader, made, epochs, state), made, len(loader), epochs)
 
 
 def _joint(ds: Dataset, bytes_each: int, memory: int) -> bool:
     """Are batches so small that they should be handed over several at a time?"""
-    even = not any(c.field.ragged for group in ds.groups for c in group.columns)
+    stored = (c.field for group in ds.groups for c in group.columns)
+    even = not any(field.ragged for field in (*stored, *ds.fields.values()))
     at_once = min(Pieces.together, memory // 4)
-    return even and not ds.steps and bytes_each * _LEAST_TOGETHER <= at_once
+    return even and bytes_each * _LEAST_TOGETHER <= at_once
 
 
 def _built(passes: Passes, form: Form, count: int, epochs: int | None) -> tf.data.Dataset:
     made = tf.data.Dataset.from_generator(Source(passes), output_signature=form.given)
-    if form.joint:
+    if form.joint and form.regular:
+        made = made.rebatch(form.size, drop_remainder=form.full)
+    elif form.joint:
         made = made.flat_map(_cut)
-    # A pass is exactly so many batches by construction: TensorFlow can tell without reading.
-    made = made.repeat()
+    # A pass is exactly so many batches by construction, or fewer where it goes on in the middle.
+    # TensorFlow can tell without reading, and is content with fewer, where it takes them from
+    # something endless; so nothing comes behind, of which it cannot tell how often.
+    nothing = tf.data.Dataset.from_generator(tuple, output_signature=made.element_spec)
+    made = made.concatenate(nothing.repeat())
     if epochs is not None:
         made = made.take(count * epochs)
     if form.ragged:

@@ -47,7 +47,8 @@ class Form:
 
     ``names`` are the fields that make a batch a tuple, ``size`` how many samples a batch has,
     ``full`` whether all of them have so many, and ``joint`` whether they may come several in one
-    piece.
+    piece: ``regular`` ones end to end, where none but the last of a pass may be short, others
+    side by side.
     """
 
     def __init__(
@@ -59,16 +60,18 @@ class Form:
         *,
         full: bool,
         joint: bool,
+        regular: bool,
     ) -> None:
         self.full = full
         self.joint = joint
-        self._size = size
+        self.regular = regular
+        self.size = size
         self._names = names
         self._mapped = bool(ds.steps)
         self.signature: dict[str, tf.TensorSpec] = {}  # of what the generator gives
         self.ragged: dict[str, str] = {}  # field to its offsets
         every = size if full else None
-        own = (None, every) if joint else (every,)
+        own = ((None,) if regular else (None, every)) if joint else (every,)
         for name, field in ds.fields.items():
             if names is not None and name not in _owners(names, ds.fields, ragged):
                 continue
@@ -100,8 +103,11 @@ class Form:
         if not self.joint:
             yield self._arranged(self._checked(found))
             return
-        made = found.made if isinstance(found, Several) else found
-        size = self._size
+        made = self._checked(found.made if isinstance(found, Several) else found)
+        if self.regular:
+            yield self._arranged(made)
+            return
+        size = self.size
         whole = len(next(iter(made.values()))) // size
         end = whole * size
         if whole:
@@ -121,11 +127,13 @@ class Form:
         arrays = {name: batch[name] for name in self.signature if name in batch}
         for name in self.signature if self._mapped else ():
             found = arrays.get(name)
-            spec = self.signature[name]
-            if not isinstance(found, np.ndarray) or not spec.shape.is_compatible_with(found.shape):
+            expected = self.signature[name].shape
+            if self.joint and not self.regular:
+                expected = expected[1:]
+            if not isinstance(found, np.ndarray) or not expected.is_compatible_with(found.shape):
                 shape = "nothing" if found is None else getattr(found, "shape", "different shapes")
                 raise ValueError(
-                    f"field {name!r}: batches of {spec.shape} were expected by what map makes of "
+                    f"field {name!r}: batches of {expected} were expected by what map makes of "
                     f"the first sample, found {shape}; give all samples one shape in map"
                 )
         return arrays

@@ -32,12 +32,7 @@ class Source:
 
 
 class Passes:
-    """The passes over a dataset, one at a time.
-
-    A pass that goes on in the middle is shorter than others, and TensorFlow is told how many
-    batches all have: it asks for one more pass, in the place of what is missing. That one is
-    empty.
-    """
+    """The passes over a dataset, one at a time. One that goes on in the middle is shorter."""
 
     def __init__(self, loader: Loader, form: Form, epochs: int | None, state: State | None) -> None:
         self._loader = loader
@@ -45,23 +40,17 @@ class Passes:
         self._epochs = epochs
         self._state = state
         self._next = 0  # the epoch that the next pass begins with, where no state says it
-        self._over = False
         self._begun: tuple[int, int] | None = None  # where the last pass began, with a state
         self._whole = False  # was all of its first epoch handed over?
 
     def arrays(self) -> Iterator[Any]:
         """What the batches of the next pass are made of."""
-        if self._over:
-            self._over = False
-            return
         epoch, start = self._begin()
         chain = self._epochs
         stop = None if chain is None else epoch - epoch % chain + chain
-        shorter = bool(start or (chain is not None and epoch % chain))
         while stop is None or epoch < stop:
             yield from self._epoch(epoch, start)
             epoch, start = epoch + 1, 0
-        self._over = shorter
 
     def _begin(self) -> tuple[int, int]:
         if self._state is not None:
