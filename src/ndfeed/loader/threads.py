@@ -20,6 +20,7 @@ _SMALL_FILE = 256 << 10
 _PER_THREAD = 1 << 10  # bytes of a row for every thread
 _STARVED = 0.1  # share of the time that the consumer may wait before anything is tried
 _GAIN = 1.05
+_AT_FIRST = 4  # looks before anything is tried: the guess is mostly right
 _LONGEST = 64  # looks between two tries that failed
 
 
@@ -57,7 +58,7 @@ class Tuner:
         self._rate = 0.0  # with the number that is kept
         self._tried = 0  # the number being tried, or none
         self._settling = True
-        self._wait = 1
+        self._wait = _AT_FIRST
         self._looks = 0
         self._upwards = True
 
