@@ -103,7 +103,7 @@ def true_rows(found: Any, rows: np.ndarray) -> np.ndarray:
 def disk(path: Path) -> int:
     """Bytes that a folder's files take on disk."""
     files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
-    return sum(one.stat().st_blocks * 512 for one in files)
+    return sum(one.lstat().st_blocks * 512 for one in files)
 
 
 def main(name: str) -> None:

@@ -28,7 +28,7 @@ from ndfeed.order.share import Share
 
 _TOGETHER = 8 << 20  # bytes of batches that a thread makes at a time
 _MOST_TOGETHER = 64
-_UNDER_WAY = 8  # batches that decoded streams leave room for
+_UNDER_WAY = 8  # batches that decoded streams leave room for, or more if they are small
 _LOOK_EVERY = 0.25  # seconds
 _PAUSE = 0.05  # seconds between two epochs that tell them apart
 _KEPT = 64  # pieces of memory of one size kept for their next use
@@ -50,7 +50,8 @@ class Machine:
         self.skipped = Skipped()
         self._buffers = options.memory
         if plan.coded:
-            self._buffers = min(_UNDER_WAY * batch_bytes, max(options.memory // 4, batch_bytes))
+            enough = max(_UNDER_WAY * batch_bytes, min(4 * _TOGETHER, options.memory // 16))
+            self._buffers = min(enough, max(options.memory // 4, batch_bytes))
         self.decoded = Decoded(max(options.memory - self._buffers, 0))
         self.adapter = adapter
         self.processes: Processes | None = None
