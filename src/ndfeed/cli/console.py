@@ -1,5 +1,6 @@
 """Where commands write to: tables and text on standard output, complaints on standard error."""
 
+import re
 import sys
 from typing import TextIO
 
@@ -7,6 +8,11 @@ from rich.console import Console
 from rich.text import Text
 
 from ndfeed.errors import shown
+
+# Words of the library that are options here, at the end of a remedy or with their value.
+_WORDS = re.compile(
+    r"""(?<![\w/.=-])(sample|dtype|shape|fields)=(?:(["'])(\w+)\2)?(?=[\s,;:)]|$)"""
+)
 
 
 def console() -> Console:
@@ -35,9 +41,19 @@ def rounded(count: float) -> str:
     return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.1f} k"
 
 
+def in_options(text: str) -> str:
+    """What the library says, in words that can be typed here.
+
+    >>> in_options('x: say which: sample="row" or another; check dtype= and shape=')
+    'x: say which: --sample row or another; check --dtype and --shape'
+    """
+    text = text.replace("cast it with dtype=", "cast it with --cast")
+    return _WORDS.sub(lambda m: f"--{m[1]} {m[3]}" if m[3] else f"--{m[1]}", text)
+
+
 def complain(problem: object, file: TextIO | None = None) -> None:
     """Say on standard error what is wrong."""
-    print(f"ndfeed: {problem}", file=file or sys.stderr)
+    print(f"ndfeed: {in_options(str(problem))}", file=file or sys.stderr)
 
 
 def warn(

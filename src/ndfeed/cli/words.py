@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import ndfeed
+from ndfeed.cli.console import in_options
 from ndfeed.formats.types import named
 
 
@@ -78,4 +79,4 @@ def options_refused() -> Iterator[None]:
     except (TypeError, ValueError) as error:
         if isinstance(error, ndfeed.Error):
             raise
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(in_options(str(error))) from None
