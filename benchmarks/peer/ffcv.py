@@ -9,10 +9,16 @@ from typing import Any
 import numpy as np
 
 NAME = "FFCV"
-PACKAGES = ("ffcv",)
+PACKAGES = (
+    "ffcv",
+    "numba",
+    "opencv-python-headless",
+    "pillow",
+    "tqdm",
+)  # the rest it does not name
 FORMAT = ".beton"
 SHUFFLE = "exact"
-SETTINGS = ({"workers": 1}, {"workers": 2}, {"workers": 4})
+SETTINGS = ({"workers": 1}, {"workers": 2})  # it allows as many as there are cores
 
 
 class Rows:
