@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -98,8 +99,10 @@ def _made_folder(parent: Path | None, *, keep: bool) -> Iterator[Path]:
     """A new folder, gone afterwards whatever happens, unless it is to be kept."""
     if parent is not None and not parent.is_dir():
         raise MissingError(parent, "no such folder; make it, or choose another --folder")
-    made = Path(tempfile.mkdtemp(prefix="ndfeed-demo-", dir=parent))
+    # Named before it is there: an interrupt may come at any moment from then on.
+    made = (parent or Path(tempfile.gettempdir())) / f"ndfeed-demo-{secrets.token_hex(8)}"
     try:
+        made.mkdir(0o700)
         yield made
     except BaseException as error:
         shutil.rmtree(made, ignore_errors=True)
