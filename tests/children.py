@@ -1,9 +1,11 @@
 """Python in processes of its own, for what must not happen to the tests' own process."""
 
+import multiprocessing
 import os
 import pathlib
 import subprocess
 import sys
+import time
 import tempfile
 import textwrap
 from contextlib import contextmanager
@@ -62,3 +64,22 @@ def folder_for_all():
 def look(shared, queue):
     """For multiprocessing, whose children import this module and no test."""
     queue.put((os.getpid(), shared.view().tobytes()))
+
+
+def all_ended(target, arguments, timeout):
+    """A spawned process for each of ``arguments``, all at once; how each ended."""
+    context = multiprocessing.get_context("spawn")
+    children = [context.Process(target=target, args=each) for each in arguments]
+    for child in children:
+        child.start()
+    until = time.monotonic() + timeout
+    try:
+        for child in children:
+            child.join(max(0, until - time.monotonic()))
+            if child.is_alive():
+                raise TimeoutError("a process did not end")
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+    return [child.exitcode for child in children]

@@ -5,12 +5,12 @@ test.
 """
 
 import json
-import multiprocessing
 import os
 import socket
 
 import jax
 import numpy as np
+from children import all_ended
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from loader.making import labels
@@ -115,20 +115,8 @@ def run_processes(function, world, folder, *args, timeout=100):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    children = [
-        context.Process(target=_process, args=(function, at, world, port, folder, args))
-        for at in range(world)
-    ]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(timeout)
-        if child.is_alive():
-            child.kill()
-            child.join()
-            raise TimeoutError("a process did not end")
-    assert [child.exitcode for child in children] == [0] * world
+    each = [(function, at, world, port, folder, args) for at in range(world)]
+    assert all_ended(_process, each, timeout) == [0] * world
     return [json.loads((folder / f"{at}.json").read_text()) for at in range(world)]
 
 

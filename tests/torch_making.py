@@ -5,7 +5,6 @@ it is imported by that name.
 """
 
 import json
-import multiprocessing
 import os
 import signal
 from datetime import timedelta
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from children import all_ended
 from loader.making import eventually, labels
 
 import ndfeed
@@ -69,24 +69,12 @@ def run_ranks(function, world, folder, *args, joined=True, timeout=100):
     Nothing for a rank that was killed. If ``joined``, they are a process group from the start.
     """
     folder.mkdir(exist_ok=True, parents=True)
-    context = multiprocessing.get_context("spawn")
-    children = [
-        context.Process(target=_rank, args=(function, rank, world, folder, args, joined))
-        for rank in range(world)
-    ]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(timeout)
-        if child.is_alive():
-            child.kill()
-            child.join()
-            raise TimeoutError("a rank did not end")
+    each = [(function, rank, world, folder, args, joined) for rank in range(world)]
     found = []
-    for rank, child in enumerate(children):
-        assert child.exitcode in (0, -signal.SIGKILL), f"rank {rank} ended with {child.exitcode}"
+    for rank, code in enumerate(all_ended(_rank, each, timeout)):
+        assert code in (0, -signal.SIGKILL), f"rank {rank} ended with {code}"
         path = folder / f"rank{rank}.json"
-        found.append(json.loads(path.read_text()) if child.exitcode == 0 else None)
+        found.append(json.loads(path.read_text()) if code == 0 else None)
     return found
 
 

@@ -191,29 +191,24 @@ def _assign(
     target: Target, at: Ints, samples: NDArray[np.generic], rows: Ints | None = None
 ) -> None:
     if not target.column.field.ragged:
-        _assign_even(target.array, at, samples, rows)
+        _assign_even(target, at, samples, rows)
         return
     chosen: Sequence[int] = range(len(at)) if rows is None else rows.tolist()
     for i, row in zip(at.tolist(), chosen, strict=True):
         target.ragged[i][...] = samples[row]
 
 
-def _assign_even(
-    out: NDArray[np.generic], at: Ints, samples: NDArray[np.generic], rows: Ints | None
-) -> None:
+def _assign_even(target: Target, at: Ints, samples: NDArray[np.generic], rows: Ints | None) -> None:
+    out = target.array
     if rows is None:
         out[at] = samples
     elif samples.ndim > 1 and samples.dtype == out.dtype and samples.flags.c_contiguous:
         # As opaque bytes: NumPy copies arrays of several axes a few elements at a time.
-        record = np.dtype((np.void, out[0].nbytes))
-        _records(out, record)[at] = _records(samples, record).take(rows)
+        record = np.dtype((np.void, samples[0].nbytes))
+        stored = samples.reshape(-1).view(np.uint8).view(record)
+        target.flat.view(record)[at] = stored.take(rows)
     else:
         out[at] = samples[rows]
-
-
-def _records(array: NDArray[np.generic], record: np.dtype[np.void]) -> NDArray[np.void]:
-    """An array in C order, each of its samples one opaque element."""
-    return array.reshape(-1).view(np.uint8).view(record)
 
 
 def stream_of(column: Column, part: int, decoded: Decoded) -> Bytes:

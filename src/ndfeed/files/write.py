@@ -19,7 +19,6 @@ import os
 import stat
 import threading
 import weakref
-from types import TracebackType
 from typing import NoReturn, Self
 
 from ndfeed.errors import ConflictError, DeniedError, MissingError, SpaceError, TargetError
@@ -108,12 +107,7 @@ class Output:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, *_: object) -> None:
         if error is None:
             self.close()
         else:

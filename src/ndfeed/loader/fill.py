@@ -1,7 +1,7 @@
 """One batch: rows read into memory of the pool, the maps run, ragged fields brought into form."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,6 @@ from ndfeed.loader.child import Died
 from ndfeed.loader.clock import Clock
 from ndfeed.loader.draws import Seeded
 from ndfeed.loader.engine import Several
-from ndfeed.loader.joint import Joiner
 from ndfeed.loader.pool import Pool
 from ndfeed.loader.ragged import Ragged, Room, formed, owner
 from ndfeed.order.permutation import Ints
@@ -73,7 +72,8 @@ class Filler:
         self.transform: Transform = stepped  # in the thread that read the batch
         self.finish: Callable[[Any], Any] | None = None  # what a framework does with a batch
         self.together = 1  # small batches that are read together and cut
-        self.join: Joiner | None = None  # or not cut; for batches of maps, this makes pieces
+        # Or not cut; for batches of maps, this makes pieces.
+        self.join: Callable[[Iterator[Batch]], Iterator[Any]] | None = None
         self.batch_bytes = 0  # of the largest batch so far, what a map was given counted in
         self._ragged = ragged
         self._names = names

@@ -15,6 +15,7 @@ import numpy as np
 
 from ndfeed.dataset.step import Batch
 from ndfeed.loader.engine import Several
+from ndfeed.loader.fill import nbytes
 from ndfeed.loader.pool import Pool
 
 _QUICK = 0.005  # seconds: a batch that takes as long is worth handing over by itself
@@ -34,7 +35,7 @@ class Joiner:
         began = time.perf_counter()
         try:
             for batch in batches:
-                size = _bytes(batch)
+                size = nbytes(batch)
                 if some and (size > room or not _alike(some[0], batch)):
                     yield self._joined(some)
                     some, room = [], self._most
@@ -60,10 +61,6 @@ class Joiner:
             room = self._pool.array(sum(map(len, parts)), first.dtype, first.shape[1:])
             made[name] = np.concatenate(parts, out=room)
         return Several(made, len(some))
-
-
-def _bytes(batch: Batch) -> int:
-    return sum(getattr(values, "nbytes", 0) for values in batch.values())
 
 
 def _alike(one: Batch, other: Batch) -> bool:

@@ -108,13 +108,13 @@ class Machine:
     def begin(self, share: Share, seed: int, epoch: int, start: int) -> int:
         """Start on the batches of an epoch from position ``start`` on; how many there are."""
         asked, ahead = (share, seed, epoch, start), self._ahead
-        begun = ahead is not None and ahead[0] == asked
-        course = ahead[1] if ahead is not None and begun else self._course(*asked)
+        prepared = ahead[1] if ahead is not None and ahead[0] == asked else None
+        course = self._course(*asked) if prepared is None else prepared
         self.before = self.clock()
         self.starved_before = self.engine.starved
         now = time.perf_counter()
         # Short epochs that follow each other are one stretch: none alone would tell anything.
-        if self.tuner is not None and not (begun and now - self.ended < _PAUSE):
+        if self.tuner is not None and (prepared is None or now - self.ended >= _PAUSE):
             self.tuner.restart(self.before.rows, self.engine.starved)
         self.began, self.ended = now, 0.0
         self.given, self._pass = 0, (share, start)

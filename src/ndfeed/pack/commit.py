@@ -7,7 +7,6 @@ are open here before anything is written, so that no error of the disk's can be 
 
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from types import TracebackType
 from typing import Self
 
 from ndfeed.errors import Error
@@ -51,12 +50,7 @@ class Commits:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, *_: object) -> None:
         with self._stack:
             if error is None:
                 self._commit()

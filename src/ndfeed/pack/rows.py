@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -265,12 +264,7 @@ class Reading:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, *_: object) -> None:
         for cursors in self._cursors:
             for cursor in cursors:
                 if error is None:
