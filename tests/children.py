@@ -5,9 +5,9 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 import tempfile
 import textwrap
+import time
 from contextlib import contextmanager
 
 PRELUDE = """
