@@ -132,7 +132,7 @@ def test_small_batches_of_maps_are_handed_over_together(tmp_path):
         data = ndfeed.tf.dataset(mapped, 4, epochs=epochs, **words)
 
         same(data, [batch for _ in range(epochs) for batch in loader])
-        given = list(data._ndfeed.arrays())
+        given = list(data.passes.arrays())
         assert len(given) < len(loader)
 
 
@@ -143,7 +143,7 @@ def test_the_next_epoch_is_made_while_one_is_used(ds):
         batches = iter(data)
         for _ in range(10):
             next(batches)
-        machine = data._ndfeed._loader._machines[0]
+        machine = data.passes._loader._machines[0]
 
         assert eventually(lambda machine=machine: machine.clock().batches >= 20)
 

@@ -98,7 +98,7 @@ def test_a_short_pass_takes_nothing_from_the_next(ds):
     state = ndfeed.tf.State()
     state.load_state_dict(ndfeed.loader(ds, 10, shuffle=True).state_dict() | {"samples": 70})
     data = ndfeed.tf.dataset(ds, 10, shuffle=True, state=state)
-    list(data._ndfeed.arrays())  # all that TensorFlow asks for, and no more
+    list(data.passes.arrays())  # all that TensorFlow asks for, and no more
     state.advance(3)
 
     assert used(data, state) == whole(ds, 10, 2)[10:]

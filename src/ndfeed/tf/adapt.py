@@ -19,9 +19,9 @@ class Pieces:
     allocate: Callable[[int], Bytes] | None = None
     threads: int | None = None
     ahead = 0
-    together = 8 << 20
 
-    def __init__(self, joint: bool) -> None:
+    def __init__(self, together: int, joint: bool) -> None:
+        self.together = together
         self.joint = joint
 
     def source(self, host: Host) -> Source:

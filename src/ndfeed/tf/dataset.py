@@ -21,13 +21,14 @@ from ndfeed.loader.plan import batch_bytes
 from ndfeed.order.share import Share
 from ndfeed.tf.adapt import Pieces
 from ndfeed.tf.distribute import batch_and_shard
+from ndfeed.tf.eager import Batches
 from ndfeed.tf.form import RAGGED, Form, Ragged
 from ndfeed.tf.passes import Passes, Source
 from ndfeed.tf.state import State
 
-_HELD = 2  # batches that TensorFlow holds besides the one in use: handed over, and waiting
+_HELD = 2  # batches, or pieces, that TensorFlow holds besides that in use: handed over, waiting
+_PIECE = 16 << 20  # bytes of batches that are handed over together, at most
 _SMALL_AHEAD = 4
-_LEAST_TOGETHER = 4  # fewer batches in a piece are not worth the copy of cutting it
 
 
 def dataset(  # noqa: PLR0913 - the words that every loader shares, and TensorFlow's
@@ -79,33 +80,29 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and TensorFl
     share = Share(len(ds), size, rank, world, bool(drop_last))
     ds = only(ds, options.fields, form)
     bytes_each = batch_bytes(ds, size, options.memory)
-    own = replace(options, fields=None, memory=max(options.memory - _HELD * bytes_each, bytes_each))
-    joint = _joint(ds, bytes_each, own.memory) and not (ds.steps and on_error == "skip")
-    loader = Loader(ds, share, shuffle, own, partial(Pieces, joint))
+    piece = min(_PIECE, options.memory // 8)
+    joint = _even(ds) and not (ds.steps and on_error == "skip") and 2 * bytes_each <= piece
+    held = _HELD * (piece if joint else bytes_each)
+    own = replace(options, fields=None, memory=max(options.memory - held, bytes_each))
+    loader = Loader(ds, share, shuffle, own, partial(Pieces, piece, joint))
     if state is not None:
         state.bind(loader, epochs)
     starts = {0, 0 if state is None else state.samples}  # of epochs, this and the next ones
     even = all((len(ds) - start) % share.together == 0 for start in starts)
     full = on_error == "raise" and (bool(drop_last) or even)
-    # A short batch that ends a pass is cut as it should be; within one it would be filled up.
-    regular = full or (on_error == "raise" and epochs == 1 and world == 1)
-    made = Form(ds, options.fields, ragged, size, full=full, joint=joint, regular=regular)
+    made = Form(ds, options.fields, ragged, size, full=full, joint=joint)
     return _built(Passes(loader, made, epochs, state), made, len(loader), epochs)
 
 
-def _joint(ds: Dataset, bytes_each: int, memory: int) -> bool:
-    """Are batches so small that they should be handed over several at a time?"""
+def _even(ds: Dataset) -> bool:
+    """Are all samples alike, so that batches can lie side by side?"""
     stored = (c.field for group in ds.groups for c in group.columns)
-    even = not any(field.ragged for field in (*stored, *ds.fields.values()))
-    at_once = min(Pieces.together, memory // 4)
-    return even and bytes_each * _LEAST_TOGETHER <= at_once
+    return not any(field.ragged for field in (*stored, *ds.fields.values()))
 
 
 def _built(passes: Passes, form: Form, count: int, epochs: int | None) -> tf.data.Dataset:
     made = tf.data.Dataset.from_generator(Source(passes), output_signature=form.given)
-    if form.joint and form.regular:
-        made = made.rebatch(form.size, drop_remainder=form.full)
-    elif form.joint:
+    if form.joint:
         made = made.flat_map(_cut)
     # A pass is exactly so many batches by construction, or fewer where it goes on in the middle.
     # TensorFlow can tell without reading, and is content with fewer, where it takes them from
@@ -119,8 +116,7 @@ def _built(passes: Passes, form: Form, count: int, epochs: int | None) -> tf.dat
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     made = made.prefetch(_SMALL_AHEAD if form.joint else 1).with_options(options)
-    made._ndfeed = passes  # whatever is made of the dataset, and its iterators, refer to it
-    return made
+    return Batches(made, passes)
 
 
 def _cut(*parts: Any) -> tf.data.Dataset:  # noqa: ANN401

@@ -4,7 +4,7 @@ Everything is known before anything is read. Axes whose length is not are those 
 samples differ, and the first where a last batch may be short.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -46,9 +46,8 @@ class Form:
     """How the batches of a dataset are handed to TensorFlow.
 
     ``names`` are the fields that make a batch a tuple, ``size`` how many samples a batch has,
-    ``full`` whether all of them have so many, and ``joint`` whether they may come several in one
-    piece: ``regular`` ones end to end, where none but the last of a pass may be short, others
-    side by side.
+    ``full`` whether all of them have so many, and ``joint`` whether they come several in one
+    piece, side by side.
     """
 
     def __init__(
@@ -60,18 +59,16 @@ class Form:
         *,
         full: bool,
         joint: bool,
-        regular: bool,
     ) -> None:
         self.full = full
         self.joint = joint
-        self.regular = regular
         self.size = size
         self._names = names
         self._mapped = bool(ds.steps)
         self.signature: dict[str, tf.TensorSpec] = {}  # of what the generator gives
         self.ragged: dict[str, str] = {}  # field to its offsets
         every = size if full else None
-        own = ((None,) if regular else (None, every)) if joint else (every,)
+        own = (None, every) if joint else (every,)
         for name, field in ds.fields.items():
             if names is not None and name not in _owners(names, ds.fields, ragged):
                 continue
@@ -98,23 +95,20 @@ class Form:
         """The types and shapes of what the generator gives."""
         return self._arranged(self.signature)
 
-    def arrays(self, found: Any) -> Iterator[Any]:  # noqa: ANN401
-        """What the generator gives for something that a loader delivered."""
+    def arrays(self, found: Any) -> list[Any]:  # noqa: ANN401
+        """What the generator gives, one after the other, for something that a loader delivered."""
         if not self.joint:
-            yield self._arranged(self._checked(found))
-            return
+            return [self._arranged(self._checked(found))]
         made = self._checked(found.made if isinstance(found, Several) else found)
-        if self.regular:
-            yield self._arranged(made)
-            return
         size = self.size
         whole = len(next(iter(made.values()))) // size
         end = whole * size
+        parts = []
         if whole:
-            parts = {n: a[:end].reshape(-1, size, *a.shape[1:]) for n, a in made.items()}
-            yield self._arranged(parts)
+            parts.append({n: a[:end].reshape(-1, size, *a.shape[1:]) for n, a in made.items()})
         if whole < counted(found):  # a last batch that is short, or empty
-            yield self._arranged({n: a[None, end:] for n, a in made.items()})
+            parts.append({n: a[None, end:] for n, a in made.items()})
+        return [self._arranged(part) for part in parts]
 
     def _arranged(self, parts: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """A tuple where that was asked for, and all parts of a field are there."""
@@ -128,8 +122,8 @@ class Form:
         for name in self.signature if self._mapped else ():
             found = arrays.get(name)
             expected = self.signature[name].shape
-            if self.joint and not self.regular:
-                expected = expected[1:]
+            if self.joint:  # however many there are
+                expected = tf.TensorShape([None]).concatenate(expected[2:])
             if not isinstance(found, np.ndarray) or not expected.is_compatible_with(found.shape):
                 shape = "nothing" if found is None else getattr(found, "shape", "different shapes")
                 raise ValueError(

@@ -86,4 +86,7 @@ class Passes:
             if not left:
                 self._whole = True
                 next(batches, None)  # the epoch is over: threads may go on with the next
-            yield from self._form.arrays(found)
+            parts = self._form.arrays(found)
+            del found  # not to be kept here while the next is made: its memory is still in cache
+            while parts:
+                yield parts.pop(0)

@@ -1,0 +1,83 @@
+"""Loops outside of graphs: batches without TensorFlow's Python around each.
+
+Before and behind the operation that hands over an element, TensorFlow's iterator runs Python
+several times as long, whatever is in the element; with small batches that is most of the time.
+What it works out there for elements of any kind is known here once and for all.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import tensorflow as tf
+
+
+class Batches(tf.data.Dataset):  # type: ignore[misc]
+    """The dataset that it is made of, with another iterator for loops outside of graphs.
+
+    It keeps ``passes`` alive, and so does whatever is made of it, and every iterator.
+    """
+
+    def __init__(self, made: tf.data.Dataset, passes: object) -> None:
+        self._made = made
+        self.passes = passes
+        super().__init__(made._variant_tensor)
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [self._made]
+
+    @property
+    def element_spec(self) -> Any:  # noqa: ANN401
+        """Types and shapes of a batch."""
+        return self._made.element_spec
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator: Any = super().__iter__()
+        if tf.executing_eagerly() and _plain(self.element_spec):
+            # One of TensorFlow's own it remains, which functions and checkpoints take.
+            kind: type = type(iterator)
+            iterator.__class__ = _quick(kind)
+            iterator.set_up()
+        return iterator  # type: ignore[no-any-return]
+
+
+def _plain(spec: Any) -> bool:  # noqa: ANN401
+    """Is a batch nothing but tensors, in a tuple or under names?"""
+    parts = spec.values() if isinstance(spec, dict) else spec
+    return all(type(part) is tf.TensorSpec for part in parts)
+
+
+@cache
+def _quick(kind: Any) -> Any:  # noqa: ANN401
+    """A class of TensorFlow's iterators, and how the next batch is had without detours."""
+
+    class Quick(kind):  # type: ignore[misc]
+        def set_up(self) -> None:
+            spec = self.element_spec
+            specs = tf.nest.flatten(spec)
+            (resource,) = tf.nest.flatten(self, expand_composites=True)
+            self._asked = {
+                "iterator": resource,
+                "output_types": [part.dtype for part in specs],
+                "output_shapes": [part.shape for part in specs],
+            }
+            self._places = None
+            if isinstance(spec, dict):  # they come sorted by name, and go out as they were
+                names = sorted(spec)
+                self._places = [(name, names.index(name)) for name in spec]
+
+        def get_next(self) -> Any:  # noqa: ANN401
+            if not (tf.executing_eagerly() and tf.config.experimental.get_synchronous_execution()):
+                return super().get_next()
+            found = tf.raw_ops.IteratorGetNext(**self._asked)
+            if self._places is None:
+                return tuple(found)
+            return {name: found[at] for name, at in self._places}
+
+        def __next__(self) -> Any:  # noqa: ANN401
+            try:
+                return self.get_next()
+            except tf.errors.OutOfRangeError:
+                raise StopIteration from None
+
+    return Quick
