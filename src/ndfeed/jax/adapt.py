@@ -6,79 +6,140 @@ Either way JAX holds a reference to the NumPy array for as long as it reads its 
 pool's memory is lent again only when the last reference is gone. So nothing has to be waited for.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from ndfeed.jax.form import Form, memory
 from ndfeed.jax.layout import Layout
+from ndfeed.loader.engine import Several
 from ndfeed.loader.fill import Source
 from ndfeed.loader.host import Host
 from ndfeed.loader.pool import Bytes
 
 _AHEAD = 2  # batches on their way to a device
+_PIECE = 32 << 20  # bytes of small batches that are sent at a time, at most
+
+
+def feed(form: Form, layout: Layout | None, size: int, room: int) -> "Feed":
+    """The way to where arrays of ``size`` samples are wanted.
+
+    ``room`` is the memory there is for batches that may lie side by side, or 0 where they may not.
+    """
+    # The consumer's: threads have one of their own.
+    default: Any = jax.config.jax_default_device
+    if layout is not None:
+        platform = layout.platform
+    else:
+        device = default or jax.local_devices()[0]
+        platform = device if isinstance(device, str) else device.platform
+    if platform == "cpu":
+        return Feed(form, layout, default)
+    return Away(form, layout, default, platform, size, room)
 
 
 class Feed:
-    """Arrays of JAX, on the CPU made in the thread that read them, else sent ahead of use."""
+    """Arrays of JAX on the CPU, made in the thread that read them."""
 
-    def __init__(self, form: Form, layout: Layout | None) -> None:
-        self.allocate: Callable[[int], Bytes] | None = None
-        self.threads: int | None = None
-        self.together = 8 << 20  # as for arrays
-        self.joint = False
+    allocate: Callable[[int], Bytes] | None = None
+    threads: int | None = None
+    ahead = 0
+    together = 8 << 20  # as for arrays
+    joint = False
+    held = 0
+
+    def __init__(self, form: Form, layout: Layout | None, default: Any) -> None:  # noqa: ANN401
         self._form = form
         self._layout = layout
-        # The consumer's: threads have one of their own.
-        self._default: Any = jax.config.jax_default_device
+        self._default = default
         self._pool = memory()
-        self._platform = self._where()
-        self._on_host = self._platform == "cpu"
-        self.ahead = 0 if self._on_host else _AHEAD
-
-    def _where(self) -> str:
-        if self._layout is not None:
-            return self._layout.platform
-        device = self._default or jax.local_devices()[0]
-        return device if isinstance(device, str) else device.platform
 
     def source(self, host: Host) -> Source:
         """The files."""
         return host
 
     def finish(self, made: Any) -> Any:  # noqa: ANN401
-        """Types and lengths as JAX is to get them; on the CPU the arrays themselves."""
-        form, pool = self._form, self._pool
-        named = {name: form.array(name, a, pool) for name, a in form.named(made).items()}
-        return self._put(named) if self._on_host else named
+        """The arrays themselves."""
+        (batch,) = self._put([self._named(made)])
+        return batch
 
-    def send(self, made: Any) -> Any:  # noqa: ANN401
-        """On its way to the devices; all from one thread, so that few are there at a time."""
-        return made if self._on_host else self._put(made)
+    def _named(self, made: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Types and lengths as JAX is to get them."""
+        form, pool = self._form, self._pool
+        return {name: form.array(name, a, pool) for name, a in form.named(made).items()}
+
+    def send(self, made: Any) -> Sequence[Any]:  # noqa: ANN401
+        """The same."""
+        return (made,)
 
     def receive(self, made: Any) -> Any:  # noqa: ANN401
         """The same: whoever computes with it waits for it on the device."""
         return made
 
-    def _put(self, named: dict[str, Any]) -> Any:  # noqa: ANN401
+    def _put(self, batches: Sequence[dict[str, Any]]) -> Sequence[Any]:
+        """Batches where they are wanted, as they are delivered."""
         layout = self._layout
         if layout is None:
-            with jax.default_device(self._default):
-                arrays = jax.device_put(list(named.values()))  # of a dict it would sort the names
+            with jax.default_device(self._default):  # of dicts it would sort the names
+                made = jax.device_put([list(named.values()) for named in batches])
         else:
-            arrays = [layout.put(name, rows) for name, rows in named.items()]
+            made = [[layout.put(name, a) for name, a in named.items()] for named in batches]
         if self._form.names is not None:
-            return tuple(arrays)  # they are named in that order
-        return dict(zip(named, arrays, strict=True))
+            return [tuple(arrays) for arrays in made]  # they are named in that order
+        return [dict(zip(n, arrays, strict=True)) for n, arrays in zip(batches, made, strict=True)]
 
     def describe(self) -> str:
         """How batches get to where they are used."""
         if self._layout is None:
-            return "" if self._on_host else f"to a {self._platform}, {_AHEAD} batches ahead"
-        count = len(self._layout.devices)
-        return f"on {count} {self._platform} devices of this process"
+            return ""
+        return f"on {len(self._layout.devices)} {self._layout.platform} devices of this process"
 
     def close(self) -> None:
         """Let go of memory for arrays that are cast or padded."""
         self._pool.clear()
+
+
+class Away(Feed):
+    """Arrays of JAX on other devices, sent ahead of use.
+
+    To send something takes the consumer a tenth of a millisecond, and several times that while
+    threads at work want the interpreter as well, however little it is. So small batches are sent
+    many at a time; as arrays of their own, for JAX copies each with another thread.
+    """
+
+    def __init__(
+        self,
+        form: Form,
+        layout: Layout | None,
+        default: Any,  # noqa: ANN401
+        platform: str,
+        size: int,
+        room: int,
+    ) -> None:
+        super().__init__(form, layout, default)
+        self.ahead = _AHEAD
+        self._platform = platform
+        self._size = size
+        if room:
+            self.joint = True
+            self.together = min(_PIECE, room // 8)
+            self.held = 2 * self.together  # a piece on its way, and the one behind it
+
+    def finish(self, made: Any) -> Any:  # noqa: ANN401
+        """Arrays of NumPy still."""
+        return self._named(made)
+
+    def send(self, made: Any) -> Sequence[Any]:  # noqa: ANN401
+        """On its way to the devices; all from one thread, so that few are there at a time."""
+        if not isinstance(made, Several):
+            return self._put([made])
+        self.ahead = max(self.ahead, made.count)  # the next piece goes when this one is begun
+        size = self._size
+        starts = range(0, made.count * size, size)
+        cut = [{name: a[at : at + size] for name, a in made.made.items()} for at in starts]
+        return self._put(cut)
+
+    def describe(self) -> str:
+        """How batches get to where they are used."""
+        return super().describe() or f"to a {self._platform}, {self.ahead} batches ahead"

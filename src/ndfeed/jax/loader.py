@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.jax.adapt import Feed
+from ndfeed.jax.adapt import feed
 from ndfeed.jax.form import Form, PadTo
 from ndfeed.jax.layout import Layout, Shardings
 from ndfeed.jax.processes import agree, ranks
 from ndfeed.loader.loader import Loader
-from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only
+from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only, side_by_side
 from ndfeed.loader.ragged import Ragged
 from ndfeed.order.share import Share
 
@@ -86,7 +86,9 @@ def loader(  # noqa: PLR0913 - the words that every loader shares, and a mesh's
     _check_last(layout, share, 0)
     asks = shard is None and (layout is None or layout.is_everybody_s)
     check = partial(_before, layout, asks)
-    return Loader(ds, share, shuffle, options, partial(Feed, form, layout), check)
+    joint = layout is None and side_by_side(ds, on_error)
+    adapt = partial(feed, form, layout, share.size, options.memory if joint else 0)
+    return Loader(ds, share, shuffle, options, adapt, check)
 
 
 def _share(whole: Share, layout: Layout | None, shard: Sequence[int] | None) -> Share:

@@ -1,6 +1,6 @@
 """What a framework adds to a loader: memory of its own kind, and batches of its own kind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ndfeed.loader.fill import Source
@@ -17,7 +17,8 @@ class Adapter(Protocol):
       only where no field is ragged, and only if there are several. With maps, ``finish`` gives
       dicts of arrays then, or they stay alone.
     - ``finish`` is called with every batch by the thread that made it; ``send`` with what that
-      gave by the consumer, ``ahead`` batches before it is due; ``receive`` when it is due.
+      gave by the consumer, ``ahead`` batches before it is due; ``receive`` when it is due, with
+      what ``send`` gave: one thing, or the batches of a piece one by one.
     - ``describe`` says for the report how batches get to where they are used.
     - ``close`` lets go of everything; the adapter may be used again afterwards.
     """
@@ -27,6 +28,7 @@ class Adapter(Protocol):
     ahead: int  # batches that are sent before they are due
     together: int  # bytes of small batches that are worth making at a time
     joint: bool  # are they taken in one piece?
+    held: int  # bytes of delivered batches that the framework itself may hold
 
     def source(self, host: Host) -> Source:
         """Where stored fields come from."""
@@ -36,7 +38,7 @@ class Adapter(Protocol):
         """In the thread that made the batch."""
         ...
 
-    def send(self, made: Any) -> Any:  # noqa: ANN401
+    def send(self, made: Any) -> Sequence[Any]:  # noqa: ANN401
         """In the consumer's thread, some batches ahead."""
         ...
 

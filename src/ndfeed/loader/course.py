@@ -11,6 +11,7 @@ from ndfeed.dataset import ahead
 from ndfeed.dataset.members import Decoded
 from ndfeed.dataset.rowset import chosen
 from ndfeed.dataset.step import Batch
+from ndfeed.errors import Error
 from ndfeed.loader.clock import Clock
 from ndfeed.loader.draws import Seeded, key_of
 from ndfeed.loader.fill import Filler
@@ -127,10 +128,14 @@ class Pass:
             return self._each(first, stop, rows, joint, clock)
         if self.slow:
             return join(self._each(first, stop, rows, joint, clock))
+        try:
+            made = self._filler.several(joint, stop - first, rows, clock)
+        except Error:  # of one of them: the others before it come first
+            return self._each(first, stop, rows, joint, clock)
         if self._schedule is not None:
             for number in range(first, stop):
                 self._schedule.made(number)
-        return iter((self._filler.several(joint, stop - first, rows, clock),))
+        return iter((made,))
 
     def _each(
         self, first: int, stop: int, rows: Ints, joint: Batch | None, clock: Clock

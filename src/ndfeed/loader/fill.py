@@ -107,10 +107,11 @@ class Filler:
 
     def several(self, joint: Batch, count: int, rows: Ints, clock: Clock) -> Several:
         """Some batches that were read together, uncut."""
+        made = Several(self._handed(joint, rows), count)
         clock.batches += count
         clock.rows += len(rows)
         clock.nbytes += nbytes(joint)
-        return Several(self._handed(joint, rows), count)
+        return made
 
     def _made(
         self, rows: Ints, draws: Seeded | None, clock: Clock, batch: Batch | None = None

@@ -85,7 +85,7 @@ class Batches(Iterator[Any]):
             found = engine.take(wait=not sent)
             if found is None:
                 break
-            sent.append(found if isinstance(found, Failure) else adapter.send(found))
+            sent.extend((found,) if isinstance(found, Failure) else adapter.send(found))
         return adapter.receive(_raised(sent.popleft()))
 
     def _leave(self, loader: "Loader") -> None:

@@ -48,11 +48,12 @@ class Machine:
         self.pid = os.getpid()
         self.plan = plan
         self.skipped = Skipped()
-        self._buffers = options.memory
+        memory = max(options.memory - (adapter.held if adapter is not None else 0), batch_bytes)
+        self._buffers = memory
         if plan.coded:
-            enough = max(_UNDER_WAY * batch_bytes, min(4 * _TOGETHER, options.memory // 16))
-            self._buffers = min(enough, max(options.memory // 4, batch_bytes))
-        self.decoded = Decoded(max(options.memory - self._buffers, 0))
+            enough = max(_UNDER_WAY * batch_bytes, min(4 * _TOGETHER, memory // 16))
+            self._buffers = min(enough, max(memory // 4, batch_bytes))
+        self.decoded = Decoded(max(memory - self._buffers, 0))
         self.adapter = adapter
         self.processes: Processes | None = None
         allocate = None if adapter is None else adapter.allocate

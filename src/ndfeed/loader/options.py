@@ -102,6 +102,17 @@ def known_fields(ds: Dataset) -> Mapping[str, Field] | None:
         return None
 
 
+def side_by_side(ds: Dataset, on_error: OnError) -> bool:
+    """Can batches lie side by side in one piece, each where its number says?
+
+    Not where samples differ in shape, nor where some may be left out behind a map.
+    """
+    stored = [column.field for group in ds.groups for column in group.columns]
+    known = known_fields(ds)
+    even = known is not None and not any(f.ragged for f in (*stored, *known.values()))
+    return even and not (ds.steps and on_error == "skip")
+
+
 def as_fields(ds: Dataset, fields: Sequence[str] | None, ragged: str) -> tuple[str, ...] | None:
     """The names that make a batch a tuple, all of them known."""
     if ragged not in RAGGED:

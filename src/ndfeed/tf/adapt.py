@@ -1,6 +1,6 @@
 """What a loader of arrays is told where its batches go to TensorFlow."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ndfeed.loader.fill import Source
@@ -20,9 +20,10 @@ class Pieces:
     threads: int | None = None
     ahead = 0
 
-    def __init__(self, together: int, joint: bool) -> None:
+    def __init__(self, together: int, joint: bool, held: int) -> None:
         self.together = together
         self.joint = joint
+        self.held = held
 
     def source(self, host: Host) -> Source:
         """The files."""
@@ -32,9 +33,9 @@ class Pieces:
         """The same."""
         return made
 
-    def send(self, made: Any) -> Any:  # noqa: ANN401
+    def send(self, made: Any) -> Sequence[Any]:  # noqa: ANN401
         """The same."""
-        return made
+        return (made,)
 
     def receive(self, made: Any) -> Any:  # noqa: ANN401
         """The same."""

@@ -16,7 +16,7 @@ from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.loader import ragged as arrays
 from ndfeed.loader.loader import Loader
-from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only
+from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only, side_by_side
 from ndfeed.loader.plan import batch_bytes
 from ndfeed.order.share import Share
 from ndfeed.tf.adapt import Pieces
@@ -81,10 +81,10 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and TensorFl
     ds = only(ds, options.fields, form)
     bytes_each = batch_bytes(ds, size, options.memory)
     piece = min(_PIECE, options.memory // 8)
-    joint = _even(ds) and not (ds.steps and on_error == "skip") and 2 * bytes_each <= piece
+    joint = side_by_side(ds, on_error) and 2 * bytes_each <= piece
     held = _HELD * (piece if joint else bytes_each)
-    own = replace(options, fields=None, memory=max(options.memory - held, bytes_each))
-    loader = Loader(ds, share, shuffle, own, partial(Pieces, piece, joint))
+    adapt = partial(Pieces, piece, joint, held)
+    loader = Loader(ds, share, shuffle, replace(options, fields=None), adapt)
     if state is not None:
         state.bind(loader, epochs)
     starts = {0, 0 if state is None else state.samples}  # of epochs, this and the next ones
@@ -92,12 +92,6 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and TensorFl
     full = on_error == "raise" and (bool(drop_last) or even)
     made = Form(ds, options.fields, ragged, size, full=full, joint=joint)
     return _built(Passes(loader, made, epochs, state), made, len(loader), epochs)
-
-
-def _even(ds: Dataset) -> bool:
-    """Are all samples alike, so that batches can lie side by side?"""
-    stored = (c.field for group in ds.groups for c in group.columns)
-    return not any(field.ragged for field in (*stored, *ds.fields.values()))
 
 
 def _built(passes: Passes, form: Form, count: int, epochs: int | None) -> tf.data.Dataset:

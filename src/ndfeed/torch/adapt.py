@@ -1,6 +1,6 @@
 """What a loader of arrays is told, so that its batches become tensors where they are wanted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ class OnHost:
         self.allocate: Callable[[int], Bytes] | None = None
         self.threads: int | None = None
         self.ahead = 0
+        self.held = 0
         self.together = 8 << 20  # as for arrays: tensors of them cost next to nothing
         self.joint = False
         self._form = form
@@ -36,9 +37,9 @@ class OnHost:
         named = made if isinstance(made, dict) else dict(zip(form.names or (), made, strict=True))
         return form.arranged({n: form.converted(n, form.tensor(n, a)) for n, a in named.items()})
 
-    def send(self, made: Any) -> Any:  # noqa: ANN401
+    def send(self, made: Any) -> Sequence[Any]:  # noqa: ANN401
         """The same."""
-        return made
+        return (made,)
 
     def receive(self, made: Any) -> Any:  # noqa: ANN401
         """The same."""

@@ -7,7 +7,7 @@ resident                  the whole set lives on the device
 
 import importlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ class Feed:
 
     allocate: Callable[[int], Bytes] | None = staticmethod(pinned)
     ahead = 2
+    held = 0
     together = 64 << 20  # starting work on a device costs more than on a CPU
     joint = False
 
@@ -98,19 +99,19 @@ class Feed:
             return self._converted(made)
         return self._each(self._pinned, made)
 
-    def send(self, made: Any) -> Sent:  # noqa: ANN401
+    def send(self, made: Any) -> Sequence[Sent]:  # noqa: ANN401
         """A batch that was made in host memory, on its way.
 
         All from one thread: to call the driver from many takes the interpreter's lock for most
         of their time.
         """
         if isinstance(made, Sent):
-            return made
+            return (made,)
         self._side.flight.settle()
         with self._side.work():
             sent = self._each(self._moved, made)
         self._side.keep(made)
-        return self._converted(sent)
+        return (self._converted(sent),)
 
     def _each(self, do: Callable[[str, Any], Any], made: Any) -> Any:  # noqa: ANN401
         """The batch with something done to each of its fields; a tuple stays one."""

@@ -1,0 +1,114 @@
+"""``ndfeed.jax.adapt``: batches on their way to other devices, many small ones at a time.
+
+The way itself is the same wherever they go, so it is gone here on the CPU.
+"""
+
+import sys
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from loader.making import large_rows, numbers  # noqa: E402
+from loader_contract import LoaderContract  # noqa: E402
+
+import ndfeed  # noqa: E402
+import ndfeed.jax  # noqa: E402
+from ndfeed.jax.adapt import Away  # noqa: E402
+
+
+@pytest.fixture(autouse=True, scope="module")
+def away():
+    """Also the CPU counts as another device."""
+
+    def feed(form, layout, size, room):
+        return Away(form, layout, jax.config.jax_default_device, "device", size, room)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["ndfeed.jax.loader"], "feed", feed)
+        yield
+
+
+class TestContract(LoaderContract):
+    package = ndfeed.jax
+    kind = jax.Array
+    more = ("sharding", "cast", "pad_to")
+    narrowed = {"int64": "int32", "uint64": "uint32"}  # noqa: RUF012 - never changed
+
+
+same = TestContract().same
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(1, 300),
+    size=st.integers(1, 40),
+    world=st.integers(1, 3),
+    drop_last=st.booleans(),
+    stop=st.integers(0, 20),
+)
+def test_any_size_any_rank_and_the_state_at_any_batch(
+    tmp_path_factory, n, size, world, drop_last, stop
+):
+    """Short batches and empty ones come as they should, and only what was delivered counts."""
+    ds = numbers(tmp_path_factory.mktemp("n"), n)
+    for rank in range(world):
+        words = {"shuffle": True, "shard": (rank, world), "drop_last": drop_last}
+        arrays, loader = ndfeed.loader(ds, size, **words), ndfeed.jax.loader(ds, size, **words)
+        same(list(loader), list(arrays))
+        for _, mine, theirs in zip(range(stop), loader, arrays, strict=False):
+            same(mine, theirs)
+            assert loader.state_dict() == arrays.state_dict()
+
+
+def test_small_batches_are_sent_many_at_a_time(tmp_path):
+    loader = ndfeed.jax.loader(numbers(tmp_path, 10_000), 16)
+    list(loader)
+
+    assert loader._machines[0].adapter.ahead > 16
+    assert "batches ahead" in loader.report().way
+
+
+def test_batches_of_maps_too(tmp_path):
+    ds = numbers(tmp_path, 3000).map(lambda s: {"x": s["data"] * 2.5, "y": s["data"]})
+    same(list(ndfeed.jax.loader(ds, 16, cast={"x": "float32"})),
+         [{"x": b["x"].astype("f4"), "y": b["y"]} for b in ndfeed.loader(ds, 16)])  # fmt: skip
+
+
+def test_what_does_not_fit_is_told_behind_the_batches_before_it(tmp_path):
+    """Also where they were sent together."""
+    values = np.arange(4000)
+    values[2345] = 1 << 40
+    np.save(tmp_path / "x.npy", values)
+    loader = ndfeed.jax.loader(ndfeed.open(tmp_path / "x.npy"), 10)
+
+    seen = []
+    with pytest.raises(ndfeed.CastError, match="2345"):
+        seen.extend(batch["data"].tolist() for batch in loader)
+
+    assert seen == values[:2340].reshape(-1, 10).tolist()
+
+
+def test_kept_batches_never_change(tmp_path):
+    """Of batches large and small, while memory is lent again and again."""
+    ds = large_rows(tmp_path, 64)
+    for size in (1, 4, 16):
+        loader = ndfeed.jax.loader(ds, size, shuffle=True, memory="32MB")
+        kept = [batch for _ in range(3) for batch in loader]
+        for batch in kept:
+            assert (batch["image"] == batch["label"][:, None].astype("uint32")).all()
+
+
+@pytest.mark.parametrize("memory", [8 << 20, 64 << 20])
+def test_memory_counts_what_is_on_its_way(tmp_path, memory):
+    """Two pieces are with JAX; batches under way make do with the rest."""
+    loader = ndfeed.jax.loader(large_rows(tmp_path, 64), 1, memory=memory)
+    list(loader)
+
+    machine = loader._machines[0]
+    held = machine.adapter.held
+    assert held == memory // 4
+    assert held + machine.depth() * machine.filler.batch_bytes <= memory
