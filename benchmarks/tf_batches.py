@@ -163,7 +163,7 @@ def unguarded(mapped: np.ndarray, count: int, size: int) -> tf.data.Dataset:
     spec = tf.TensorSpec((many, size), tf.int64)
     ix = tf.data.Dataset.from_generator(blocks, output_signature=spec).unbatch()
     gathered = ix.map(lambda i: (tf.gather(tensor, i),), num_parallel_calls=2, deterministic=True)
-    return Batches(gathered.prefetch(2), None)
+    return Batches(gathered.prefetch(2))
 
 
 def ready(mapped: np.ndarray, count: int, size: int) -> tf.data.Dataset:
@@ -180,7 +180,7 @@ def ready(mapped: np.ndarray, count: int, size: int) -> tf.data.Dataset:
         lambda: itertools.repeat((piece,)), output_signature=spec
     )
     cut = pieces.flat_map(lambda part: tf.data.Dataset.from_tensor_slices((part,)))
-    return Batches(cut.prefetch(4), None)
+    return Batches(cut.prefetch(4))
 
 
 def load(path: bytes) -> tuple[np.ndarray, np.ndarray]:

@@ -81,6 +81,10 @@ def test_a_sharding_for_each_field(tmp_path):
 
     assert (x.sharding, label.sharding) == tuple(sharding.values())
     assert label.tolist() == list(range(8))
+    (x,) = next(iter(ndfeed.jax.loader(table(tmp_path), 8, sharding=sharding, fields=("x",))))
+    assert x.sharding == sharding["x"]
+    with pytest.raises(ndfeed.FieldError, match="'lable'"):
+        ndfeed.jax.loader(table(tmp_path), 8, sharding=sharding | {"lable": sharding["x"]})
     del sharding["label"]
     with pytest.raises(ValueError, match="sharding has nothing for field 'label'"):
         ndfeed.jax.loader(table(tmp_path), 8, sharding=sharding)

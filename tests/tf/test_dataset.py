@@ -339,6 +339,45 @@ def test_threads_end_with_a_pass_that_is_left(ds):
     assert eventually(lambda: gc.collect() is not None and not {*threads()} - others)
 
 
+def in_a_closure(make):
+    data = make()
+    made = tf.data.Dataset.range(1).flat_map(lambda _: data)
+    data = None
+    return made
+
+
+def in_an_element(make):
+    return tf.data.Dataset.from_tensors(make()).flat_map(lambda data: data)
+
+
+def out_of_a_function(make):
+    return tf.function(lambda data: data.prefetch(1))(make())
+
+
+def made_in_a_graph(make):
+    return tf.data.Dataset.range(1).interleave(lambda _: make(), cycle_length=1)
+
+
+@pytest.mark.parametrize("way", [in_a_closure, in_an_element, out_of_a_function, made_in_a_graph])
+def test_graphs_keep_what_they_read_from(ds, way):
+    """Nobody holds the dataset that was made; threads rest only while somebody may go on."""
+    others = {*threads()}
+    data = way(lambda: ndfeed.tf.dataset(ds, 10, shuffle=True, seed=4))
+    gc.collect()
+
+    same(data, ndfeed.loader(ds, 10, shuffle=True, seed=4))
+    assert eventually(lambda: gc.collect() is not None and not {*threads()} - others)
+    assert len(list(data)) == 10
+
+
+@pytest.mark.parametrize("n", [0, 3])
+def test_no_batches_end_even_if_repeated_for_ever(tmp_path, n):
+    np.savez(tmp_path / "x.npz", x=np.zeros((n, 2)))
+    ds = ndfeed.open(tmp_path / "x.npz")
+
+    assert list(ndfeed.tf.dataset(ds, 4, drop_last=True, epochs=None)) == []
+
+
 def test_a_process_ends_with_a_pass_under_way(tmp_path):
     """Without a hang or a crash."""
     code = """

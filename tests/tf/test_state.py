@@ -191,6 +191,20 @@ def test_somebody_must_count(tmp_path):
 # Keras.
 
 
+@pytest.mark.parametrize("at_a_time", [1, 3, 4, 64])
+@pytest.mark.parametrize("start", [0, 30])
+def test_several_steps_at_a_time_count_no_more_than_there_are(ds, at_a_time, start):
+    """Keras counts them by the time, also where the last time there were fewer."""
+    state = ndfeed.tf.State()
+    state.load_state_dict(ndfeed.loader(ds, 10, shuffle=True).state_dict() | {"samples": start})
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, state=state)
+    model = recorder(steps_per_execution=at_a_time)
+    model.fit(data, epochs=3, shuffle=False, verbose=0, callbacks=[ndfeed.keras.Resume(state)])
+
+    assert model.seen == whole(ds, 10, 3)[start // 10 :]
+    assert (state.epoch, state.samples) == (3, 0)
+
+
 def test_fit_goes_on_where_it_was(ds, tmp_path):
     """Stopped in an epoch, gone on by another model: the same batches, and no more epochs."""
     state = ndfeed.tf.State()

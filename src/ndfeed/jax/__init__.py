@@ -7,7 +7,7 @@
     grain.MapDataset.source(ndfeed.jax.source(ds)).shuffle(0).batch(256)
 
 Process and their number come from JAX. No value is changed in silence: 64-bit integers become
-32-bit ones only if they fit, and fractions lose precision only where that was said.
+32-bit ones only if they fit, and precision is lost only where ``cast`` says a type that has less.
 """
 
 from ndfeed.jax.loader import loader

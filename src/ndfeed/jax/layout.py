@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from numpy.typing import NDArray
 
 from ndfeed.dataset.field import Field
+from ndfeed.errors import FieldError
 
 Shardings: TypeAlias = Sharding | Mapping[str, Sharding]
 _ALL = (slice(None),)
@@ -127,6 +128,15 @@ class Layout:
 
         sharding = self.sharding(name, rows.ndim)
         return jax.make_array_from_callback((each * self.world, *rows.shape[1:]), sharding, part)
+
+
+def check_names(given: Shardings, known: Mapping[str, Field] | None) -> None:
+    """Refuse a sharding for a field that there is not."""
+    if known is None or not isinstance(given, Mapping):
+        return
+    for name in given:
+        if name not in known and name.removesuffix(_LENGTH) not in known:
+            raise FieldError(name, list(known))
 
 
 def slices(needed: NDArray[np.bool_]) -> tuple[int, tuple[int, ...]]:

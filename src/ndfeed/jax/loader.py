@@ -13,10 +13,18 @@ from typing import Any
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.jax.adapt import feed
 from ndfeed.jax.form import Form, PadTo
-from ndfeed.jax.layout import Layout, Shardings
+from ndfeed.jax.layout import Layout, Shardings, check_names
 from ndfeed.jax.processes import agree, ranks
 from ndfeed.loader.loader import Loader
-from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only, side_by_side
+from ndfeed.loader.options import (
+    OnError,
+    Options,
+    Shuffle,
+    as_shard,
+    known_fields,
+    only,
+    side_by_side,
+)
 from ndfeed.loader.ragged import Ragged
 from ndfeed.order.share import Share
 
@@ -69,6 +77,8 @@ def loader(  # noqa: PLR0913 - the words that every loader shares, and a mesh's
         raise ValueError(
             f'pad_to is for ragged="pad", got ragged={ragged!r}; leave one of them out'
         )
+    if sharding is not None:
+        check_names(sharding, known_fields(ds))
     ds = only(ds, options.fields, ragged)
     whole = Share(len(ds), batch_size, drop_last=bool(drop_last))
     form = Form(ds, options.fields, cast, pad_to)

@@ -42,22 +42,26 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         self._every = None if every is None else as_count("every", every, 1, 1 << 62)
         self._seen = 0  # batches of this epoch of fit
         self._unsaved = 0
-        self._left: int | None = None  # of a pass that is shorter than others
+        self._left: int | None = None  # batches until the pass over the dataset ends
         self._ended = False
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Called by Keras."""
-        self._seen = 0
-        steps, left = self.params.get("steps"), self._state.left
-        self._left = left if steps is None or left is None or left < steps else None
+        self._seen, self._left = 0, self._state.left
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Called by Keras; ``batch`` is the last of those that were used since."""
-        new = batch + 1 - self._seen
-        self._seen += new
+        """Called by Keras; ``batch`` is the last of those that were used since.
+
+        With ``steps_per_execution`` it may be one behind the last that there was.
+        """
+        last = batch + 1 if self._left is None else min(batch + 1, self._left)
+        new = last - self._seen
+        self._seen = last
         self._unsaved += new
         self._state.advance(new)
-        if self._seen == self._left and not self.model.stop_training:
+        steps = self.params.get("steps")
+        short = steps is None or self._seen < steps
+        if self._seen == self._left and short and not self.model.stop_training:
             # Nothing is left of the epoch: to ask for more would be a warning.
             self._ended = self.model.stop_training = True
         if self._every is not None and self._unsaved >= self._every:

@@ -23,7 +23,7 @@ from ndfeed.tf.adapt import Pieces
 from ndfeed.tf.distribute import batch_and_shard
 from ndfeed.tf.eager import Batches
 from ndfeed.tf.form import RAGGED, Form, Ragged
-from ndfeed.tf.passes import Passes, Source
+from ndfeed.tf.passes import Passes, Source, owner
 from ndfeed.tf.state import State
 
 _HELD = 2  # batches, or pieces, that TensorFlow holds besides that in use: handed over, waiting
@@ -60,6 +60,10 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and TensorFl
     - ``context``: that of ``strategy.distribute_datasets_from_function``. Then ``batch_size`` is
       the global one, and each worker reads its own part.
     """
+    if state is not None and not isinstance(state, State):
+        raise TypeError(f"state must be a ndfeed.tf.State, got {state!r}")
+    if context is not None and not isinstance(context, tf.distribute.InputContext):
+        raise TypeError(f"context must be a tf.distribute.InputContext, got {context!r}")
     if ragged not in RAGGED:
         raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
     if epochs is not None:
@@ -95,7 +99,9 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and TensorFl
 
 
 def _built(passes: Passes, form: Form, count: int, epochs: int | None) -> tf.data.Dataset:
-    made = tf.data.Dataset.from_generator(Source(passes), output_signature=form.given)
+    made = tf.data.Dataset.from_generator(
+        Source(passes), args=owner(passes), output_signature=form.given
+    )
     if form.joint:
         made = made.flat_map(_cut)
     # A pass is exactly so many batches by construction, or fewer where it goes on in the middle.

@@ -1,26 +1,32 @@
-"""Loops outside of graphs: batches without TensorFlow's Python around each.
+"""The dataset that users hold: loops outside of graphs without TensorFlow's Python around each.
 
 Before and behind the operation that hands over an element, TensorFlow's iterator runs Python
 several times as long, whatever is in the element; with small batches that is most of the time.
 What it works out there for elements of any kind is known here once and for all.
 """
 
+import weakref
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import tensorflow as tf
 
+from ndfeed.tf.passes import Passes
+
 
 class Batches(tf.data.Dataset):  # type: ignore[misc]
     """The dataset that it is made of, with another iterator for loops outside of graphs.
 
-    It keeps ``passes`` alive, and so does whatever is made of it, and every iterator.
+    Whatever is made of it refers to it, and so does every iterator: ``passes`` are told when all
+    of them are gone.
     """
 
-    def __init__(self, made: tf.data.Dataset, passes: object) -> None:
+    def __init__(self, made: tf.data.Dataset, passes: Passes | None = None) -> None:
         self._made = made
         self.passes = passes
+        if passes is not None:
+            weakref.finalize(self, passes.leave).atexit = False
         super().__init__(made._variant_tensor)
 
     def _inputs(self) -> list[tf.data.Dataset]:
@@ -49,7 +55,10 @@ def _plain(spec: Any) -> bool:  # noqa: ANN401
 
 @cache
 def _quick(kind: Any) -> Any:  # noqa: ANN401
-    """A class of TensorFlow's iterators, and how the next batch is had without detours."""
+    """A class of TensorFlow's iterators, and how the next batch is had without detours.
+
+    Made when there is an iterator: to make one at import would fix which devices there are.
+    """
 
     class Quick(kind):  # type: ignore[misc]
         def set_up(self) -> None:
@@ -80,4 +89,5 @@ def _quick(kind: Any) -> Any:  # noqa: ANN401
             except tf.errors.OutOfRangeError:
                 raise StopIteration from None
 
+    Quick.__name__ = Quick.__qualname__ = kind.__name__
     return Quick

@@ -78,7 +78,7 @@ class Form:
             elif ragged == "pad":
                 uneven = sum(length is None for length in _shape(field))
                 self._add(name, (every, *_shape(field)), dtype)
-                self._add(f"{name}_length", (every, *[uneven][uneven == 1 :]), tf.int64)
+                self._add(f"{name}_length", (every, *(() if uneven == 1 else (uneven,))), tf.int64)
             else:
                 _check_ragged(field)
                 self._add(name, (None, *_shape(field)[1:]), dtype)

@@ -1,8 +1,17 @@
-"""Passes over a dataset, as TensorFlow asks for them."""
+"""Passes over a dataset, as TensorFlow asks for them.
+
+TensorFlow keeps every function that it was ever given. So the one that it asks for a pass holds no
+loader. A tensor does, which goes where the dataset goes, also into graphs that outlive it; and
+where nothing but graphs is left of a dataset, its threads and memory end with every pass.
+"""
 
 import weakref
 from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
 
 from ndfeed.errors import ResumeError
 from ndfeed.loader.engine import counted
@@ -10,25 +19,38 @@ from ndfeed.loader.loader import Loader
 from ndfeed.tf.form import Form
 from ndfeed.tf.state import State
 
+_NO_CONSTANT = 256  # elements; of few a graph would make a copy of its own
 _MANY = 256  # batches; fewer may have been asked for ahead, by somebody who used only one
 
 
 class Source:
-    """What TensorFlow calls for a pass.
-
-    It keeps every function that it was ever given. So this one holds no loader: the dataset
-    does, and the loader's threads and memory end with it.
-    """
+    """What TensorFlow calls for a pass; handed on is the owner of the passes, if there is one."""
 
     def __init__(self, passes: "Passes") -> None:
         self._passes = weakref.ref(passes)
 
-    def __call__(self) -> Iterator[Any]:
+    def __call__(self, *_: NDArray[np.uint8]) -> Iterator[Any]:
         """What the batches of a pass are made of."""
         passes = self._passes()
         if passes is None:
             raise RuntimeError("the dataset is gone: keep what ndfeed.tf.dataset returned")
         return passes.arrays()
+
+
+class _Owner(np.ndarray[Any, np.dtype[np.uint8]]):
+    """Memory of a tensor, and what lives as long."""
+
+    passes: "Passes"
+
+
+def owner(passes: "Passes") -> tuple[tf.Tensor, ...]:
+    """A tensor that keeps the passes alive; nothing where tensors are only symbols."""
+    made = np.zeros(_NO_CONSTANT, np.uint8).view(_Owner)
+    made.passes = passes
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            return ()
+        return (tf.experimental.dlpack.from_dlpack(made.__dlpack__()),)
 
 
 class Passes:
@@ -42,15 +64,29 @@ class Passes:
         self._next = 0  # the epoch that the next pass begins with, where no state says it
         self._begun: tuple[int, int] | None = None  # where the last pass began, with a state
         self._whole = False  # was all of its first epoch handed over?
+        self._under_way = 0  # passes
+        self._in_graphs = False  # is that all that is left of the dataset?
 
     def arrays(self) -> Iterator[Any]:
         """What the batches of the next pass are made of."""
         epoch, start = self._begin()
         chain = self._epochs
         stop = None if chain is None else epoch - epoch % chain + chain
-        while stop is None or epoch < stop:
-            yield from self._epoch(epoch, start)
-            epoch, start = epoch + 1, 0
+        self._under_way += 1
+        try:
+            while (stop is None or epoch < stop) and len(self._loader):
+                yield from self._epoch(epoch, start)
+                epoch, start = epoch + 1, 0
+        finally:
+            self._under_way -= 1
+            if self._in_graphs:
+                self.leave()
+
+    def leave(self) -> None:
+        """Nobody but graphs may ask for passes from now on."""
+        self._in_graphs = True
+        if not self._under_way:
+            self._loader.close()
 
     def _begin(self) -> tuple[int, int]:
         if self._state is not None:
