@@ -5,38 +5,17 @@ import pytest
 from loader.making import compressed, numbers
 
 import ndfeed
+from ndfeed.loader.adapter import Adapter
 from ndfeed.loader.engine import Several, counted
 from ndfeed.loader.loader import Loader
 from ndfeed.loader.options import Options
 from ndfeed.order.share import Share
 
 
-class Joint:
+class Joint(Adapter):
     """Arrays as they are, several batches at a time."""
 
-    allocate = None
-    threads = None
-    ahead = 0
-    held = 0
-    together = 8 << 20
     joint = True
-
-    def source(self, host):
-        return host
-
-    def finish(self, made):
-        return made
-
-    def send(self, made):
-        return (made,)
-
-    receive = finish
-
-    def describe(self):
-        return ""
-
-    def close(self):
-        pass
 
 
 def loader_of(ds, size, rank=0, world=1, **words):

@@ -6,17 +6,15 @@ Either way JAX holds a reference to the NumPy array for as long as it reads its 
 pool's memory is lent again only when the last reference is gone. So nothing has to be waited for.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from ndfeed.jax.form import Form, memory
 from ndfeed.jax.layout import Layout
+from ndfeed.loader.adapter import Adapter
 from ndfeed.loader.engine import Several
-from ndfeed.loader.fill import Source
-from ndfeed.loader.host import Host
-from ndfeed.loader.pool import Bytes
 
 _AHEAD = 2  # batches on their way to a device
 _PIECE = 32 << 20  # bytes of small batches that are sent at a time, at most
@@ -39,25 +37,14 @@ def feed(form: Form, layout: Layout | None, size: int, room: int) -> "Feed":
     return Away(form, layout, default, platform, size, room)
 
 
-class Feed:
+class Feed(Adapter):
     """Arrays of JAX on the CPU, made in the thread that read them."""
-
-    allocate: Callable[[int], Bytes] | None = None
-    threads: int | None = None
-    ahead = 0
-    together = 8 << 20  # as for arrays
-    joint = False
-    held = 0
 
     def __init__(self, form: Form, layout: Layout | None, default: Any) -> None:  # noqa: ANN401
         self._form = form
         self._layout = layout
         self._default = default
         self._pool = memory()
-
-    def source(self, host: Host) -> Source:
-        """The files."""
-        return host
 
     def finish(self, made: Any) -> Any:  # noqa: ANN401
         """The arrays themselves."""
@@ -68,14 +55,6 @@ class Feed:
         """Types and lengths as JAX is to get them."""
         form, pool = self._form, self._pool
         return {name: form.array(name, a, pool) for name, a in form.named(made).items()}
-
-    def send(self, made: Any) -> Sequence[Any]:  # noqa: ANN401
-        """The same."""
-        return (made,)
-
-    def receive(self, made: Any) -> Any:  # noqa: ANN401
-        """The same: whoever computes with it waits for it on the device."""
-        return made
 
     def _put(self, batches: Sequence[dict[str, Any]]) -> Sequence[Any]:
         """Batches where they are wanted, as they are delivered."""

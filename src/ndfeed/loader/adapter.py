@@ -1,15 +1,17 @@
 """What a framework adds to a loader: memory of its own kind, and batches of its own kind."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ndfeed.loader.fill import Source
 from ndfeed.loader.host import Host
 from ndfeed.loader.pool import Bytes
 
 
-class Adapter(Protocol):
+class Adapter:
     """One for every process that a loader is used in, made when it is first iterated there.
+
+    This one leaves everything as it is; a framework's says what is otherwise.
 
     - ``allocate`` makes memory for batches, or is nothing where any memory will do.
     - ``source`` may put something in the place of what reads into host memory.
@@ -23,33 +25,32 @@ class Adapter(Protocol):
     - ``close`` lets go of everything; the adapter may be used again afterwards.
     """
 
-    allocate: Callable[[int], Bytes] | None
-    threads: int | None  # how many make batches fastest, if that is known
-    ahead: int  # batches that are sent before they are due
-    together: int  # bytes of small batches that are worth making at a time
-    joint: bool  # are they taken in one piece?
-    held: int  # bytes of delivered batches that the framework itself may hold
+    allocate: Callable[[int], Bytes] | None = None
+    threads: int | None = None  # how many make batches fastest, if that is known
+    ahead: int = 0  # batches that are sent before they are due
+    together: int = 8 << 20  # bytes of small batches that are worth making at a time
+    joint: bool = False  # are they taken in one piece?
+    held: int = 0  # bytes of delivered batches that the framework itself may hold
 
     def source(self, host: Host) -> Source:
         """Where stored fields come from."""
-        ...
+        return host
 
     def finish(self, made: Any) -> Any:  # noqa: ANN401
         """In the thread that made the batch."""
-        ...
+        return made
 
     def send(self, made: Any) -> Sequence[Any]:  # noqa: ANN401
         """In the consumer's thread, some batches ahead."""
-        ...
+        return (made,)
 
     def receive(self, made: Any) -> Any:  # noqa: ANN401
         """In the consumer's thread, when the batch is due."""
-        ...
+        return made
 
     def describe(self) -> str:
-        """How batches get to where they are used."""
-        ...
+        """How batches get to where they are used; nothing if they are where they were read."""
+        return ""
 
     def close(self) -> None:
         """Let go of everything."""
-        ...

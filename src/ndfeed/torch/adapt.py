@@ -1,6 +1,6 @@
 """What a loader of arrays is told, so that its batches become tensors where they are wanted."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -8,49 +8,21 @@ import torch
 
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.loader.adapter import Adapter
-from ndfeed.loader.fill import Source
-from ndfeed.loader.host import Host
-from ndfeed.loader.pool import Bytes
 from ndfeed.torch.cuda.feed import Feed, check_fits
 from ndfeed.torch.form import Batch, Form
 
 
-class OnHost:
+class OnHost(Adapter):
     """Tensors on the CPU, in the memory of the arrays; made in the thread that read them."""
 
     def __init__(self, form: Form) -> None:
-        self.allocate: Callable[[int], Bytes] | None = None
-        self.threads: int | None = None
-        self.ahead = 0
-        self.held = 0
-        self.together = 8 << 20  # as for arrays: tensors of them cost next to nothing
-        self.joint = False
         self._form = form
-
-    def source(self, host: Host) -> Source:
-        """The files."""
-        return host
 
     def finish(self, made: Any) -> Batch:  # noqa: ANN401
         """The batch of tensors."""
         form = self._form
         named = made if isinstance(made, dict) else dict(zip(form.names or (), made, strict=True))
         return form.arranged({n: form.converted(n, form.tensor(n, a)) for n, a in named.items()})
-
-    def send(self, made: Any) -> Sequence[Any]:  # noqa: ANN401
-        """The same."""
-        return (made,)
-
-    def receive(self, made: Any) -> Any:  # noqa: ANN401
-        """The same."""
-        return made
-
-    def describe(self) -> str:
-        """Nothing: they are where they were read."""
-        return ""
-
-    def close(self) -> None:
-        """There is nothing to let go of."""
 
 
 def device_of(device: torch.device | str | int | None, resident: bool) -> torch.device:

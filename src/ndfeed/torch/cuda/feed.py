@@ -19,6 +19,7 @@ from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.rowset import chosen
 from ndfeed.dataset.show import size as shown
 from ndfeed.files import system
+from ndfeed.loader.adapter import Adapter
 from ndfeed.loader.fill import Source
 from ndfeed.loader.host import Host
 from ndfeed.loader.pool import Bytes
@@ -38,14 +39,12 @@ def pinned(size: int) -> Bytes:
     return found
 
 
-class Feed:
+class Feed(Adapter):
     """The adapter for one CUDA device. Made in the process that uses it."""
 
-    allocate: Callable[[int], Bytes] | None = staticmethod(pinned)
+    allocate = staticmethod(pinned)
     ahead = 2
-    held = 0
     together = 64 << 20  # starting work on a device costs more than on a CPU
-    joint = False
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class Feed:
         self._files: Files | None = None
         self._held: Mapping[str, torch.Tensor] | None = None
         self._loading = threading.Lock()
-        self.threads: int | None = self._few()
+        self.threads = self._few()
 
     def _few(self) -> int:
         """Threads that ask for rows, or copy them as well."""
