@@ -7,6 +7,7 @@
     today      torch's DataLoader with pinned memory, at its best number of workers
     races      every value of 10,000 batches of each way, with a fast and with a slow consumer
     changes    a file truncated, or replaced, while the GPU reads it; nothing pinned after close
+    ends       a program that ends in the middle of a pass: without a word, in every way
     training   a ResNet-50 in bfloat16: fed, and on data that is on the GPU already
 
 Needs a CUDA device, some 20 GB of disk and as much memory, and PyTorch with Triton. Prints a
@@ -19,6 +20,8 @@ import argparse
 import contextlib
 import itertools
 import os
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -341,6 +344,35 @@ def changes(bench: Bench) -> None:
             float("cannot be leased" in loader.report().way), 1)  # fmt: skip
 
 
+ENDING = """
+import itertools, sys
+import ndfeed, ndfeed.torch
+ds = ndfeed.open(sys.argv[2])
+if sys.argv[1] == "maps":
+    ds = ds.map(lambda batch: {"data": batch["data"]})
+words = {"resident": True} if sys.argv[1] == "resident" else {}
+loader = ndfeed.torch.loader(ds, 1024, shuffle=True, device="cuda", **words)
+batches = iter(loader)
+kept = list(itertools.islice(batches, 40))
+if sys.argv[1] == "closed":
+    loader.close()
+"""
+
+
+def ends(bench: Bench) -> None:
+    """What a program says that leaves a loader as it is, threads and GPU at work."""
+    for way in ("files", "maps", "resident", "closed"):
+        for label in ("3KB", "128B"):
+            done = subprocess.run(
+                [sys.executable, "-c", ENDING, way, bench.path(label)],
+                capture_output=True, text=True,
+            )  # fmt: skip
+            said = (done.stdout + done.stderr).strip()
+            fine = not done.returncode and not said
+            report(question="ends", way=f"{way} {label}", status=done.returncode, said=said[-300:])
+            bar("ends", f"{way} {label}: without a word", float(fine), 1)
+
+
 def training(bench: Bench) -> None:
     """A network beside it: one that computes much for an image, and one that computes little."""
     import torchvision
@@ -394,8 +426,10 @@ def _train(bench: Bench, name_of_net: str, model: torch.nn.Module) -> None:
         bar(f"training {name_of_net}", "fed / on the GPU already", max(rates["ours"]) / base, 0.97)
 
 
-QUESTIONS = {f.__name__: f for f in (bus, files, pinned, resident, maps, today, races, changes,
-                                        training)}  # fmt: skip
+QUESTIONS = {
+    f.__name__: f
+    for f in (bus, files, pinned, resident, maps, today, races, changes, ends, training)
+}
 
 
 def main() -> None:

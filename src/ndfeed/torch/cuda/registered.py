@@ -1,8 +1,8 @@
 """Pages of mapped files that the GPU may read.
 
 They are registered piece by piece, as they are used, since registering pins them in memory;
-and only up to a limit. They are taken back before the map goes, at ``close``, and at the end
-of the process.
+and only up to a limit. They are taken back before the map goes, and at ``close``: by those who know
+that the GPU reads nothing any more.
 """
 
 import threading
@@ -35,8 +35,9 @@ class Registered:
         self._lock = threading.Lock()
         self.nbytes = 0
         self._addresses: list[int] = []
-        # With the maps: they are unmapped when this, which refers to them, is gone.
-        self._end = weakref.finalize(self, _take_back, driver, self._addresses, maps)
+        # With the maps: they are unmapped when this, which refers to them, is gone. Not at the end
+        # of the process: that would come before the loader's own, with its threads still at work.
+        weakref.finalize(self, _take_back, driver, self._addresses, maps).atexit = False
 
     def ensure(self, file: Ints | int, start: Ints, size: int) -> None:
         """Register what ``size`` bytes from each start lie in; the files were entered."""
