@@ -7,7 +7,7 @@
     today      torch's DataLoader with pinned memory, at its best number of workers
     races      every value of 10,000 batches of each way, with a fast and with a slow consumer
     changes    a file truncated, or replaced, while the GPU reads it; nothing pinned after close
-    ends       a program that ends in the middle of a pass: without a word, in every way
+    ends       a program that ends in the middle of a pass: does it say anything?
     training   a ResNet-50 in bfloat16: fed, and on data that is on the GPU already
 
 Needs a CUDA device, some 20 GB of disk and as much memory, and PyTorch with Triton. Prints a

@@ -7,9 +7,19 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from loader.making import MADE, collect, images, labels, made, numbers
 
 import ndfeed
+
+# Of how many samples, in batches of how many, for how many ranks; whole batches only, or not.
+SHARES = {
+    "n": st.integers(1, 300),
+    "size": st.integers(1, 40),
+    "world": st.integers(1, 3),
+    "drop_last": st.booleans(),
+}
 
 
 class LoaderContract:
@@ -88,6 +98,23 @@ class LoaderContract:
 
         with pytest.raises(RuntimeError, match="another pass"):
             next(first)
+
+    def test_any_size_any_rank_and_the_state_at_any_batch(self, tmp_path_factory):
+        """Short batches and empty ones come as they should, and only what was delivered counts."""
+
+        @settings(max_examples=40)
+        @given(**SHARES, stop=st.integers(0, 20))
+        def agree(n, size, world, drop_last, stop):
+            ds = numbers(tmp_path_factory.mktemp("n"), n)
+            for rank in range(world):
+                words = {"shuffle": True, "shard": (rank, world), "drop_last": drop_last}
+                arrays, loader = (p.loader(ds, size, **words) for p in (ndfeed, self.package))
+                self.same(list(loader), list(arrays))
+                for _, mine, theirs in zip(range(stop), loader, arrays, strict=False):
+                    self.same(mine, theirs)
+                    assert loader.state_dict() == arrays.state_dict()
+
+        agree()
 
     @pytest.mark.parametrize("taken", [0, 1, 9, 10])
     def test_resume(self, tmp_path, taken):

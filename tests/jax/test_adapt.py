@@ -10,8 +10,6 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
 from loader.making import large_rows, numbers  # noqa: E402
 from loader_contract import LoaderContract  # noqa: E402
 
@@ -40,28 +38,6 @@ class TestContract(LoaderContract):
 
 
 same = TestContract().same
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    n=st.integers(1, 300),
-    size=st.integers(1, 40),
-    world=st.integers(1, 3),
-    drop_last=st.booleans(),
-    stop=st.integers(0, 20),
-)
-def test_any_size_any_rank_and_the_state_at_any_batch(
-    tmp_path_factory, n, size, world, drop_last, stop
-):
-    """Short batches and empty ones come as they should, and only what was delivered counts."""
-    ds = numbers(tmp_path_factory.mktemp("n"), n)
-    for rank in range(world):
-        words = {"shuffle": True, "shard": (rank, world), "drop_last": drop_last}
-        arrays, loader = ndfeed.loader(ds, size, **words), ndfeed.jax.loader(ds, size, **words)
-        same(list(loader), list(arrays))
-        for _, mine, theirs in zip(range(stop), loader, arrays, strict=False):
-            same(mine, theirs)
-            assert loader.state_dict() == arrays.state_dict()
 
 
 def test_small_batches_are_sent_many_at_a_time(tmp_path):

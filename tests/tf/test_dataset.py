@@ -22,6 +22,7 @@ from loader.making import (  # noqa: E402
     ragged,
     threads,
 )
+from loader_contract import SHARES  # noqa: E402
 from tf_making import as_arrays, recorder, run, same  # noqa: E402
 
 import ndfeed  # noqa: E402
@@ -49,13 +50,7 @@ def test_batches_are_those_of_the_loader(tmp_path, name, shuffle):
 
 @settings(max_examples=20)
 @example(n=7, size=1, world=2, drop_last=False, epochs=2)  # an empty batch behind full ones
-@given(
-    n=st.integers(1, 60),
-    size=st.integers(1, 25),
-    world=st.integers(1, 3),
-    drop_last=st.booleans(),
-    epochs=st.integers(1, 3),
-)
+@given(**SHARES, epochs=st.integers(1, 3))
 def test_any_size_any_rank_any_number_of_epochs(
     tmp_path_factory, n, size, world, drop_last, epochs
 ):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset.field import Field
 from ndfeed.errors import FieldError
+from ndfeed.loader.ragged import owner
 
 Shardings: TypeAlias = Sharding | Mapping[str, Sharding]
 _ALL = (slice(None),)
@@ -135,7 +136,7 @@ def check_names(given: Shardings, known: Mapping[str, Field] | None) -> None:
     if known is None or not isinstance(given, Mapping):
         return
     for name in given:
-        if name not in known and name.removesuffix(_LENGTH) not in known:
+        if name not in known and not owner(name, list(known), "pad"):
             raise FieldError(name, list(known))
 
 

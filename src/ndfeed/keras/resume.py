@@ -52,7 +52,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Called by Keras; ``batch`` is the last of those that were used since.
 
-        With ``steps_per_execution`` it may be one behind the last that there was.
+        With ``steps_per_execution`` its number may be higher than there were batches.
         """
         last = batch + 1 if self._left is None else min(batch + 1, self._left)
         new = last - self._seen

@@ -20,7 +20,8 @@ class Adapter:
       dicts of arrays then, or they stay alone.
     - ``finish`` is called with every batch by the thread that made it; ``send`` with what that
       gave by the consumer, ``ahead`` batches before it is due; ``receive`` when it is due, with
-      what ``send`` gave: one thing, or the batches of a piece one by one.
+      what ``send`` gave: one thing, or the batches of a piece one by one. Where ``ahead`` is 0
+      neither is called: batches are delivered as ``finish`` gave them.
     - ``describe`` says for the report how batches get to where they are used.
     - ``close`` lets go of everything; the adapter may be used again afterwards.
     """

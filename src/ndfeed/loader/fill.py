@@ -63,6 +63,7 @@ class Filler:
         ragged: Ragged,
         pool: Pool,
         source: Source,
+        finish: Callable[[Any], Any],
         skipped: Skipped | None,
     ) -> None:
         self.ds = ds
@@ -70,7 +71,7 @@ class Filler:
         self.source = source
         self.skipped = skipped
         self.transform: Transform = stepped  # in the thread that read the batch
-        self.finish: Callable[[Any], Any] | None = None  # what a framework does with a batch
+        self.finish = finish  # what a framework does with a batch
         self.together = 1  # small batches that are read together and cut
         # Or not cut; for batches of maps, this makes pieces.
         self.join: Callable[[Iterator[Batch]], Iterator[Any]] | None = None
@@ -186,7 +187,7 @@ class Filler:
         """The batch as the consumer gets it."""
         made = batch if self._names is None else tuple([batch[name] for name in self._names])
         try:
-            return made if self.finish is None else self.finish(made)
+            return self.finish(made)
         except CastError as error:
             raise error.in_row(int(rows[error.row])) from None
 

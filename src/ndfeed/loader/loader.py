@@ -77,10 +77,9 @@ class Batches(Iterator[Any]):
 
     def _next(self, machine: Machine) -> Any:  # noqa: ANN401
         """The next batch, with some behind it on their way if a framework wants that."""
-        adapter = machine.adapter
-        if adapter is None:
-            return _raised(machine.engine.take())
-        sent, engine = self._sent, machine.engine
+        adapter, engine, sent = machine.adapter, machine.engine, self._sent
+        if not adapter.ahead:
+            return _raised(engine.take())
         while len(sent) <= adapter.ahead and engine.given < self._count:
             found = engine.take(wait=not sent)
             if found is None:
@@ -112,7 +111,7 @@ class Loader:
         share: Share,
         shuffle: Shuffle,
         options: Options,
-        adapt: Callable[[], Adapter] | None = None,
+        adapt: Callable[[], Adapter] = Adapter,
         check: "Callable[[Loader], None] | None" = None,
     ) -> None:
         self.dataset = ds
@@ -174,9 +173,8 @@ class Loader:
     def _machine(self) -> Machine:
         """What makes batches in this process."""
         if not self._machines or self._machines[0].pid != os.getpid():
-            adapter = None if self._adapt is None else self._adapt()
             self._machines[:] = [
-                Machine(self.dataset, self._options, self._plan, self._batch_bytes, adapter)
+                Machine(self.dataset, self._options, self._plan, self._batch_bytes, self._adapt())
             ]
         return self._machines[0]
 

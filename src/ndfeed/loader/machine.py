@@ -26,7 +26,6 @@ from ndfeed.loader.processes import Processes
 from ndfeed.loader.threads import Tuner, guess
 from ndfeed.order.share import Share
 
-_TOGETHER = 8 << 20  # bytes of batches that a thread makes at a time
 _MOST_TOGETHER = 64
 _UNDER_WAY = 8  # batches that decoded streams leave room for, or more if they are small
 _LOOK_EVERY = 0.25  # seconds
@@ -43,20 +42,20 @@ class Machine:
         options: Options,
         plan: Plan,
         batch_bytes: int,
-        adapter: Adapter | None,
+        adapter: Adapter,
     ) -> None:
         self.pid = os.getpid()
         self.plan = plan
         self.skipped = Skipped()
-        memory = max(options.memory - (adapter.held if adapter is not None else 0), batch_bytes)
+        memory = max(options.memory - adapter.held, batch_bytes)
         self._buffers = memory
         if plan.coded:
-            enough = max(_UNDER_WAY * batch_bytes, min(4 * _TOGETHER, memory // 16))
+            enough = max(_UNDER_WAY * batch_bytes, min(4 * Adapter.together, memory // 16))
             self._buffers = min(enough, max(memory // 4, batch_bytes))
         self.decoded = Decoded(max(memory - self._buffers, 0))
         self.adapter = adapter
         self.processes: Processes | None = None
-        allocate = None if adapter is None else adapter.allocate
+        allocate = adapter.allocate
         if options.processes and ds.steps:
             self.processes = Processes(options.processes, ds.steps)
             allocate = Block.of
@@ -67,22 +66,21 @@ class Machine:
             options.fields,
             options.ragged,
             self.pool,
-            host if adapter is None else adapter.source(host),
+            adapter.source(host),
+            adapter.finish,
             self.skipped if options.on_error == "skip" else None,
         )
-        if adapter is not None:
-            self.filler.finish = adapter.finish
         self.filler.batch_bytes = batch_bytes
         if self.processes is not None:
             self.filler.transform = self.processes
-        together = _TOGETHER if adapter is None else adapter.together
-        fits = min(together, self._buffers // 4) // max(batch_bytes, 1)
+        together = min(adapter.together, self._buffers // 4)
+        fits = together // max(batch_bytes, 1)
         self.filler.together = min(max(fits, 1), _MOST_TOGETHER) if host.even else 1
-        if adapter is not None and adapter.joint:
-            self.filler.join = Joiner(self.pool, min(together, self._buffers // 4))
+        if adapter.joint:
+            self.filler.join = Joiner(self.pool, together)
         # A thread waits while its batch is with a process: one more reads meanwhile.
         fixed = options.threads or (options.processes + 1 if self.processes else None)
-        fixed = fixed or (adapter.threads if adapter is not None else None)
+        fixed = fixed or adapter.threads
         threads = fixed or guess(ds)
         # Not of its own accord: threads, which refer to the engine, keep no memory alive.
         own = weakref.ref(self)
@@ -180,8 +178,7 @@ class Machine:
         self.engine.join(threads)
         self.decoded.clear()
         self.pool.clear()
-        if self.adapter is not None:
-            self.adapter.close()
+        self.adapter.close()
 
 
 def _depth(machine: Machine | None) -> int:

@@ -148,7 +148,7 @@ def reported(
         from_disk=machine.disk.since,
         disk_peak=machine.disk.peak,
         skipped=machine.skipped.count,
-        way="" if machine.adapter is None else machine.adapter.describe(),
+        way=machine.adapter.describe(),
     )
     return replace(found, limit=_limit(found, ds, machine, done, share))
 

@@ -16,6 +16,7 @@ from ndfeed.dataset.field import Field
 from ndfeed.errors import FieldError
 from ndfeed.loader.engine import Several, counted
 from ndfeed.loader.options import unheld
+from ndfeed.loader.ragged import owner
 
 Ragged = Literal["ragged", "pad"]
 RAGGED = ("ragged", "pad")
@@ -144,15 +145,13 @@ class Form:
 
 def _owners(names: tuple[str, ...], fields: Mapping[str, Field], ragged: Ragged) -> set[str]:
     """The fields that names are of, or stand beside."""
-    beside = "_length" if ragged == "pad" else None
-    found = set()
+    known, found = list(fields), set()
     for name in names:
-        if name in fields:
-            found.add(name)
-        elif beside and name.endswith(beside) and name.removesuffix(beside) in fields:
-            found.add(name.removesuffix(beside))
-        else:
-            raise FieldError(name, list(fields))
+        beside = owner(name, known, "pad") if ragged == "pad" else None
+        field = name if name in fields else beside
+        if field is None:
+            raise FieldError(name, known)
+        found.add(field)
     return found
 
 
