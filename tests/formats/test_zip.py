@@ -93,9 +93,7 @@ def test_zip64_sizes_are_taken_from_the_directory(write):
     with zipfile.ZipFile(file, "w") as made, made.open("a", "w", force_zip64=True) as member:
         member.write(b"hello")
     file.seek(18)
-    file.write(
-        b"\xff" * 8
-    )  # as zipfile itself writes them, but for that of Python 3.11.3 and before
+    file.write(b"\xff" * 8)  # what zipfile itself writes there, since Python 3.11.4
     path = write(file.getvalue())
 
     assert file.getvalue()[30:].startswith(b"a\1\0\x10\0")  # the name, and the extra field
