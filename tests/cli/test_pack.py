@@ -182,6 +182,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
 @pytest.mark.parametrize("on", ["dask", "ray"])
 def test_on_a_cluster_of_its_own(ndfeed_process, source, tmp_path, on):
     """Started for the command, gone with it."""
+    pytest.importorskip(on)
     more = {"PYTHONPATH": os.pathsep.join(sys.path), "RAY_AUTH_MODE": "disabled"}
     done = ndfeed_process(
         "pack", source, tmp_path / "packed", "--sample", "row", "--on", on, "--json", **more

@@ -9,7 +9,6 @@ import zipfile
 
 import numpy as np
 import pytest
-import torch
 from hostile import damaged, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +17,8 @@ from ndfeed.errors import Error, FormatError, LimitError, TruncatedError, Unsupp
 from ndfeed.formats.flatten import plan
 from ndfeed.formats.pickled import parse
 from ndfeed.formats.rebuild import Bytes, Foreign
+
+torch = pytest.importorskip("torch")
 
 PROTOCOLS = [2, 3, 4, 5]
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -12,7 +12,6 @@ import zipfile
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from described import arrays, content, contents, describe, members
 from hard_arrays import each_hard_array
 from hostile import damaged, watch
@@ -23,6 +22,8 @@ from ndfeed.files.file import File
 from ndfeed.formats import pt
 from ndfeed.formats import zip as archives
 from ndfeed.formats.array import INLINE, LATIN1, NO_CRC, RAW
+
+torch = pytest.importorskip("torch")
 
 PROTOCOLS = [2, 3, 4, 5]
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)

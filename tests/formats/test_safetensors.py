@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-import safetensors.torch
-import torch
 from described import arrays, content, contents, describe
 from hard_arrays import HARD_ARRAYS
 from hostile import damaged, watch
@@ -17,6 +15,9 @@ from ndfeed.errors import Error, FormatError, LimitError, TruncatedError, Unsupp
 from ndfeed.files.file import File
 from ndfeed.formats import safetensors as ours
 from ndfeed.formats.array import MOST_DIMENSIONS
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("safetensors.torch")
 
 ONE = {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}
 

@@ -6,13 +6,14 @@ import sys
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
-import distributed
 import pytest
 from pack import making
 from pack.faults import tree
 
 import ndfeed
-import ndfeed.ray
+
+distributed = pytest.importorskip("distributed")
+pytest.importorskip("ndfeed.ray", exc_type=ImportError)
 
 SMALL = 2000  # bytes of memory, so that there are pieces enough
 

@@ -56,12 +56,29 @@ def cast(values: NDArray[Any], new: str) -> tuple[NDArray[Any], Misfit | None]:
     if values.dtype == dtype:
         return np.ascontiguousarray(values).reshape(values.shape), None
     with np.errstate(all="ignore"):
-        made = values.astype(dtype, order="C")
+        try:
+            made = values.astype(dtype, order="C")
+        except OverflowError:  # dates, from NumPy 2.5 on
+            at = _first_overflow(values.reshape(-1), dtype)
+            return values, Misfit(at, str(values.reshape(-1)[at]))
         wrong = _wrong(values, made)
     if wrong is None or not wrong.any():
         return made, None
     at = int(np.argmax(wrong.reshape(-1)))
     return made, Misfit(at, str(values.reshape(-1)[at]))
+
+
+def _first_overflow(flat: NDArray[Any], dtype: np.dtype[Any]) -> int:
+    """The place of the first value that cannot be cast, where there is one."""
+    fits, fails = 0, len(flat)  # how many values from the first on can be cast together, and not
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        try:
+            flat[fits:middle].astype(dtype)
+            fits = middle
+        except OverflowError:
+            fails = middle
+    return fits
 
 
 def _wrong(old: NDArray[Any], new: NDArray[Any]) -> NDArray[np.bool_] | None:
@@ -79,7 +96,7 @@ def _wrong(old: NDArray[Any], new: NDArray[Any]) -> NDArray[np.bool_] | None:
     return np.asarray(np.isfinite(old) & ~np.isfinite(new))
 
 
-def _outside(old: NDArray[Any], info: np.iinfo[Any]) -> NDArray[np.bool_]:
+def _outside(old: NDArray[Any], info: "np.iinfo[Any]") -> NDArray[np.bool_]:
     if old.dtype.kind in "iub":
         low, high = int(old.min(initial=0)), int(old.max(initial=0))
         if info.min <= low and high <= info.max:
