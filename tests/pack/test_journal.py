@@ -12,6 +12,7 @@ from pack import making
 from pack.faults import BROKEN, system, tree
 
 import ndfeed
+from ndfeed.files.folder import Folder
 from ndfeed.pack.columns import File, Stretch, checksums
 from ndfeed.pack.journal import Journal
 
@@ -21,8 +22,13 @@ RECORDS = [
 ]
 
 
+def opened(path):
+    with Folder(os.fsencode(path.parent)) as folder:
+        return Journal(folder, os.fsencode(path.name))
+
+
 def written(path):
-    journal = Journal(os.fsencode(path))
+    journal = opened(path)
     journal.note(RECORDS[:1])
     journal.note(RECORDS[1:])
     journal.close()
@@ -30,7 +36,7 @@ def written(path):
 
 
 def read(path):
-    journal = Journal(os.fsencode(path))
+    journal = opened(path)
     journal.close()
     return list(journal.done.values())
 
@@ -38,7 +44,7 @@ def read(path):
 def test_what_is_noted_is_there_the_next_time(tmp_path):
     """In order, and what was written by column."""
     written(tmp_path / "journal")
-    journal = Journal(os.fsencode(tmp_path / "journal"))
+    journal = opened(tmp_path / "journal")
     journal.close()
 
     assert list(journal.done.values()) == RECORDS
