@@ -24,7 +24,7 @@ from typing import Self
 from ndfeed.errors import ConflictError, MissingError, SourceError
 from ndfeed.files.file import File
 from ndfeed.files.system import can
-from ndfeed.files.write import FLAGS, Output, not_ours, refuse
+from ndfeed.files.write import FLAGS, Output, check_plain, not_ours, refuse
 
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | FLAGS
 _FOLLOWED = _FOLDER & ~getattr(os, "O_NOFOLLOW", 0)
@@ -131,6 +131,7 @@ class Folder:
             path = folder.joined(name)
             if found is None:
                 raise MissingError(path, "no such file or folder")
+            check_plain(path, found)
             file = File(path)
             if not os.path.samestat(found, file.status):
                 file.close()

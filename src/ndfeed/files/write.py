@@ -75,10 +75,10 @@ def _opened(path: bytes, at: int | None, new: bool) -> int:
                 raise
             continue
         try:
-            _check_plain(path, os.fstat(fd))
+            check_plain(path, os.fstat(fd))
             if not can.beneath:  # links may have been followed
                 named = os.lstat(path)
-                _check_plain(path, named)
+                check_plain(path, named)
                 if not os.path.samestat(named, os.fstat(fd)):
                     raise not_ours(path, "a symbolic link, which is not followed")
         except BaseException:
@@ -88,7 +88,8 @@ def _opened(path: bytes, at: int | None, new: bool) -> int:
     raise ConflictError(path, "others keep creating and removing it; wait for them")
 
 
-def _check_plain(path: bytes, status: os.stat_result) -> None:
+def check_plain(path: bytes, status: os.stat_result) -> None:
+    """Refuse what is no plain file, or has other names elsewhere."""
     if stat.S_ISLNK(status.st_mode):
         raise not_ours(path, "a symbolic link, which is not followed")
     if not stat.S_ISREG(status.st_mode):

@@ -210,10 +210,22 @@ class Packing:
         """Make the files whose sizes are known only when all lengths are."""
         plan = self._plan
         values = self._values(journal)
+        self._check_spooled(values)
         self._work.inside.write(VALUES, json.dumps(values).encode())
         self._columns = plan.columns_with(values)
         spots = [s for s in self._columns.spots() if s.role == "values" and s.field in plan.spooled]
         self._allocate(self._columns, spots)
+
+    def _check_spooled(self, values: tuple[tuple[int | None, ...], ...]) -> None:
+        """Compare how many values there are to be with how many the maps made."""
+        pieces = range(len(self._plan.pieces) - 1)
+        with self._work.inside.inner(SPOOL) as spool:
+            for i in self._plan.spooled:
+                found = [spool.status(spool_names(n, i).values) for n in pieces]
+                nbytes = sum(one.st_size for one in found if one is not None)
+                size = self._plan.fields[i].row_bytes("values")
+                if nbytes != size * sum(part[i] or 0 for part in values):
+                    raise _Uncovered(f"{self._plan.fields[i]}: other lengths than were written")
 
     def _values(self, journal: Journal) -> tuple[tuple[int | None, ...], ...]:
         """How many values each ragged field has in each part, all of them known."""

@@ -46,6 +46,7 @@ from ndfeed.pack.values import Stored, stored
 from ndfeed.pack.work import Work
 
 _DIGEST = hashlib.sha256(b"repair").hexdigest()[:32]
+_NEW = b"column.npy"
 _AT_ONCE = 1 << 20
 _ROLES = {"offsets": 0, "shapes": 1, "rows": 2, "values": 3}
 
@@ -162,11 +163,11 @@ class _Target:
             self._stack.enter_context(self._work)
             self._entered = True
 
-    def new_folder(self, part: bytes) -> Folder:
-        """A folder for new columns of a part."""
+    def new_folder(self) -> Folder:
+        """A folder for columns until they are whole."""
         self._enter()
         self._work.inside.inner(DATA, new=True).close()
-        return self._work.inside.inner(DATA, part, new=True)
+        return self._work.inside.inner(DATA, b"00000", new=True)
 
 
 class _Repair:
@@ -190,15 +191,15 @@ class _Repair:
                     self._write(output)
                     output.sync()
                 return
-            with self._target.new_folder(part) as new:
-                new.remove(self._name)  # left by an earlier run
-                with new.output(self._name, new=True) as output:
+            with self._target.new_folder() as new:
+                new.remove(_NEW)  # left by an earlier run
+                with new.output(_NEW, new=True) as output:
                     output.allocate(self._damage.column.nbytes)
                     if status is not None:
                         self._copy_sound(output)
                     self._write(output)
                     output.sync()
-                new.move(self._name, folder, self._name, over=True)
+                new.move(_NEW, folder, self._name, over=True)
             folder.sync()
 
     def _is_ours(self, status: os.stat_result | None) -> bool:
