@@ -30,7 +30,7 @@ _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | FLAGS
 _FOLLOWED = _FOLDER & ~getattr(os, "O_NOFOLLOW", 0)
 _OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_OURS = 0o777
+_BY_UMASK = 0o777
 PRIVATE = 0o700
 
 
@@ -77,7 +77,7 @@ class Folder:
             if folder is not self:
                 folder.close()
 
-    def inner(self, *names: bytes, new: bool = False, mode: int = _OURS) -> "Folder":
+    def inner(self, *names: bytes, new: bool = False, mode: int = _BY_UMASK) -> "Folder":
         """A folder below this one; with ``new`` the last of ``names`` is made if need be."""
         folder = self
         parts = b"/".join(names).split(b"/")

@@ -1,6 +1,7 @@
 """``ndfeed.pack``: a dataset rewritten into plain columns, whole or not at all."""
 
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, overload
@@ -17,7 +18,6 @@ from ndfeed.errors import (
     MissingError,
     SchemaError,
 )
-from ndfeed.files import write
 from ndfeed.files.folder import Folder
 from ndfeed.formats.manifest import NAME, Field, Manifest
 from ndfeed.index.source import Source
@@ -261,13 +261,16 @@ def _fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
 
 def _check_free(target: bytes) -> None:
     """Refuse at once what the target could not be moved to when all is done."""
-    if not write.present(target):
-        return
-    if os.path.islink(target) or not os.path.isdir(target):
-        raise ConflictError(target, "is there and is no folder; remove it or choose another")
-    with Folder(target) as folder:
-        if folder.names():
-            raise ConflictError(target, "a folder with something in it; choose another")
+    parent, name = os.path.split(target)
+    with Folder(parent, followed=True) as beside:
+        status = beside.status(name)
+        if status is None:
+            return
+        if not stat.S_ISDIR(status.st_mode):
+            raise ConflictError(target, "is there and is no folder; remove it or choose another")
+        with beside.inner(name) as folder:
+            if folder.names():
+                raise ConflictError(target, "a folder with something in it; choose another")
 
 
 def _check_same(request: Request, before: Manifest, plan: Plan) -> None:
