@@ -18,6 +18,7 @@ from pack.faults import BROKEN, system, tree
 from pack.making import same
 
 import ndfeed
+from ndfeed.cli import chart
 from ndfeed.files import secret
 from ndfeed.files.system import can
 
@@ -182,13 +183,15 @@ def replaced(at, what, precious):
 @pytest.mark.parametrize("which", ["stored", "spooled"])
 def test_links_inside_a_folder_of_work(place, which, what):
     """In place of each file and folder in it: refused, or done right, and never followed."""
-    ds = making.npz_of_rows(place / "source", files=8, rows=100)
+    ds = making.npz_of_rows(place / "source", files=3, rows=30)
     if which == "spooled":
         ds = ds.map(making.ragged)
     journal, _ = making.interrupted(ds, place / "packed")
     work, kept = journal.parent, place / "kept"
     shutil.copytree(work, kept)
     inside = sorted(path.relative_to(kept) for path in kept.rglob("*"))
+    spooled = [name for name in inside if name.parent.name == "spool"]
+    inside = [name for name in inside if name not in spooled[4:]]  # which are all alike
     assert {"owner", "plan", "journal", "data"} <= set(map(str, inside))
     for name in (".", *inside):
         shutil.rmtree(place / "packed", ignore_errors=True)
@@ -455,13 +458,12 @@ def test_without_a_key_nothing_is_gone_on_with(place, cache, spoil):
         assert same(ndfeed.pack(ds, place / "packed"), ds)
 
 
-@pytest.mark.parametrize("name", ["chart.png.new", "chart.png", ".chart.png.new"])
-def test_the_demos_chart_goes_through_no_link(place, name):
+def test_the_demos_chart_goes_through_no_link(place):
     """Its name is known to all, and so was the one it had until it was whole."""
-    (place / name).symlink_to(place / "precious/notes")
-    command = [sys.executable, "-m", "ndfeed", "demo", "--files", "20", "--seconds", "0.05"]
-    subprocess.run([*command, "--plot", "chart.png", "--json"], cwd=place, check=True, stdout=-3)
+    for name in ("chart.png", "chart.png.new", ".chart.png.new"):
+        (place / name).symlink_to(place / "precious/notes")
+    chart.save(str(place / "chart.png"), b"a picture")
 
-    assert (place / "chart.png").read_bytes().startswith(b"\x89PNG")
+    assert (place / "chart.png").read_bytes() == b"a picture"
     assert not (place / "chart.png").is_symlink()
-    assert sorted(os.listdir(place)) == sorted({"precious", "chart.png", name})
+    assert sorted(os.listdir(place)) == [".chart.png.new", "chart.png", "chart.png.new", "precious"]
