@@ -239,6 +239,24 @@ def occupied():
     Path("packed/notes.txt").write_text("mine")
 
 
+def notes_in_the_way():
+    packed_making.write("packed", {"data": np.arange(10)})
+    np.save("x.npy", np.arange(10))
+    Path("packed/00001").mkdir()
+    Path("packed/00001/notes.txt").write_text("mine")
+
+
+def linked_target():
+    packed_making.write("packed", {"data": np.arange(10)})
+    np.save("x.npy", np.arange(10))
+    Path("link").symlink_to("packed")
+
+
+def strange_source():
+    packed_making.write("packed", {"data": np.arange(10)}, source={"packs": [5]})
+    np.save("x.npy", np.arange(10))
+
+
 def packed_already():
     npy()
     packed()
@@ -382,6 +400,16 @@ STOPS = [
     packing(errors.MissingError, "a target in a folder that is not there", npy, target="no/packed"),
     packing(errors.ConflictError, "a target with something in it", occupied),
     packing(errors.ConflictError, "a target that holds another dataset", packed_already),
+    packing(
+        errors.ConflictError,
+        "a folder where a part is to go",
+        notes_in_the_way,
+        append=True,
+    ),
+    packing(
+        errors.ConflictError, "a link to a dataset", linked_target, target="link", append=True
+    ),
+    packing(errors.ManifestError, "a source that nobody packs", strange_source, append=True),
     packing(errors.SpaceError, "a disk that is full", wide_rows),
     packing(errors.TargetError, "a target with too long a name", npy, target="a" * 256),
     packing(errors.SchemaError, "other fields, appended", wide_rows_and_packed, append=True),
@@ -559,7 +587,7 @@ def heard(stop):
 
         def near(text):
             text = text.replace(f"{folder}/", "").replace(folder, ".")
-            text = re.sub(r"\.[0-9a-f]{32}\.packing", ".….packing", text)
+            text = re.sub(r"\.[0-9a-f]{32}-[0-9a-f]{32}\.packing", ".….packing", text)
             return re.sub(r"process \d+", "process …", text)
 
         return Heard(error, near(str(error)), status, near(complaint))

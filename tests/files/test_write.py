@@ -2,15 +2,17 @@
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
 
 import pytest
-from pack.faults import BROKEN, NO_SPACE, failing, shorter, system
+from pack.faults import BROKEN, NO_SPACE, failing, shorter, system, tree
 
 from ndfeed.errors import ConflictError, DeniedError, MissingError, SpaceError, TargetError
 from ndfeed.files import write
+from ndfeed.files.folder import Folder, Layout, clear
 from ndfeed.files.system import can
 from ndfeed.files.write import Lock, Output
 
@@ -128,55 +130,161 @@ def test_files_appear_whole(path):
     assert contents(path) == b"three"
 
 
-def test_folders_are_moved_onto_nothing(tmp_path):
+@pytest.fixture(params=[True, False], ids=["by descriptor", "by path"])
+def top(request, tmp_path, monkeypatch):
+    """An open folder, with and without what a platform may lack."""
+    monkeypatch.setattr(can, "beneath", request.param)
+    with Folder(os.fsencode(tmp_path)) as folder:
+        yield folder
+
+
+LAYOUT = Layout(
+    re.compile(rb"a|z|owner"), {re.compile(rb"inner"): Layout(re.compile(rb"b"))}, last=b"owner"
+)
+
+
+def test_folders_are_moved_onto_nothing(tmp_path, top):
     """An empty folder is nothing; a file or a full one is something."""
     for name in ("a", "b", "full", "empty"):
         (tmp_path / name).mkdir()
     (tmp_path / "full/file").touch()
     (tmp_path / "file").touch()
-    a = os.fsencode(tmp_path / "a")
 
-    for name in ("full", "file"):
+    for name in (b"full", b"file"):
         with pytest.raises(ConflictError, match="is there already"):
-            write.move_folder(a, os.fsencode(tmp_path / name))
-    write.move_folder(a, os.fsencode(tmp_path / "empty"))
+            top.move(b"a", top, name)
+    top.move(b"a", top, b"empty")
     assert not (tmp_path / "a").exists()
 
 
-def test_folders_are_removed_with_all_in_them(tmp_path):
-    """The named file behind all others; links are not followed; what is not there is no error."""
+def removed(top):
+    """Remove the folder that the tests below make, if it is there."""
+    try:
+        folder = top.inner(b"folder")
+    except MissingError:
+        return
+    with folder:
+        clear(folder, LAYOUT)
+    top.remove_folder(b"folder")
+
+
+def test_folders_are_removed_with_all_that_is_ours(tmp_path, top):
+    """The named file behind all others; what is not there is no error."""
     (tmp_path / "folder/inner").mkdir(parents=True)
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "kept/file").touch()
     for name in ("a", "owner", "z", "inner/b"):
         (tmp_path / "folder" / name).touch()
-    (tmp_path / "folder/link").symlink_to(tmp_path / "kept")
-    removed = []
+    order = []
 
     def note(name, call, args):
-        removed.append(os.path.basename(args[0]))
+        order.append(os.path.basename(args[0]))
         return call(*args)
 
     for at in range(1, 6):
         with system(at, note, {"unlink"}):
-            write.remove_folder(os.fsencode(tmp_path / "folder"), b"owner")
+            removed(top)
         if not (tmp_path / "folder").exists():
             break
-    write.remove_folder(os.fsencode(tmp_path / "folder"))
+    removed(top)
 
-    assert os.listdir(tmp_path) == ["kept"]
-    assert (tmp_path / "kept/file").exists()
+    assert os.listdir(tmp_path) == []
 
 
-def test_owner_goes_last(tmp_path):
+@pytest.mark.parametrize("what", ["file", "folder", "link", "link to a folder", "folder for file"])
+def test_what_is_not_ours_is_named_and_stays(tmp_path, top, what):
+    """With all that is beside it: nothing is removed, and no link is followed."""
+    (tmp_path / "folder/inner").mkdir(parents=True)
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/b").touch()
+    for name in ("owner", "z", "inner/b"):
+        (tmp_path / "folder" / name).touch()
+    strange = tmp_path / "folder/inner/notes"
+    if what == "file":
+        strange.touch()
+    elif what == "folder":
+        strange.mkdir()
+    elif what == "link":
+        strange = tmp_path / "folder/a"
+        strange.symlink_to(tmp_path / "kept/b")
+    elif what == "link to a folder":
+        (tmp_path / "folder/inner/b").unlink()
+        (tmp_path / "folder/inner").rmdir()
+        strange = tmp_path / "folder/inner"
+        strange.symlink_to(tmp_path / "kept")
+    else:
+        strange = tmp_path / "folder/a"
+        strange.mkdir()
+    before = tree(tmp_path)
+
+    with pytest.raises(ConflictError, match="not made by ndfeed and left alone") as caught:
+        removed(top)
+    assert caught.value.path == str(strange)
+    assert tree(tmp_path) == before
+
+
+def test_owner_goes_last(tmp_path, top):
     """Whoever finds the folder half removed must still find who owned it."""
     (tmp_path / "folder").mkdir()
     for name in ("a", "owner", "z"):
         (tmp_path / "folder" / name).touch()
     with system(3, BROKEN, {"unlink"}), pytest.raises(TargetError, match="owner"):
-        write.remove_folder(os.fsencode(tmp_path / "folder"), b"owner")
+        removed(top)
 
     assert os.listdir(tmp_path / "folder") == ["owner"]
+
+
+def _links(tmp_path):
+    """What may stand in a file's place, each leading to a file that must stay as it is."""
+    kept = tmp_path / "kept"
+    kept.write_bytes(b"kept")
+    (tmp_path / "link").symlink_to(kept)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    os.link(kept, tmp_path / "hard")
+    (tmp_path / "folder").mkdir()
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+    return kept, [
+        n for n in ("link", "dangling", "hard", "folder", "pipe") if n in os.listdir(tmp_path)
+    ]
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_nothing_is_written_through_a_link(tmp_path, top, new):
+    """Symbolic, dangling or hard, and whatever else is no plain file."""
+    kept, names = _links(tmp_path)
+    for name in names:
+        with pytest.raises((ConflictError, TargetError), match=name):
+            top.output(name.encode(), new=new)
+    for name in names:
+        with pytest.raises((ConflictError, TargetError), match=name):
+            Lock(os.fsencode(tmp_path / name))
+
+    assert kept.read_bytes() == b"kept"
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_nothing_is_read_or_made_through_a_link(tmp_path, top):
+    """Also not by way of a folder that is one."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/file").write_bytes(b"kept")
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    (tmp_path / "file").symlink_to(tmp_path / "kept/file")
+    before = tree(tmp_path / "kept")
+    for attempt in (
+        lambda: top.file(b"file"),
+        lambda: top.file(b"link", b"file"),
+        lambda: top.output(b"link/new", new=True),
+        lambda: top.inner(b"link"),
+        lambda: top.inner(b"link", new=True),
+        lambda: top.inner(b"link", b"new", new=True),
+        lambda: Folder(os.fsencode(tmp_path / "link")),
+    ):
+        with pytest.raises(ConflictError, match="link"):
+            attempt()
+    top.write(b"file", b"new")
+
+    assert tree(tmp_path / "kept") == before
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert not (tmp_path / "file").is_symlink()
 
 
 def test_a_lock_has_one_holder(path):

@@ -198,6 +198,8 @@ CHANGES = {
     "fields of one name": (b'"name":"crop"', b'"name":"text"', "two fields of one name"),
     "a field without a name": (b'"name":"crop"', b'"name":""', "1 to 4096 characters"),
     "half a surrogate pair": (b'"name":"crop"', b'"name":"\\udc80"', "surrogates not allowed"),
+    "half a pair in a list": (b'"ab"', b'["\\ud800"]', "surrogates not allowed"),
+    "half a pair deeper": (b'"ab"', b'[[["x","\\udfff"]]]', "surrogates not allowed"),
     "no parts": (re.compile(rb'"parts":\[.*\]\}\]', re.S), b'"parts":[]', "at least one part"),
     "no fields": (re.compile(rb'"fields":\[.*?\}\]', re.S), b'"fields":[]', "at least one field"),
     "a source that is a list": (re.compile(rb'"source":\{.*\}'), b'"source":[]', "an object"),

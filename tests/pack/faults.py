@@ -1,13 +1,17 @@
-"""``os`` as ``files.write`` sees it, with something else happening at one of its calls."""
+"""``os`` as the modules that write see it, with something else happening at one of its calls."""
 
 import errno
 import os
 import signal
 import threading
 from contextlib import contextmanager
+from functools import partial
 
-from ndfeed.files import write
+from ndfeed.files import folder as folders
+from ndfeed.files import secret, write
 
+# Every call by which packing changes the disk is made in one of these.
+MODULES = (write, folders, secret)
 COUNTED = {
     "close",
     "fsync",
@@ -38,25 +42,28 @@ class System:
         if name not in self._names:
             return found
 
-        def call(*args):
+        def call(*args, **kwargs):
             with self._lock:
                 self.count += 1
                 self.calls.append(name)
                 mine = self.count == self._at
-            return self._happen(name, found, args) if mine else found(*args)
+            named = partial(found, **kwargs)
+            return self._happen(name, named, args) if mine else named(*args)
 
         return call
 
 
 @contextmanager
 def system(*args, **kwargs):
-    """Within, ``files.write`` has such a system."""
+    """Within, all that writes has such a system."""
     made = System(*args, **kwargs)
-    real, write.os = write.os, made
+    for module in MODULES:
+        module.os = made
     try:
         yield made
     finally:
-        write.os = real
+        for module in MODULES:
+            module.os = os
 
 
 def kill(name, call, args):

@@ -1,5 +1,6 @@
 """How packing ends when something is in the way: other writers, changes, Ctrl-C, little room."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import packed_making
 import pytest
 from children import finish, run, start
 from pack import making
@@ -141,6 +143,51 @@ def test_the_same_rows_are_appended_to_what_was_made_of_them(tmp_path):
     assert len(ndfeed.pack(ds, tmp_path / "packed", append=True)) == 2 * len(ds)
 
 
+PACKS = {
+    "no object": [5],
+    "no list": {"first": 0},
+    "text for a number": [{"first": "0"}],
+    "a negative number": [{"first": 0, "rows": 1}, {"first": 0}],
+    "true for a number": [{"rows": True}],
+    "a number for text": [{"fingerprint": 5}],
+    "a number for names": [{"names": 1}],
+    "text in the place of a seed": [{"shuffle": "3"}],
+    "maps that are no texts": [{"maps": [None]}],
+}
+
+
+@pytest.mark.parametrize("what", PACKS)
+def test_what_a_manifest_says_of_its_source_is_checked(tmp_path, what):
+    """By whoever relies on it. Reading does not: other programs may write there what they like."""
+    np.save(tmp_path / "x.npy", np.arange(10))
+    packed = tmp_path / "packed"
+    packed_making.write(packed, {"data": np.arange(10)}, source={"packs": PACKS[what]})
+    assert len(ndfeed.open(packed)) == 10
+    column = packed / "00000/data.npy"
+    column.write_bytes(column.read_bytes()[:-1] + b"?")
+    before = tree(tmp_path)
+    for options in ({}, {"append": True}, {"repair": True}, {"append": True, "dry_run": True}):
+        with pytest.raises(
+            ndfeed.ManifestError, match=r"ndfeed\.json: source\.packs.* expected|rise"
+        ):
+            ndfeed.pack(tmp_path / "x.npy", packed, **options)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("folder", ["9" * 19, "9" * 255])
+def test_no_number_is_left_for_a_part(tmp_path, folder):
+    """A manifest may name its parts as it likes."""
+    np.save(tmp_path / "x.npy", np.arange(10))
+    made = packed_making.write(tmp_path / "packed", {"data": np.arange(10)})
+    os.rename(tmp_path / "packed/00000", tmp_path / "packed" / folder)
+    parts = [dataclasses.replace(part, folder=folder) for part in made.parts]
+    text = dataclasses.replace(made, parts=tuple(parts)).encoded()
+    (tmp_path / "packed/ndfeed.json").write_bytes(text)
+
+    with pytest.raises(ndfeed.SchemaError, match="no more rows or parts fit"):
+        ndfeed.pack(tmp_path / "x.npy", tmp_path / "packed", append=True)
+
+
 WRITER = """
 ds = ndfeed.open(args[0], sample="row")
 def wait(rows, nbytes):
@@ -199,7 +246,7 @@ def test_two_threads_are_two_writers(tmp_path):
         assert same(first.result(), ds)
 
 
-@pytest.mark.parametrize("lacking", ["lock", "allocate", "pwrite"])
+@pytest.mark.parametrize("lacking", ["lock", "allocate", "pwrite", "beneath"])
 def test_what_a_platform_lacks_is_done_without(tmp_path, monkeypatch, lacking):
     """Locks, reserving space, writing by position."""
     monkeypatch.setattr(can, lacking, False)

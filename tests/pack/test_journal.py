@@ -1,5 +1,6 @@
 """The journal: believed up to the first line that is not whole, and never further."""
 
+import json
 import os
 import random
 import shutil
@@ -12,8 +13,10 @@ from pack import making
 from pack.faults import BROKEN, system, tree
 
 import ndfeed
+from ndfeed.files.folder import Folder
 from ndfeed.pack.columns import File, Stretch, checksums
-from ndfeed.pack.journal import Journal
+from ndfeed.pack.journal import Journal, checksum, sealed
+from ndfeed.pack.work import unfinished
 
 RECORDS = [
     {"task": f"rows {n}", "wrote": {"0.0.rows": [n, n + 1, [n * 77]]}, "rows": 1, "bytes": 9}
@@ -21,8 +24,13 @@ RECORDS = [
 ]
 
 
+def opened(path):
+    with Folder(os.fsencode(path.parent)) as folder:
+        return Journal(folder, os.fsencode(path.name))
+
+
 def written(path):
-    journal = Journal(os.fsencode(path))
+    journal = opened(path)
     journal.note(RECORDS[:1])
     journal.note(RECORDS[1:])
     journal.close()
@@ -30,7 +38,7 @@ def written(path):
 
 
 def read(path):
-    journal = Journal(os.fsencode(path))
+    journal = opened(path)
     journal.close()
     return list(journal.done.values())
 
@@ -38,7 +46,7 @@ def read(path):
 def test_what_is_noted_is_there_the_next_time(tmp_path):
     """In order, and what was written by column."""
     written(tmp_path / "journal")
-    journal = Journal(os.fsencode(tmp_path / "journal"))
+    journal = opened(tmp_path / "journal")
     journal.close()
 
     assert list(journal.done.values()) == RECORDS
@@ -133,6 +141,82 @@ def test_a_lost_note_that_parts_are_moved(folder):
     ndfeed.pack(ds, target, append=True)
 
     assert tree(target) == expected
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+STRANGE = [
+    DEEP,
+    b'{"task":' + DEEP + b"}",
+    b"5",
+    b'"rows 0"',
+    b'{"task":5}',
+    b'{"task":"rows 0"}',
+    b'{"task":"rows -1","rows":1,"bytes":1,"wrote":{}}',
+    b'{"task":"remove /","rows":1,"bytes":1,"wrote":{}}',
+    b'{"task":"rows 0","rows":true,"bytes":1,"wrote":{}}',
+    b'{"task":"rows 0","rows":"1","bytes":1,"wrote":{}}',
+    b'{"task":"rows 0","rows":1.0,"bytes":1,"wrote":{}}',
+    b'{"task":"rows 0","rows":9223372036854775808,"bytes":1,"wrote":{}}',
+    b'{"task":"rows 0","rows":1,"bytes":1,"wrote":{"../x":[0,1,[0]]}}',
+    b'{"task":"rows 0","rows":1,"bytes":1,"wrote":{"0.0.rows":[2,1,[0]]}}',
+    b'{"task":"rows 0","rows":1,"bytes":1,"wrote":{"0.0.rows":[0,1,[4294967296]]}}',
+    b'{"task":"rows 0","rows":1,"bytes":1,"wrote":{"0.0.rows":[0,1]}}',
+    b'{"task":"rows 0","rows":1,"bytes":1,"wrote":{},"more":1}',
+    b'{"task":"publish","rows":1}',
+]
+
+
+@pytest.mark.parametrize("number", range(len(STRANGE)))
+def test_what_no_piece_would_say_is_not_believed(tmp_path, number):
+    """Nor is anything behind it, though each line has its checksum."""
+    first, second = written(tmp_path / "journal").splitlines(keepends=True)[:2]
+    (tmp_path / "journal").write_bytes(first + sealed(STRANGE[number], checksum) + second)
+
+    assert read(tmp_path / "journal") == RECORDS[:1]
+
+
+def test_a_forged_journal_is_called_damaged(folder):
+    """By verify, with one line, however deep it is; the pack does again what it spoke of."""
+    ds = making.npz_of_rows(folder / "source", files=8, rows=100)
+    journal, _ = making.interrupted(ds, folder / "packed")
+    _, seal = unfinished(os.fsencode(journal.parent))
+    journal.write_bytes(sealed(DEEP, seal))
+    with pytest.raises(ndfeed.ChecksumError, match="damaged from line 1 on"):
+        ndfeed.verify(folder / "packed")
+
+    assert making.same(ndfeed.pack(ds, folder / "packed", **making.PIECES), ds)
+
+
+def test_a_journal_is_held_against_the_plan(folder):
+    """Signed as it must be, but of pieces and bytes that there are not: done again, all of it."""
+    ds = making.npz_of_rows(folder / "source", files=8, rows=100)
+    journal, text = making.interrupted(ds, folder / "packed")
+    work = journal.parent
+    _, seal = unfinished(os.fsencode(work))
+    shutil.copytree(work, folder / "kept")
+    ndfeed.pack(ds, folder / "packed", **making.PIECES)
+    expected = tree(folder / "packed")
+    record = json.loads(text.splitlines()[0].rpartition(b" ")[0])
+    (spot, (start, end, sums)), *_ = record["wrote"].items()
+    for change in (
+        {"task": "rows 1000000"},
+        {"task": "place 0"},
+        {"task": "sums 0"},
+        {"rows": record["rows"] + 1},
+        {"wrote": {spot: [start, 1 << 40, sums]}},
+        {"wrote": {spot: [start, end, [*sums, 0]]}},
+        {"wrote": {"7.0.rows": [0, 1, [0]]}},
+        {"wrote": {"0.0.offsets": [0, 1, [0]]}},
+        {"wrote": {}},
+    ):
+        shutil.rmtree(folder / "packed")
+        shutil.copytree(folder / "kept", work)
+        forged = json.dumps({**record, **change}).encode()
+        rest = text.splitlines(keepends=True)[1:]
+        journal.write_bytes(b"".join([sealed(forged, seal), *rest]))
+        ndfeed.pack(ds, folder / "packed", **making.PIECES)
+
+        assert tree(folder / "packed") == expected
 
 
 def test_columns_must_be_covered():

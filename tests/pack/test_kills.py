@@ -157,6 +157,29 @@ def test_failing_at_every_call(case, happen, names):
     assert at > 5
 
 
+@pytest.mark.parametrize("compressed", [True, False])
+def test_every_close_may_fail(folder, monkeypatch, compressed):
+    """Also those of files that are read: some file systems tell of an error only then."""
+    ds = making.npz_of_rows(folder / "source", files=2, rows=4, compressed=compressed)
+    real = os.close
+    for at in count(1):
+        closed = []
+
+        def close(fd, at=at, closed=closed):
+            real(fd)
+            closed.append(fd)
+            if len(closed) == at:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "close", close)
+            error = raised(lambda at=at: ndfeed.pack(ds, folder / f"packed{at}", workers=1))
+        assert error is None or isinstance(error, ndfeed.Error)
+        if len(closed) < at:
+            break
+    assert at > 15
+
+
 def test_short_writes_are_gone_on_with(case):
     """A kernel may write less than it is asked to."""
     for at in range(1, 12):

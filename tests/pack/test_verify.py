@@ -17,6 +17,7 @@ from ndfeed.files.file import File
 from ndfeed.formats.manifest import parse
 from ndfeed.pack import blocks
 from ndfeed.pack.journal import believed
+from ndfeed.pack.work import unfinished
 
 ROWS = 40
 FLIPS = 100_000
@@ -129,10 +130,11 @@ def test_a_flipped_bit_is_found_and_its_rows_are_named(packed, data):
 
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory):
-    """What a pack that was interrupted had noted."""
+    """What a pack that was interrupted had noted, and what it is signed with."""
     folder = tmp_path_factory.mktemp("interrupted")
     ds = making.npz_of_rows(folder / "source", files=20, rows=100)
-    return making.interrupted(ds, folder / "packed")[1]
+    path, text = making.interrupted(ds, folder / "packed")
+    return text, unfinished(os.fsencode(path.parent))[1]
 
 
 def flips(name, data, bits, sound):
@@ -149,7 +151,8 @@ def test_a_hundred_thousand_flipped_bits_are_all_found(packed, journal):
     folder, manifest = packed
     every = list(columns(folder, manifest))
     text = (folder / "ndfeed.json").read_bytes()
-    noted, end = believed(journal)
+    journal, seal = journal
+    noted, end = believed(journal, seal)
     lines = np.cumsum([len(line) for line in journal.splitlines(keepends=True)])
     sizes = np.array([column.nbytes for _, column, *_ in every] + [len(text), len(journal)])
     ends = np.cumsum(8 * sizes)
@@ -181,7 +184,7 @@ def test_a_hundred_thousand_flipped_bits_are_all_found(packed, journal):
     def relied_on(data, at):
         """Is anything believed but the lines before the one that is damaged?"""
         line = int(np.searchsorted(lines, at, side="right"))
-        return believed(data) != (noted[:line], int(lines[line - 1]) if line else 0)
+        return believed(data, seal) != (noted[:line], int(lines[line - 1]) if line else 0)
 
     missed += flips("manifest", text, own[-2], parsed)
     missed += flips("journal", journal, own[-1], relied_on)

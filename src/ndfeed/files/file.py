@@ -101,7 +101,10 @@ def fetch(stretches: Iterable[Stretch]) -> None:
             _expect(path, expected, os.fstat(fd))  # a folder now, or a pipe: that is the cause
             refuse(path, error)
         finally:
-            os.close(fd)
+            try:
+                os.close(fd)
+            except OSError as error:
+                refuse(path, error)
         if done != length:
             problem = f"{start + length} bytes promised, {start + done} present"
             raise TruncatedError(path, problem, start)
@@ -200,8 +203,11 @@ class File:
     def close(self) -> None:
         """Close the descriptor; harmless the second time."""
         if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+            fd, self.fd = self.fd, -1
+            try:
+                os.close(fd)
+            except OSError as error:
+                refuse(self.path, error)
 
     def __enter__(self) -> Self:
         return self

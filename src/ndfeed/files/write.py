@@ -1,10 +1,15 @@
-"""Write: the one module from which files and folders are made, filled, renamed and removed.
+"""Write: files that are created, filled, synced and locked.
 
-Every such call of this package's is made here, as ``os.…``, so that tests can count them, let
-each fail and end the process at each.
+``files.write`` and ``files.folder`` make every call by which packing changes the disk, as
+``os.…``, so that tests can count them, let each fail and end the process at each.
+
+A file is created exclusively. One that is there already is written to only if it is a plain file
+with no second name: nothing is ever written through a symbolic or hard link. With ``at``, the
+descriptor of an open folder, the last part of ``path`` is looked up there and the rest of it only
+stands in messages.
 
 What must outlast the machine is synced: a file's bytes by ``Output.sync``, names in a folder by
-``sync_folder``. A sync that fails has lost bytes that a second one would not miss: the system
+``Folder.sync``. A sync that fails has lost bytes that a second one would not miss: the system
 forgets which they were. So there is no second one: what was written since the last good sync
 counts as not written.
 
@@ -16,17 +21,23 @@ matter of whether some file exists or how old it is. Where the file system has n
 import contextlib
 import errno
 import os
+import secrets
 import stat
 import threading
 import weakref
 from typing import NoReturn, Self
 
 from ndfeed.errors import ConflictError, DeniedError, MissingError, SpaceError, TargetError
-from ndfeed.files.system import MOST_PER_CALL, can, fcntl
+from ndfeed.files.system import MOST_PER_CALL, can, fcntl, pread
 
-_BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+FLAGS = (
+    getattr(os, "O_BINARY", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NOCTTY", 0)
+)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
+_TRIES = 100
 _NOT_ALLOCATED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _seek = threading.Lock()
 
@@ -39,7 +50,52 @@ def refuse(path: bytes, doing: str, error: OSError) -> NoReturn:
         raise DeniedError(path, f"may not {doing}; give yourself write access") from None
     if error.errno == errno.ENOENT:
         raise MissingError(path, f"gone, or its folder is: cannot {doing}") from None
+    if error.errno == errno.ELOOP:
+        raise not_ours(path, "a symbolic link, which is not followed") from None
     raise TargetError(path, f"cannot {doing}: {error.strerror or error}") from error
+
+
+def not_ours(path: bytes, what: str) -> ConflictError:
+    """The error for something that is in the way and was not made by ndfeed."""
+    return ConflictError(path, f"{what}: not made by ndfeed and left alone; move it away")
+
+
+def _opened(path: bytes, at: int | None, new: bool) -> int:
+    """A plain file, open to read and write; with ``new`` it is created if it is not there."""
+    name = path if at is None else os.path.basename(path)
+    for _ in range(_TRIES):
+        if new:
+            with contextlib.suppress(FileExistsError):
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | FLAGS
+                return os.open(name, flags, 0o666, dir_fd=at)
+        try:
+            fd = os.open(name, os.O_RDWR | FLAGS, dir_fd=at)
+        except FileNotFoundError:  # removed in between
+            if not new:
+                raise
+            continue
+        try:
+            check_plain(path, os.fstat(fd))
+            if not can.beneath:  # links may have been followed
+                named = os.lstat(path)
+                check_plain(path, named)
+                if not os.path.samestat(named, os.fstat(fd)):
+                    raise not_ours(path, "a symbolic link, which is not followed")
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+    raise ConflictError(path, "others keep creating and removing it; wait for them")
+
+
+def check_plain(path: bytes, status: os.stat_result) -> None:
+    """Refuse what is no plain file, or has other names elsewhere."""
+    if stat.S_ISLNK(status.st_mode):
+        raise not_ours(path, "a symbolic link, which is not followed")
+    if not stat.S_ISREG(status.st_mode):
+        raise not_ours(path, "no plain file")
+    if status.st_nlink > 1:
+        raise not_ours(path, "a hard link, which has other names elsewhere")
 
 
 class Output:
@@ -50,12 +106,13 @@ class Output:
 
     __slots__ = ("_lost", "fd", "path")
 
-    def __init__(self, path: bytes, *, new: bool = False) -> None:
+    def __init__(self, path: bytes, *, new: bool = False, at: int | None = None) -> None:
         self.path = path
         self._lost = False
-        flags = os.O_RDWR | _BINARY | (os.O_CREAT if new else 0)
         try:
-            self.fd = os.open(path, flags, 0o666)
+            self.fd = _opened(path, at, new)
+        except ConflictError:
+            raise
         except OSError as error:
             refuse(path, "create it" if new else "open it for writing", error)
 
@@ -84,6 +141,16 @@ class Output:
                 rest = rest[done:]
         except OSError as error:
             refuse(self.path, "write to it", error)
+
+    def read(self, start: int, length: int) -> bytes:
+        """Bytes that were written, or were there before."""
+        try:
+            data = pread(self.fd, length, start)
+        except OSError as error:
+            refuse(self.path, "read it", error)
+        if len(data) != length:
+            raise TargetError(self.path, f"{start + length} bytes expected, fewer present")
+        return data
 
     def sync(self) -> None:
         """Have the disk hold what was written. Once it has failed it fails for good."""
@@ -124,96 +191,30 @@ def _pwrite(fd: int, data: memoryview, start: int) -> int:
 
 
 def write_file(path: bytes, data: bytes) -> None:
-    """Make ``path`` hold ``data``, whole or not at all; the folder is not synced."""
-    beside = path + b".new"
-    with Output(beside, new=True) as file:
-        file.allocate(len(data))
-        file.write(0, data)
-        file.sync()
-    rename(beside, path)
+    """Make ``path`` hold ``data``, whole or not at all; the folder is not synced.
 
-
-def rename(old: bytes, new: bytes) -> None:
-    """Give a file another name, in place of a file that has it."""
+    The name that the file has until then is one that nobody can have prepared.
+    """
+    folder, name = os.path.split(path)
+    beside = os.path.join(folder, b".%s.%s" % (name[:100], secrets.token_hex(8).encode()))
     try:
-        os.replace(old, new)
-    except OSError as error:
-        refuse(new, "rename to it", error)
-
-
-def move_folder(old: bytes, new: bytes) -> None:
-    """Give a folder another name, unless there is anything but an empty folder of that name."""
-    try:
-        os.rename(old, new)
-    except OSError as error:
-        if error.errno in _OCCUPIED:
-            raise ConflictError(new, "is there already; remove it or choose another") from None
-        refuse(new, "rename a folder to it", error)
-
-
-def make_folder(path: bytes) -> None:
-    """Make a folder, if it is not there already."""
-    try:
-        os.mkdir(path)
-    except FileExistsError:
-        return
-    except OSError as error:
-        refuse(path, "make this folder", error)
-
-
-def sync_folder(path: bytes) -> None:
-    """Have the disk hold which names are in a folder."""
-    if os.name == "nt":  # folders cannot be opened there
-        return
-    try:
-        fd = os.open(path, os.O_RDONLY | _BINARY)
+        with Output(beside, new=True) as file:
+            file.allocate(len(data))
+            file.write(0, data)
+            file.sync()
         try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system without syncing of folders
-            refuse(path, "sync this folder", error)
-
-
-def names(path: bytes) -> list[bytes]:
-    """The names in a folder, sorted; none where there is no such folder."""
-    try:
-        return sorted(os.listdir(path))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        refuse(path, "list this folder", error)
+            os.replace(beside, path)
+        except OSError as error:
+            refuse(path, "rename to it", error)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
 
 
 def present(path: bytes) -> bool:
     """Is there anything of that name?"""
     return os.path.lexists(path)
-
-
-def remove(path: bytes) -> None:
-    """Remove a file, if it is there."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        refuse(path, "remove it", error)
-
-
-def remove_folder(path: bytes, last: bytes = b"") -> None:
-    """Remove a folder with all in it, if it is there; the file ``last`` behind all others."""
-    for name in sorted(names(path), key=lambda name: name == last):
-        inner = os.path.join(path, name)
-        if stat.S_ISDIR(os.lstat(inner).st_mode):
-            remove_folder(inner)
-        else:
-            remove(inner)
-    try:
-        os.rmdir(path)
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
-            refuse(path, "remove this folder", error)  # else somebody else works there
 
 
 def free_bytes(path: bytes) -> int | None:
@@ -228,42 +229,52 @@ def free_bytes(path: bytes) -> int | None:
 class Lock:
     """A lock on a file, which is made if need be: ``held``, or of no use here (``None``).
 
-    ``ConflictError`` where somebody else has it. A forked child does not keep it.
+    ``ConflictError``, or what is given as ``refused``, where somebody else has it. A forked child
+    does not keep it.
     """
 
-    __slots__ = ("__weakref__", "fd", "held", "path")
+    __slots__ = ("__weakref__", "_at", "fd", "held", "path")
 
-    def __init__(self, path: bytes) -> None:
+    def __init__(
+        self, path: bytes, *, at: int | None = None, refused: ConflictError | None = None
+    ) -> None:
         self.path = path
+        self._at = at
         self.held: bool | None = None
         try:
-            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | _BINARY, 0o666)
+            self.fd = _opened(path, at, new=True)
+        except ConflictError:
+            raise
         except OSError as error:
             refuse(path, "create it", error)
         try:
             if can.lock:
-                self.held = self._taken()
+                self.held = self._taken(refused)
         except BaseException:
-            os.close(self.fd)
+            self.drop()
             raise
         _locks.add(self)
 
-    def _taken(self) -> bool | None:
+    def _taken(self, refused: ConflictError | None) -> bool | None:
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConflictError(self.path, "another process writes here; wait for it") from None
+            problem = "another process writes here; wait for it"
+            raise refused or ConflictError(self.path, problem) from None
         except OSError:  # not on this file system
             return None
         return True
 
     def current(self) -> bool:
         """Is the file still the one of that name? Else somebody removed it before it was ours."""
+        name = self.path if self._at is None else os.path.basename(self.path)
         try:
-            named, own = os.stat(self.path), os.fstat(self.fd)
+            named = os.stat(name, dir_fd=self._at, follow_symlinks=False)
+            return os.path.samestat(named, os.fstat(self.fd))
         except FileNotFoundError:
             return False
-        return (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino)
+        except OSError as error:
+            refuse(self.path, "look at it", error)
 
     def release(self) -> None:
         """Let go of the lock; harmless the second time."""

@@ -153,6 +153,10 @@ class Column:
         """Blocks of rows, the header not among them."""
         return -(-self.rows // self.rows_per_block)
 
+    def checksum(self, block: int) -> int:
+        """That of block 0, the header, or of one of the others."""
+        return int(self.crc32[8 * block : 8 * block + 8], 16)
+
     def checksums(self) -> list[int]:
         """The header's, then those of the blocks."""
         return [int.from_bytes(b, "big") for b in _fours(bytes.fromhex(self.crc32))]

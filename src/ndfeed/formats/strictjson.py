@@ -24,13 +24,17 @@ def parsed(text: bytes, *, objects: int, values: int, deepest: int, what: str) -
     """
     if len(text) > _SMALL or text.count(b"{") + text.count(b"[") > _FEW:
         _check_size(text, objects, values, deepest, what)
-    return json.loads(
+    escaped = b"\\u" in text
+    found = json.loads(
         text.decode(),
-        object_pairs_hook=_escaped_pairs if b"\\u" in text else _pairs,
+        object_pairs_hook=_escaped_pairs if escaped else _pairs,
         parse_int=_natural if b"-" in text else int,
         parse_float=_no_number,
         parse_constant=_no_number,
     )
+    if escaped:
+        _check_text(found)
+    return found
 
 
 def _check_size(text: bytes, objects: int, values: int, deepest: int, what: str) -> None:
@@ -54,11 +58,19 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _escaped_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Escapes can spell half a surrogate pair, which is no text: it cannot be written back."""
-    for pair in pairs:
-        for part in pair:
-            if isinstance(part, str):
-                part.encode()
+    for name, value in pairs:
+        name.encode()
+        _check_text(value)
     return _pairs(pairs)
+
+
+def _check_text(value: object) -> None:
+    """Objects were looked through when they were made."""
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, list):
+        for one in value:
+            _check_text(one)
 
 
 def _natural(text: str) -> int:

@@ -39,6 +39,7 @@ def folder_of(spelling: bytes) -> bytes | None:
 def read_manifest(folder: bytes) -> Manifest:
     """The manifest of the packed dataset in ``folder``."""
     path = os.path.join(folder, NAME)
+    _check_plain(path)
     with File(path) as file:
         if file.size > MOST_MANIFEST:
             raise ManifestError(path, f"at most {MOST_MANIFEST} bytes expected, found {file.size}")
@@ -70,17 +71,21 @@ def table_of(folder: bytes, manifest: Manifest) -> Table:
 
 def open_column(path: bytes) -> File:
     """A column's file, which must be a plain one in a plain folder."""
-    for one in (os.path.dirname(path), path):
-        if tree.is_link(one):
-            raise SourceError(
-                one,
-                "a symbolic link, which is not followed inside a packed dataset; copy the "
-                "dataset with what its links lead to (cp -rL)",
-            )
+    _check_plain(os.path.dirname(path))
+    _check_plain(path)
     try:
         return File(path)
     except MissingError:
         raise MissingError(path, f"a column of the dataset is missing; {REMEDY}") from None
+
+
+def _check_plain(path: bytes) -> None:
+    if tree.is_link(path):
+        raise SourceError(
+            path,
+            "a symbolic link, which is not followed inside a packed dataset; copy the "
+            "dataset with what its links lead to (cp -rL)",
+        )
 
 
 def check_header(file: File, column: Column, field: Field) -> Array:

@@ -57,7 +57,7 @@ def damaged(
         except (SourceError, TruncatedError):
             found.append(block)
             continue
-        if checksum != int(column.crc32[8 * block : 8 * block + 8], 16):
+        if checksum != column.checksum(block):
             found.append(block)
     return found
 

@@ -163,6 +163,11 @@ def _cut(start: int, end: int, block: int) -> list[tuple[int, int]]:
     return found
 
 
+def blocks_touched(file: File, start: int, end: int) -> int:
+    """How many blocks the bytes [start, end) behind a column's header lie in."""
+    return 0 if start == end else (end - 1) // file.block - start // file.block + 1
+
+
 class Writer:
     """Writes one stretch of a column, from byte ``start`` behind the header on."""
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from typing import Self
 
 from ndfeed.errors import Error
-from ndfeed.files.write import Output
+from ndfeed.files.folder import Folder
 from ndfeed.pack.journal import Journal, Record
 
 MOST_FILES = 64
@@ -18,18 +18,20 @@ _LEAST, _MOST, _TIMES = 1 << 20, 256 << 20, 16
 
 
 class Commits:
-    """Collects records; syncs ``paths`` and notes them after every so many of ``total`` bytes.
+    """Collects records; syncs the files ``names`` and notes them after so many of ``total`` bytes.
 
-    Without paths what records speak of is synced already.
+    Without names what records speak of is synced already.
     """
 
-    def __init__(self, journal: Journal, paths: Sequence[bytes], total: int) -> None:
+    def __init__(
+        self, journal: Journal, folder: Folder, names: Sequence[bytes], total: int
+    ) -> None:
         self._journal = journal
         self._stack = ExitStack()
         with self._stack:
-            self._outputs = [self._stack.enter_context(Output(path)) for path in paths]
+            self._outputs = [self._stack.enter_context(folder.output(name)) for name in names]
             self._stack = self._stack.pop_all()
-        self._often = min(max(total // _TIMES, _LEAST), _MOST) if paths else 0
+        self._often = min(max(total // _TIMES, _LEAST), _MOST) if names else 0
         self._waiting: list[Record] = []
         self._bytes = 0
 

@@ -44,7 +44,7 @@ _OTHERS = ("distributed.", "ray.")
 
 
 class Orders(NamedTuple):
-    """What is the same for all pieces of a plan.
+    """What is the same for all pieces of a plan: its folder, and the digest of the file it is in.
 
     ``synced``: are workers to sync what they wrote? ``note`` gets the records of what is done,
     ``described`` says for people what a piece is about.
@@ -95,7 +95,7 @@ class Pool:
         """Do ``tasks`` of a plan."""
         running: dict[Future[Record], str] = {}
         waiting, tries = deque(tasks), Counter[str]()
-        stopped.discard(orders.digest)
+        stopped.discard(orders.folder)
         try:
             if self._undecided and len(tasks) > 1 and tasks[0].startswith("rows"):
                 self._decide(orders, waiting.popleft(), len(waiting))
@@ -107,7 +107,7 @@ class Pool:
                 lost = _collected({future: running.pop(future) for future in done}, orders.note)
                 _retry(lost, tries, waiting, orders.described)
         except BaseException:
-            stopped.add(orders.digest)
+            stopped.add(orders.folder)
             _call_off(running)
             raise
 

@@ -1,30 +1,64 @@
 """The journal of a pack: which pieces are done, and the checksums of what they wrote.
 
-Lines of JSON, each with its own CRC-32 behind it. A line is written when what it speaks of is
-synced, and is itself synced before anybody relies on it. A reader believes lines up to the
-first that is not whole: whatever follows is done again, which is only work.
+Lines of JSON, each with a *seal* behind it: a CRC-32, or a signature by a key that only this user
+has. A line is written when what it speaks of is synced, and is itself synced before anybody relies
+on it. A reader believes lines up to the first that is not whole, that is signed by somebody else,
+or that says what no piece would: whatever follows is done again, which is only work.
+
+    {"task":"rows 3","rows":n,"bytes":n,"wrote":{SPOT:[start,end,[crc, …]]},"read":{…}} SEAL
+    {"task":"offsets 0",…,"values":n} SEAL        also "place N", "sums N"
+    {"task":"publish"} SEAL
 """
 
+import hmac
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from ndfeed.errors import MissingError
-from ndfeed.files.file import File
-from ndfeed.files.write import Output
+from ndfeed.errors import LimitError
+from ndfeed.files.folder import Folder, contents
 from ndfeed.formats.inflate import crc32
+from ndfeed.formats.strictjson import parsed
 from ndfeed.pack.columns import Stretch
 
+PUBLISHING = "publish"
+MOST_JOURNAL = 1 << 30
+_MOST_VALUES = 20_000_000
+_DEEPEST = 6
+_TASK = re.compile(r"(rows|offsets|place|sums) (0|[1-9][0-9]{0,17})")
+_SPOT = re.compile(r"[0-9]{1,18}\.[0-9]{1,18}\.(rows|values|offsets|shapes)")
+_MEMBER = re.compile(r"[0-9]{1,18}\.[0-9]{1,18}\.[0-9]{1,18}")
+
 Record = dict[str, Any]
+Seal = Callable[[bytes], bytes]  # hex digits that stand for some bytes
+Check = Callable[[Record], bool]  # may a plan's piece say that?
+
+
+def checksum(text: bytes) -> bytes:
+    """The seal of a journal that anybody may write: it finds damage."""
+    return b"%08x" % crc32(text)
+
+
+def _anything(_record: Record) -> bool:
+    return True
 
 
 class Journal:
-    """Notes what is done. One process at a time has it open."""
+    """Notes what is done. One process at a time has it open.
 
-    def __init__(self, path: bytes) -> None:
-        records, end = believed(contents(path))
+    ``folder`` is the one that ``name`` is in. Records that are there already are believed up to
+    the first that ``check`` refuses.
+    """
+
+    def __init__(
+        self, folder: Folder, name: bytes, seal: Seal = checksum, check: Check = _anything
+    ) -> None:
+        self._seal = seal
+        data = contents(folder, name, MOST_JOURNAL) or b""
+        records, end = believed(data, seal, check)
         self.done: dict[str, Record] = {record["task"]: record for record in records}
-        self._file = Output(path, new=True)
+        self._file = folder.output(name, new=True)
         try:
             self._file.allocate(end)
         except BaseException:
@@ -35,7 +69,8 @@ class Journal:
     def note(self, records: Iterable[Record]) -> None:
         """Remember records for good; each has its ``task``."""
         records = list(records)
-        data = b"".join(_line(record) for record in records)
+        texts = (json.dumps(one, sort_keys=True, separators=(",", ":")) for one in records)
+        data = b"".join(sealed(text.encode(), self._seal) for text in texts)
         self._file.write(self._end, data)
         self._file.sync()
         self._end += len(data)
@@ -69,36 +104,77 @@ class Journal:
         self._file.close()
 
 
-def contents(path: bytes) -> bytes:
-    """All that is in a journal, nothing where there is none."""
-    try:
-        with File(path) as file:
-            return file.read(0, file.size)
-    except MissingError:
-        return b""
-
-
-def believed(data: bytes) -> tuple[list[Record], int]:
-    """The records of a journal up to the first line that is not whole, and where that begins."""
+def believed(
+    data: bytes, seal: Seal = checksum, check: Check = _anything
+) -> tuple[list[Record], int]:
+    """The records of a journal up to the first that is not to be believed, and where it begins."""
     records: list[Record] = []
     end = 0
     for line in data.splitlines(keepends=True):
-        found = _parsed(line)
-        if found is None:
+        text = unsealed(line, seal)
+        found = None if text is None else _record(text)
+        if found is None or not check(found):
             break
         records.append(found)
         end += len(line)
     return records, end
 
 
-def _line(record: Record) -> bytes:
-    text = json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
-    return text + b" %08x\n" % crc32(text)
+def sealed(text: bytes, seal: Seal) -> bytes:
+    """A line that says ``text``, with its seal."""
+    return text + b" " + seal(text) + b"\n"
 
 
-def _parsed(line: bytes) -> Record | None:
-    text, _, check = line.rpartition(b" ")
-    if len(check) != 9 or check != b"%08x\n" % crc32(text):
+def unsealed(line: bytes, seal: Seal) -> bytes | None:
+    """What a line says, or nothing if it is not whole or the seal is another."""
+    text, _, found = line.rpartition(b" ")
+    return text if hmac.compare_digest(found, seal(text) + b"\n") else None
+
+
+def _record(text: bytes) -> Record | None:
+    """A record in which everything has the type that it must have, or nothing."""
+    try:
+        found = parsed(
+            text, objects=_MOST_VALUES, values=_MOST_VALUES, deepest=_DEEPEST, what="values"
+        )
+    except (ValueError, LimitError, RecursionError):
         return None
-    found: Record = json.loads(text)
-    return found
+    if type(found) is not dict or type(found.get("task")) is not str:
+        return None
+    if found["task"] == PUBLISHING:
+        return found if len(found) == 1 else None
+    task = _TASK.fullmatch(found["task"])
+    if task is None:
+        return None
+    counts = {"rows", "bytes"} | ({"values"} if task[1] == "offsets" else set())
+    optional = {"read"} if task[1] == "rows" else set()
+    if not counts | {"task", "wrote"} <= found.keys() <= counts | {"task", "wrote"} | optional:
+        return None
+    fits = (
+        all(_is_count(found[name]) for name in counts)
+        and _are(found["wrote"], _SPOT, _is_stretch)
+        and _are(found.get("read", {}), _MEMBER, _are_stretches)
+    )
+    return found if fits else None
+
+
+def _is_count(value: object, most: int = 1 << 63) -> bool:
+    return type(value) is int and 0 <= value < most
+
+
+def _are(value: object, names: re.Pattern[str], fits: Callable[[object], bool]) -> bool:
+    """Is it an object with such names, whose values fit?"""
+    return type(value) is dict and all(names.fullmatch(n) and fits(v) for n, v in value.items())
+
+
+def _is_stretch(value: object) -> bool:
+    if type(value) is not list or len(value) != 3 or type(value[2]) is not list:
+        return False
+    start, end, sums = value
+    ordered = _is_count(start) and _is_count(end) and start <= end
+    return ordered and all(_is_count(one, 1 << 32) for one in sums)
+
+
+def _are_stretches(value: object) -> bool:
+    """What was read of a member: stretches with one checksum each."""
+    return type(value) is list and all(_is_stretch(one) and len(one[2]) == 1 for one in value)

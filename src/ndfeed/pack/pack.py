@@ -1,6 +1,7 @@
 """``ndfeed.pack``: a dataset rewritten into plain columns, whole or not at all."""
 
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, overload
@@ -12,19 +13,21 @@ from ndfeed.errors import (
     CastError,
     ChangedError,
     ConflictError,
+    Error,
     FormatError,
     MissingError,
     SchemaError,
 )
-from ndfeed.files import write
+from ndfeed.files.folder import Folder
 from ndfeed.formats.manifest import NAME, Field, Manifest
 from ndfeed.index.source import Source
 from ndfeed.index.table import Ints
 from ndfeed.pack.fields import probe_bytes, stored_fields
 from ndfeed.pack.forecast import Forecast, forecast
+from ndfeed.pack.origin import packs_of
 from ndfeed.pack.piece import forget
 from ndfeed.pack.plan import Plan, planned
-from ndfeed.pack.publish import manifest_of, packs_of, publish
+from ndfeed.pack.publish import check_no_link, check_places, manifest_of, publish
 from ndfeed.pack.repair import repaired
 from ndfeed.pack.request import Request
 from ndfeed.pack.work import Work
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from ndfeed.pack.packing import Progress
 
 _MOST_WORKERS = 4096
+_MOST_PARTS = 1 << 62
 _AGAIN = "what is done is kept: run the same again to go on"
 
 
@@ -137,7 +141,10 @@ def pack(  # noqa: PLR0913 - what users say about a conversion
     pool = Pool(ds, executor, workers)
     if dry_run:
         plan, _, _, done = _prepared(request, pool.workers)
-        return forecast(Work(request.target, plan.digest), plan, done=done)
+        work = Work(request.target, plan.digest)
+        if request.append and not done:
+            check_places(work, plan)
+        return forecast(work, plan, done=done)
     bar = Bar("packing", len(ds))
     with bar, pool:
         return packed(request, pool, progress or (lambda rows, _: bar.advance(rows)))
@@ -157,6 +164,8 @@ def _prepared(request: Request, workers: int) -> _Prepared:
     before = manifest_of(request.target)
     if request.append and before is None:
         raise MissingError(request.target, "no packed dataset to append to; leave append out")
+    if request.append:
+        check_no_link(request.target)
     fields = _fields(request, before if request.append else None)
     row_bytes = probe_bytes(request.source.ds)
     if before is None:
@@ -166,7 +175,7 @@ def _prepared(request: Request, workers: int) -> _Prepared:
         done = _appended_before(request, before, fields, workers, row_bytes)
         if done is not None:
             return _Prepared(done, None, before, done=True)
-        first, base = _next_part(before), before.digest
+        first, base = _next_part(request, before), before.digest
     wanted = request.wanted(workers, row_bytes, first, base)
     plan, order = planned(request.source, fields, wanted)
     if before is not None and not request.append:
@@ -184,8 +193,11 @@ def packed(request: Request, pool: "Pool", progress: "Progress") -> Dataset:
     if done:
         return _finished(work)
     check_space(work, plan)
-    with work, _going_on(work, plan):
-        work.remove_others()
+    if request.append:
+        check_places(work, plan)
+    work.warn()
+    with work, _going_on(work):
+        work.remove_others(lambda: _parts_of(request.target))
         parts = Packing(work, plan, order, pool, progress).run()
         request.source.check_unchanged()
         publish(work, plan, parts, before)
@@ -193,18 +205,33 @@ def packed(request: Request, pool: "Pool", progress: "Progress") -> Dataset:
 
 
 @contextmanager
-def _going_on(work: Work, plan: Plan) -> Iterator[None]:
+def _going_on(work: Work) -> Iterator[None]:
     """Keep what was done for the same call to go on with, unless that would not help."""
     try:
         yield
     except (CastError, ChangedError, ConflictError, FormatError, SchemaError):
-        work.remove()  # to put that right makes another plan of it
+        _discard(work)  # to put that right makes another plan of it
         raise
     except BaseException as error:
-        error.add_note(_AGAIN)
+        if work.resumable:
+            error.add_note(_AGAIN)
+        else:
+            _discard(work)
         raise
     finally:
-        forget(plan.digest)
+        forget(work.folder)
+
+
+def _discard(work: Work) -> None:
+    """Remove a folder of work, because of an error that is the one to tell."""
+    with suppress(Error):
+        work.remove()
+
+
+def _parts_of(target: bytes) -> frozenset[str]:
+    """The parts that the manifest of a target speaks of, at this moment."""
+    manifest = manifest_of(target)
+    return frozenset(part.folder for part in manifest.parts) if manifest else frozenset()
 
 
 def _fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
@@ -234,16 +261,22 @@ def _fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
 
 def _check_free(target: bytes) -> None:
     """Refuse at once what the target could not be moved to when all is done."""
-    if write.names(target):
-        raise ConflictError(target, "a folder with something in it; choose another")
-    if write.present(target) and (os.path.islink(target) or not os.path.isdir(target)):
-        raise ConflictError(target, "is there and is no folder; remove it or choose another")
+    parent, name = os.path.split(target)
+    with Folder(parent, followed=True) as beside:
+        status = beside.status(name)
+        if status is None:
+            return
+        if not stat.S_ISDIR(status.st_mode):
+            raise ConflictError(target, "is there and is no folder; remove it or choose another")
+        with beside.inner(name) as folder:
+            if folder.names():
+                raise ConflictError(target, "a folder with something in it; choose another")
 
 
 def _check_same(request: Request, before: Manifest, plan: Plan) -> None:
     """Refuse what is there unless the same plan made it, in a run that was ended late."""
-    packs = packs_of(before)
-    if len(packs) != 1 or packs[0].get("plan") != plan.source["plan"]:
+    packs = packs_of(before, os.path.join(request.target, NAME))
+    if len(packs) != 1 or packs[0].plan != plan.source["plan"]:
         raise ConflictError(
             request.target,
             "another packed dataset is there; remove it, add to it (append), or choose another",
@@ -254,7 +287,7 @@ def _finished(work: Work) -> Dataset:
     """Remove what a run that was ended late left behind."""
     if work.leftovers():
         with suppress(ConflictError), work:  # else somebody is about to add to it
-            work.remove_others()
+            work.remove_others(lambda: _parts_of(work.target))
             work.remove()
     return open_dataset(os.fsdecode(work.target))
 
@@ -263,16 +296,19 @@ def _appended_before(
     request: Request, before: Manifest, fields: tuple[Field, ...], workers: int, row_bytes: int
 ) -> Plan | None:
     """The plan with which these very rows were appended last, by a run that was ended late."""
-    last = packs_of(before)[-1:]
-    if not last or last[0].get("fingerprint") != request.source.ds.fingerprint:
-        return None
-    first, base = last[0].get("first"), last[0].get("base")
-    if not isinstance(first, int) or not isinstance(base, str) or not base:
+    last = packs_of(before, os.path.join(request.target, NAME))[-1:]
+    if not last or last[0].fingerprint != request.source.ds.fingerprint or not last[0].base:
         return None  # made, not appended: the same rows may well be wanted once more
-    plan, _ = planned(request.source, fields, request.wanted(workers, row_bytes, first, base))
-    return plan if plan.source["plan"] == last[0].get("plan") else None
+    wanted = request.wanted(workers, row_bytes, last[0].first, last[0].base)
+    plan, _ = planned(request.source, fields, wanted)
+    return plan if plan.source["plan"] == last[0].plan else None
 
 
-def _next_part(before: Manifest) -> int:
+def _next_part(request: Request, before: Manifest) -> int:
+    """The number of the first part to add, behind all that are there."""
+    packs_of(before, os.path.join(request.target, NAME))
     used = [int(part.folder) for part in before.parts if part.folder.isdecimal()]
-    return max(used, default=-1) + 1
+    found = max(used, default=-1) + 1
+    if found + len(request.source) >= _MOST_PARTS or before.rows + len(request.source) >= 1 << 63:
+        raise SchemaError(request.target, "no more rows or parts fit; pack them to another target")
+    return found

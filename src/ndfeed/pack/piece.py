@@ -12,9 +12,6 @@ The values that maps make for ragged fields wait in ``spool/N.FIELD``, with thei
 and their shapes go to ``shapes.FIELD``, row by row: where values begin is known when all are.
 """
 
-import json
-import os
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,23 +23,21 @@ from ndfeed.dataset.column import Column
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.members import verify
 from ndfeed.dataset.rowset import stretches
-from ndfeed.errors import MissingError, WorkerError
-from ndfeed.files.file import File
 from ndfeed.files.write import Output
 from ndfeed.formats.array import RAW
 from ndfeed.formats.inflate import crc32
 from ndfeed.formats.manifest import Field, Role
 from ndfeed.index.table import Ints
 from ndfeed.pack.columns import Columns, Spot
+from ndfeed.pack.job import DATA, SPOOL, Job, changed
 from ndfeed.pack.journal import Record
 from ndfeed.pack.large import chunks
-from ndfeed.pack.members import Summing, Watch
-from ndfeed.pack.plan import Plan, lengths
-from ndfeed.pack.rows import Reading, Rows
-from ndfeed.pack.store import InOrder, Scattered, Store, as_bytes
+from ndfeed.pack.members import Summing
+from ndfeed.pack.plan import lengths
+from ndfeed.pack.rows import Reading
+from ndfeed.pack.store import Store, as_bytes
 from ndfeed.pack.values import Stored, cast_flat, stored
 
-PLAN, ORDER, VALUES, DATA, SPOOL = b"plan", b"order", b"values", b"data", b"spool"
 _AT_ONCE = 1 << 20
 _SUMMED = 64 << 20
 
@@ -51,88 +46,35 @@ class Stopped(Exception):
     """Nobody wants the piece any more."""
 
 
-class Job:
-    """A plan, in this process."""
-
-    def __init__(self, folder: bytes, digest: str, ds: Dataset) -> None:
-        self.folder = folder
-        self.plan = _plan(folder, digest)
-        in_order = self.plan.shuffle is None and not self.plan.scattered
-        self.source = Rows(ds, names=self.plan.names, in_order=in_order)
-        self.watch = Watch(self.source, self.plan.pieces, in_order=in_order)
-
-    @property
-    def columns(self) -> Columns:
-        """The files to write, with all that is known by now."""
-        if not self.plan.spooled:
-            return self.plan.columns
-        known = _contents(os.path.join(self.folder, VALUES))
-        if known is None:
-            return self.plan.columns
-        return self.plan.columns_with(tuple(map(tuple, json.loads(known))))
-
-    def targets(self, start: int, end: int) -> Ints:
-        """The rows of the target at some places of the work."""
-        if not self.plan.scattered:
-            return np.arange(start, end)
-        with File(os.path.join(self.folder, ORDER)) as file:
-            return np.frombuffer(file.read(8 * start, 8 * (end - start)), np.int64)
-
-    def path(self, *names: bytes) -> bytes:
-        """A file of the folder."""
-        return os.path.join(self.folder, *names)
-
-    def store(self) -> Store:
-        """Where rows go."""
-        place = self.path(DATA), self.columns, self.plan.parts
-        return Scattered(*place) if self.plan.scattered else InOrder(*place)
-
-
-def _plan(folder: bytes, digest: str) -> Plan:
-    data = _contents(os.path.join(folder, PLAN))
-    plan = None if data is None else Plan.decoded(data)
-    if plan is None or plan.digest != digest:
-        raise WorkerError(
-            f"the worker on host {socket.gethostname()} does not see {os.fsdecode(folder)}: "
-            f"all workers need the target's folder on a file system that they share"
-        )
-    return plan
-
-
-def _contents(path: bytes) -> bytes | None:
-    try:
-        with File(path) as file:
-            return file.read(0, file.size)
-    except MissingError:
-        return None
-
-
-_jobs: dict[str, Job] = {}  # the newest alone
+_jobs: dict[bytes, Job] = {}  # by folder, the newest alone
 _lock = threading.Lock()
-stopped: set[str] = set()  # plans that threads of this process are to leave
+stopped: set[bytes] = set()  # folders that threads of this process are to leave
 
 
 def work(folder: bytes, digest: str, ds: Dataset, task: str, synced: bool = True) -> Record:
-    """Do a piece of the plan in ``folder``; ``synced`` says who sees to it that it lasts: us."""
+    """Do a piece of the plan in ``folder``; ``synced`` says who sees to it that it lasts: us.
+
+    ``digest`` is that of the plan's file, so that no other plan is taken for it.
+    """
     with _lock:
-        job = _jobs.get(digest)
-        if job is None or job.folder != folder:
+        job = _jobs.get(folder)
+        if job is None or job.digest != digest:
             _jobs.clear()
-            job = _jobs[digest] = Job(folder, digest, ds)
+            job = _jobs[folder] = Job(folder, digest, ds)
     kind, number = task.split()
     made = _rows(job, int(number), synced) if kind == "rows" else _KINDS[kind](job, int(number))
     return {"task": task, **made}
 
 
-def forget(digest: str) -> None:
+def forget(folder: bytes) -> None:
     """Let go of a plan in this process."""
     with _lock:
-        _jobs.pop(digest, None)
-        stopped.discard(digest)
+        _jobs.pop(folder, None)
+        stopped.discard(folder)
 
 
 def _check(job: Job) -> None:
-    if job.plan.digest in stopped:
+    if job.path in stopped:
         raise Stopped
 
 
@@ -242,14 +184,15 @@ class _Spool:
     def __init__(self, job: Job, number: int, field: int) -> None:
         names = spool_names(number, field)
         self._stack = ExitStack()
-        self._values = self._output(job.path(SPOOL, names.values))
-        self._counts = self._output(job.path(SPOOL, names.counts))
-        self._shapes = self._stack.enter_context(Output(job.path(names.shapes)))
+        self._folder = job.folder
+        self._values = self._output(names.values)
+        self._counts = self._output(names.counts)
+        self._shapes = self._stack.enter_context(job.folder.output(names.shapes))
         self._field = job.plan.fields[field]
         self._at = self._rows = 0
 
-    def _output(self, path: bytes) -> Output:
-        output = self._stack.enter_context(Output(path, new=True))
+    def _output(self, name: bytes) -> Output:
+        output = self._stack.enter_context(self._folder.output(SPOOL, name, new=True))
         output.allocate(0)
         return output
 
@@ -299,7 +242,7 @@ def _offsets(job: Job, number: int) -> Record:
     field = plan.fields[field_number]
     start, end = plan.parts[part : part + 2]
     total = 0
-    with InOrder(job.path(DATA), job.columns, plan.parts) as store:
+    with job.in_order() as store:
         begins = store.writer(Spot(part, field_number, "offsets"), 0)
         begins.append(as_bytes(np.zeros(1, "<i8")).data)
         for at in range(start, end, _AT_ONCE):
@@ -321,9 +264,13 @@ def _shapes(job: Job, field: int, start: int, end: int) -> Ints:
         rows = job.plan.rows_of(np.arange(start, end))
         return job.source.shapes(job.plan.fields[field].name, rows)
     rank = len(job.plan.fields[field].shape)
-    with File(job.path(spool_names(0, field).shapes)) as file:
+    with job.folder.file(spool_names(0, field).shapes) as file:
         data = file.read(8 * rank * start, 8 * rank * (end - start))
-    return np.frombuffer(data, np.int64).reshape(-1, rank)
+        shapes = np.frombuffer(data, np.int64).reshape(-1, rank)
+        # As floats, which do not overflow: their product is the number of a sample's values.
+        if (shapes < 0).any() or (shapes.astype(float).prod(axis=1) >= 1 << 62).any():
+            raise changed(file.path)
+    return shapes
 
 
 def _place(job: Job, number: int) -> Record:
@@ -333,9 +280,10 @@ def _place(job: Job, number: int) -> Record:
         for i in plan.spooled:
             size = plan.fields[i].row_bytes("values")
             names = spool_names(number, i)
-            with File(job.path(SPOOL, names.counts)) as file:
-                counts = np.frombuffer(file.read(0, file.size), np.int64)
-            with File(job.path(SPOOL, names.values)) as file:
+            counts = _counts(job, names.counts, end - start)
+            with job.folder.file(SPOOL, names.values) as file:
+                if file.size != int(counts.sum()) * size:
+                    raise changed(file.path)
                 at = byte = 0
                 while at < end - start:
                     _check(job)
@@ -348,6 +296,17 @@ def _place(job: Job, number: int) -> Record:
                     at, byte = at + taken, byte + length
         store.sync()
         return {"wrote": store.wrote(), "rows": 0, "bytes": 0}
+
+
+def _counts(job: Job, name: bytes, rows: int) -> Ints:
+    """How many values a piece's samples have, as they were spooled."""
+    with job.folder.file(SPOOL, name) as file:
+        if file.size != 8 * rows:
+            raise changed(file.path)
+        counts = np.frombuffer(file.read(0, file.size), np.int64)
+        if rows and (counts.min() < 0 or counts.astype(float).sum() >= 1 << 62):
+            raise changed(file.path)
+    return counts
 
 
 def summed(columns: Columns) -> list[tuple[Spot, int, int]]:
@@ -367,7 +326,7 @@ def _sums(job: Job, number: int) -> Record:
     spot, start, end = summed(job.columns)[number]
     column = job.columns.file(spot)
     sums = []
-    with File(job.path(DATA, column.name)) as file:
+    with job.folder.file(DATA, column.name) as file:
         for at in range(start, end, column.block):
             _check(job)
             found = 0

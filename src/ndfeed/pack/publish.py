@@ -2,13 +2,15 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
-from ndfeed.errors import ConflictError
+from ndfeed.errors import ConflictError, shown
 from ndfeed.files import write
+from ndfeed.files.folder import Folder
 from ndfeed.formats.manifest import NAME, Manifest, Part
 from ndfeed.index.packed import read_manifest
-from ndfeed.pack.piece import DATA
+from ndfeed.pack.job import DATA
+from ndfeed.pack.moved import inodes
+from ndfeed.pack.origin import source_packs
 from ndfeed.pack.plan import Plan
 from ndfeed.pack.work import Work
 
@@ -18,42 +20,59 @@ def manifest_of(target: bytes) -> Manifest | None:
     return read_manifest(target) if write.present(os.path.join(target, NAME)) else None
 
 
-def packs_of(manifest: Manifest) -> list[dict[str, Any]]:
-    """What a dataset was made from: an entry for each time that something was added."""
-    found = (manifest.source or {}).get("packs", [])
-    return found if isinstance(found, list) else []
+def check_no_link(target: bytes) -> None:
+    """Refuse to change a dataset by a link to it: what is done is done beside the folder itself."""
+    if os.path.islink(target):
+        real = shown(os.path.realpath(target))
+        raise ConflictError(target, f"a symbolic link; name the folder itself, {real}")
 
 
 def publish(work: Work, plan: Plan, parts: Sequence[Part], before: Manifest | None) -> None:
     """Make the target appear, or its manifest change, in one step; then remove the work."""
-    packs = [*(packs_of(before) if before else []), dict(plan.source)]
+    packs = [*(source_packs(before) if before else []), dict(plan.source)]
     old = before.parts if before else ()
     manifest = Manifest(plan.fields, (*old, *parts), {"packs": packs})
+    inside, beside = work.inside, work.beside
     if before is None:
-        write.write_file(work.path(DATA, NAME), manifest.encoded())
-        write.sync_folder(work.path(DATA))
-        write.move_folder(work.path(DATA), work.target)
-        write.sync_folder(work.parent)
+        with inside.inner(DATA) as data:
+            data.write(NAME, manifest.encoded())
+            data.sync()
+        inside.move(DATA, beside, work.name)
+        beside.sync()
     else:
-        _add_parts(work, plan, before)
-        write.write_file(work.path(NAME), manifest.encoded())
-        _check_same(work.target, before)
-        write.rename(work.path(NAME), os.path.join(work.target, NAME))
-        write.sync_folder(work.target)
+        with beside.inner(work.name) as target:
+            _check_same(work.target, before)
+            _add_parts(work, target, parts)
+            inside.write(NAME, manifest.encoded())
+            _check_same(work.target, before)
+            inside.move(NAME, target, NAME, over=True)
+            target.sync()
     work.remove()
 
 
-def _add_parts(work: Work, plan: Plan, before: Manifest) -> None:
+def check_places(work: Work, plan: Plan) -> None:
+    """Refuse at once to add parts where something is that is not ours to remove."""
+    moved = work.moved()
+    with Folder(work.parent, followed=True) as beside, beside.inner(work.name) as target:
+        for part in range(len(plan.parts) - 1):
+            moved.check(target, plan.columns.folder(part))
+
+
+def _add_parts(work: Work, target: Folder, parts: Sequence[Part]) -> None:
     """Move the new parts to where they belong; nobody sees them before the manifest says so."""
-    _check_same(work.target, before)
-    for part in range(len(plan.parts) - 1):
-        name = plan.columns.folder(part).encode()
-        if write.present(work.path(DATA, name)):  # else an earlier run moved it
-            place = os.path.join(work.target, name)
-            if work.alone:  # not in the manifest, so it was left by a run that is gone
-                write.remove_folder(place)
-            write.move_folder(work.path(DATA, name), place)
-    write.sync_folder(work.target)
+    before = work.moved()
+    with work.inside.inner(DATA) as data:
+        new = inodes(data, {p.folder: tuple(c.file for c in p.columns) for p in parts})
+        for name in new.parts:
+            before.check(target, name)
+            # Not in the manifest, so it was left by a run that is gone.
+            if work.alone and before.has(target, name):
+                before.remove_part(target, name)
+        if new.parts:
+            (before | new).write(work.inside, work.seal)
+        for name in new.parts:
+            data.move(name.encode(), target, name.encode())
+    target.sync()
 
 
 def _check_same(target: bytes, before: Manifest) -> None:

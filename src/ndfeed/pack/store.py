@@ -5,7 +5,6 @@ wrote. ``Scattered`` writes rows from anywhere to anywhere; who needs checksums 
 of it when all is there.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from types import TracebackType
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.rowset import stretches
-from ndfeed.files.file import File as Source
+from ndfeed.files.folder import Folder
 from ndfeed.files.write import Output
 from ndfeed.formats.manifest import Role
 from ndfeed.index.table import Ints
@@ -29,18 +28,19 @@ _NEAR = 4096  # bytes between two offsets that are read over rather than apart
 class _Files:
     """The open columns of a piece, synced and closed together."""
 
-    def __init__(self, folder: bytes, columns: Columns, parts: tuple[int, ...]) -> None:
+    def __init__(self, folder: Folder, columns: Columns, parts: tuple[int, ...]) -> None:
         self._folder = folder
         self._columns = columns
         self._starts = np.array(parts, np.int64)
         self._stack = ExitStack()
+        self._stack.enter_context(folder)
         self._open: dict[Spot, tuple[Output, File]] = {}
 
     def output(self, spot: Spot) -> tuple[Output, File]:
         """The file of a column, open for writing."""
         if spot not in self._open:
             file = self._columns.file(spot)
-            output = self._stack.enter_context(Output(os.path.join(self._folder, file.name)))
+            output = self._stack.enter_context(self._folder.output(file.name))
             self._open[spot] = output, file
         return self._open[spot]
 
@@ -54,7 +54,7 @@ class _Files:
         file = self._columns.file(Spot(part, field, "offsets"))
         found = np.empty(len(rows), np.int64)
         near = _NEAR // 8
-        with Source(os.path.join(self._folder, file.name)) as source:
+        with self._folder.file(file.name) as source:
             for start, end in stretches(len(rows), np.diff(rows) > near):
                 first, last = int(rows[start]), int(rows[end - 1])
                 data = source.read(len(file.header) + 8 * first, 8 * (last + 1 - first))
@@ -81,7 +81,7 @@ class _Files:
 class InOrder(_Files):
     """Takes rows of one part that follow each other."""
 
-    def __init__(self, folder: bytes, columns: Columns, parts: tuple[int, ...]) -> None:
+    def __init__(self, folder: Folder, columns: Columns, parts: tuple[int, ...]) -> None:
         super().__init__(folder, columns, parts)
         self._writers: dict[Spot, Writer] = {}
 

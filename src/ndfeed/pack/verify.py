@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from ndfeed.errors import ChecksumError, Error, MissingError, shown
 from ndfeed.files import system, write
+from ndfeed.files.folder import Folder, contents
 from ndfeed.formats.manifest import Column, Field, Manifest, Part
 from ndfeed.index.packed import REMEDY, check_header, folder_of, open_column, read_manifest
 from ndfeed.index.source import Name, spelled
 from ndfeed.pack import blocks
-from ndfeed.pack.journal import believed, contents
+from ndfeed.pack.journal import MOST_JOURNAL, believed
 from ndfeed.pack.work import JOURNAL, unfinished
 from ndfeed.progress import Bar
 
@@ -126,22 +127,31 @@ def verify(path: Name, *, threads: int | None = None, progress: bool = True) -> 
 
 def _refuse_unfinished(path: bytes) -> None:
     """Say of a pack that was not finished how far it is, and whether its journal is sound."""
-    for folder in unfinished(path):
-        journal = os.path.join(folder, JOURNAL)
-        data = contents(journal)
-        records, end = believed(data)
-        if end < len(data):
-            raise ChecksumError(
-                journal,
-                f"the journal of an unfinished pack is damaged from line {len(records) + 1} on; "
-                f"run the same pack again: what it notes from there on is done again",
-                end,
-            )
-        steps = f"{len(records):,} step{'s' * (len(records) != 1)} done"
+    found = unfinished(path)
+    if found is None:
+        return
+    place, seal = found
+    if seal is None:
         raise MissingError(
-            folder,
-            f"an unfinished pack, its journal sound with {steps}; run the same pack again to go on",
+            place,
+            "looks like an unfinished pack, but this user's ndfeed did not make it here; run the "
+            "pack again, and remove this if you know what it is",
         )
+    with Folder(place) as folder:
+        data = contents(folder, JOURNAL, MOST_JOURNAL) or b""
+    records, end = believed(data, seal)
+    if end < len(data):
+        raise ChecksumError(
+            os.path.join(place, JOURNAL),
+            f"the journal of an unfinished pack is damaged from line {len(records) + 1} on; "
+            f"run the same pack again: what it notes from there on is done again",
+            end,
+        )
+    steps = f"{len(records):,} step{'s' * (len(records) != 1)} done"
+    raise MissingError(
+        place,
+        f"an unfinished pack, its journal sound with {steps}; run the same pack again to go on",
+    )
 
 
 def _work(folder: bytes, manifest: Manifest) -> Iterator[_Work]:

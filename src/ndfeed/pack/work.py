@@ -1,29 +1,56 @@
 """The folder in which a dataset is made, beside the one in which it is to appear.
 
-    .packed.DIGEST.packing/     named for its target and plan
+    .packed.DIGEST-TAG.packing/   named for its target and plan
       owner                     locked by whoever works here, as long as that process lives
       plan, order, values       what is to be done
       journal                   what is done
+      moved                     parts that are being moved to the target (append)
       spool/, shapes.FIELD      what maps made of ragged fields
       data/                     what becomes the target
+
+TAG is made of plan and target with a key that only this user has, so nobody can prepare such a
+folder for others to go on with: one whose tag is wrong, or which does not belong to this user
+alone, is somebody else's. It is never gone on with, never written to, never removed. Where no key
+can be kept the tag is random: then nothing can be gone on with.
 
 A folder whose lock can be had belongs to nobody: with the same plan it is gone on with, with
 another it is removed. Where there are no locks it stays, since nobody can tell; two that work
 in one folder then write the same bytes to the same places.
 """
 
+import contextlib
 import hashlib
+import hmac
 import os
+import re
+import secrets
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Self
 
 from ndfeed.errors import ConflictError, MissingError
 from ndfeed.files import write
+from ndfeed.files.folder import PRIVATE, Folder, Layout, clear, is_private
+from ndfeed.files.secret import user_key
 from ndfeed.files.write import Lock
+from ndfeed.pack.journal import Seal
+from ndfeed.pack.moved import Moved
 
 OWNER, JOURNAL = b"owner", b"journal"
 _SUFFIX = b".packing"
 _TRIES = 100
-_LONGEST = 180
+_LONGEST = 170
+_SIGNED = re.compile(rb"([0-9a-f]{32})-([0-9a-f]{32})")
+
+_PART = Layout(re.compile(rb"[A-Za-z0-9_%-][A-Za-z0-9._%-]*\.npy"))
+_DATA = Layout(re.compile(rb"ndfeed\.json(\.new)?"), {re.compile(rb"[0-9]{5,}"): _PART})
+_SPOOL = Layout(re.compile(rb"[0-9]+\.[0-9]+(\.n)?"))
+LAYOUT = Layout(
+    re.compile(rb"owner|journal|(plan|order|values|moved|ndfeed\.json)(\.new)?|shapes\.[0-9]+"),
+    {re.compile(rb"data"): _DATA, re.compile(rb"spool"): _SPOOL},
+    last=OWNER,
+)
 
 
 class Work:
@@ -31,16 +58,31 @@ class Work:
 
     def __init__(self, target: bytes, digest: str) -> None:
         self.target = target
-        self.parent, name = os.path.split(target)
-        if len(name) > _LONGEST:
-            name = hashlib.sha256(name).hexdigest()[:32].encode()
-        self._prefix = b"." + name + b"."
-        self.folder = os.path.join(self.parent, self._prefix + digest.encode() + _SUFFIX)
+        self.parent, self.name = os.path.split(target)
+        self._names = _Names(target, user_key(make=True))
+        self._own = self._names.of(digest)
+        self.folder = os.path.join(self.parent, self._own)
+        self._stack = ExitStack()
         self._lock: Lock | None = None
+        self._inside: Folder | None = None
+        self._beside: Folder | None = None
 
-    def path(self, *names: bytes) -> bytes:
-        """A file of the folder."""
-        return os.path.join(self.folder, *names)
+    @property
+    def inside(self) -> Folder:
+        """The folder, open; within the context."""
+        assert self._inside is not None, "within the context alone"
+        return self._inside
+
+    @property
+    def beside(self) -> Folder:
+        """The folder of the target, open; within the context."""
+        assert self._beside is not None, "within the context alone"
+        return self._beside
+
+    @property
+    def seal(self) -> Seal:
+        """What lines of the journal are signed with."""
+        return self._names.seal(self._own)
 
     @property
     def begun(self) -> bool:
@@ -48,68 +90,171 @@ class Work:
         return write.present(self.folder)
 
     @property
+    def resumable(self) -> bool:
+        """Will the same call find the folder again?"""
+        return self._names.known
+
+    @property
     def alone(self) -> bool:
         """Is it certain that nobody else writes the target? Not where there are no locks."""
         return self._lock is not None and bool(self._lock.held)
 
     def __enter__(self) -> Self:
-        self._lock = _owned(self.folder, self.target)
+        with ExitStack() as stack:
+            self._beside = stack.enter_context(Folder(self.parent, followed=True))
+            entered = stack.enter_context(_owned(self._beside, self._own, self.target, new=True))
+            self._inside, self._lock = entered
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._lock is not None:
-            self._lock.release()
+        self._stack.close()
+        self._lock = None
 
     def leftovers(self) -> list[bytes]:
-        """Every folder of work for this target, of whatever plan."""
+        """The names of all our folders of work for this target, of whatever plan."""
+        return [name for name in self._names.alike() if self._names.genuine(name)]
+
+    def moved(self) -> Moved:
+        """The parts that earlier runs, of whatever plan, moved to the target."""
+        found = Moved()
+        with Folder(self.parent, followed=True) as beside:
+            for name in self.leftovers():
+                with contextlib.suppress(MissingError), beside.inner(name) as folder:
+                    if is_private(folder, beside):
+                        found |= Moved.read(folder, self._names.seal(name))
+        return found
+
+    def remove_others(self, kept: Callable[[], frozenset[str]]) -> None:
+        """Remove what is left of others who wrote the same target; refuse if one still does.
+
+        Parts that they moved to the target are removed too, but for those that are to be ``kept``.
+        """
+        for name in self.leftovers():
+            if name == self._own:
+                continue
+            try:
+                with _owned(self.beside, name, self.target, new=False) as (folder, lock):
+                    if lock.held:
+                        moved = Moved.read(folder, self._names.seal(name))
+                        moved.remove(self.beside, self.name, kept)
+                        clear(folder, LAYOUT)
+                        self.beside.remove_folder(name)
+            except MissingError:  # removed in between
+                continue
+
+    def remove(self) -> None:
+        """Remove the folder: nothing of it is needed any more."""
+        clear(self.inside, LAYOUT)
+        self.beside.remove_folder(self._own)
+
+    def warn(self) -> None:
+        """Say what cannot be gone on with: folders of others, or the one that is made now."""
+        for name in self._names.alike():
+            if not self._names.genuine(name):
+                warnings.warn(
+                    f"{os.fsdecode(os.path.join(self.parent, name))}: looks like an unfinished "
+                    f"pack, but this user's ndfeed did not make it here: it is left alone; "
+                    f"remove it if you know what it is",
+                    stacklevel=4,
+                )
+        if not self.resumable:
+            warnings.warn(
+                "no key can be kept in this user's cache folder: a pack that is interrupted begins "
+                "anew; make the folder writable for you alone",
+                stacklevel=4,
+            )
+
+
+class _Names:
+    """The names of folders of work for one target."""
+
+    def __init__(self, target: bytes, key: bytes | None) -> None:
+        self._parent, name = os.path.split(target)
+        self._target = os.path.join(os.path.realpath(self._parent), name)
+        if len(name) > _LONGEST:
+            name = hashlib.sha256(name).hexdigest()[:32].encode()
+        self._prefix = b"." + name + b"."
+        self.known = key is not None
+        self._key = key or secrets.token_bytes(32)
+
+    def _signature(self, purpose: bytes, text: bytes) -> bytes:
+        signed = b"\0".join([b"ndfeed pack", purpose, self._target, text])
+        return hmac.digest(self._key, signed, "sha256")[:16].hex().encode()
+
+    def of(self, digest: str) -> bytes:
+        """The name of the folder for a plan."""
+        tag = self._signature(b"folder", digest.encode())
+        return b"%s%s-%s%s" % (self._prefix, digest.encode(), tag, _SUFFIX)
+
+    def alike(self) -> list[bytes]:
+        """Every name that looks like one of ours."""
+        try:
+            with Folder(self._parent, followed=True) as folder:
+                names = folder.names()
+        except (MissingError, ConflictError):
+            return []
         begin, end = len(self._prefix), -len(_SUFFIX)
         return [
-            os.path.join(self.parent, name)
-            for name in write.names(self.parent)
+            name
+            for name in names
             if name.startswith(self._prefix)
             and name.endswith(_SUFFIX)
             # Else it belongs to a target whose name goes on with a dot.
             and b"." not in name[begin:end]
         ]
 
-    def remove_others(self) -> None:
-        """Remove what is left of others who wrote the same target; refuse if one still does."""
-        for folder in self.leftovers():
-            if folder == self.folder:
-                continue
-            lock = _owned(folder, self.target)
+    def genuine(self, name: bytes) -> bool:
+        """Did this user's ndfeed give that name?"""
+        found = _SIGNED.fullmatch(name[len(self._prefix) : -len(_SUFFIX)])
+        return found is not None and hmac.compare_digest(name, self.of(found[1].decode()))
+
+    def seal(self, name: bytes) -> Seal:
+        """What lines of the journal in a folder are signed with."""
+        return lambda text: self._signature(b"journal " + name, text)
+
+
+def unfinished(path: bytes) -> tuple[bytes, Seal | None] | None:
+    """The folder of work that is at ``path``, or for a target that is to be there.
+
+    With what its journal is signed with, or nothing if it is not this user's.
+    """
+    path = os.path.abspath(path)
+    parent, name = os.path.split(path)
+    if name.startswith(b".") and name.endswith(_SUFFIX) and write.present(path):
+        target = os.path.join(parent, name[1 : -len(_SUFFIX)].rpartition(b".")[0])
+    else:
+        target, name = path, b""
+    names = _Names(target, user_key(make=False))
+    found = [name] if name else names.alike()
+    found.sort(key=names.genuine, reverse=True)
+    for one in found:
+        seal = names.seal(one) if names.genuine(one) else None
+        return os.path.join(parent, one), seal
+    return None
+
+
+@contextmanager
+def _owned(
+    beside: Folder, name: bytes, target: bytes, *, new: bool
+) -> Iterator[tuple[Folder, Lock]]:
+    """A folder of work and its lock, within the context; with ``new`` it is made if need be."""
+    busy = ConflictError(target, "another process is writing it; wait for that, or end it")
+    for _ in range(_TRIES):
+        with beside.inner(name, new=new, mode=PRIVATE) as folder:
+            if not is_private(folder, beside):
+                raise ConflictError(
+                    folder.path,
+                    "named like our own, but it does not belong to this user alone; remove it",
+                )
             try:
-                if lock.held:
-                    write.remove_folder(folder, OWNER)
+                lock = Lock(folder.joined(OWNER), at=folder.fd, refused=busy)
+            except MissingError:  # removed in between
+                continue
+            try:
+                if lock.current():
+                    yield folder, lock
+                    return
             finally:
                 lock.release()
-
-    def remove(self) -> None:
-        """Remove the folder: nothing of it is needed any more."""
-        write.remove_folder(self.folder, OWNER)
-
-
-def unfinished(path: bytes) -> list[bytes]:
-    """The folders of work that are at ``path``, or for a target that is to be there."""
-    path = os.path.abspath(path)
-    if path.endswith(_SUFFIX) and write.present(os.path.join(path, OWNER)):
-        return [path]
-    return Work(path, "").leftovers()
-
-
-def _owned(folder: bytes, target: bytes) -> Lock:
-    """The lock of a folder, which is made if need be."""
-    for _ in range(_TRIES):
-        write.make_folder(folder)
-        try:
-            lock = Lock(os.path.join(folder, OWNER))
-        except MissingError:  # removed in between
-            continue
-        except ConflictError:
-            raise ConflictError(
-                target, "another process is writing it; wait for that, or end it"
-            ) from None
-        if lock.current():
-            return lock
-        lock.release()
     raise ConflictError(target, "others keep writing it; wait for them")
