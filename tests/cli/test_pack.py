@@ -10,8 +10,8 @@ import time
 
 import numpy as np
 import pytest
+from faults.seam import tree
 from pack import making
-from pack.faults import tree
 from pack.making import same, shuffled
 
 import ndfeed

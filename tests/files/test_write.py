@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from pack.faults import BROKEN, NO_SPACE, failing, shorter, system, tree
+from faults.seam import BROKEN, NO_SPACE, failing, shorter, system, tree
 
 from ndfeed.errors import ConflictError, DeniedError, MissingError, SpaceError, TargetError
 from ndfeed.files import write

@@ -13,8 +13,8 @@ from itertools import count
 
 import numpy as np
 import pytest
+from faults.seam import BROKEN, system, tree
 from pack import making
-from pack.faults import BROKEN, system, tree
 from pack.making import same
 
 import ndfeed

@@ -5,10 +5,10 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
+from faults.seam import tree
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from pack.faults import tree
 
 import ndfeed
 from ndfeed.pack.cast import cast

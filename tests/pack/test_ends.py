@@ -11,8 +11,8 @@ import numpy as np
 import packed_making
 import pytest
 from children import finish, run, start
+from faults.seam import BROKEN, system, tree
 from pack import making
-from pack.faults import BROKEN, system, tree
 from pack.making import same
 
 import ndfeed

@@ -7,8 +7,8 @@ import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
+from faults.seam import tree
 from pack import making
-from pack.faults import tree
 
 import ndfeed
 

@@ -4,8 +4,8 @@ import os
 
 import numpy as np
 import pytest
+from faults.seam import tree
 from pack import making
-from pack.faults import tree
 
 import ndfeed
 

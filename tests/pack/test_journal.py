@@ -7,10 +7,10 @@ import shutil
 from itertools import count
 
 import pytest
+from faults.seam import BROKEN, system, tree
 from hypothesis import given
 from hypothesis import strategies as st
 from pack import making
-from pack.faults import BROKEN, system, tree
 
 import ndfeed
 from ndfeed.files.folder import Folder

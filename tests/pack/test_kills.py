@@ -6,91 +6,16 @@ import random
 import shutil
 import signal
 import time
-from concurrent.futures import Executor, Future
 from itertools import count
 
 import numpy as np
 import pytest
+from faults.packs import Case
+from faults.seam import BROKEN, NO_SPACE, failing, forked, kill, shorter, system, tree
 from pack import making
-from pack.faults import BROKEN, NO_SPACE, failing, forked, kill, shorter, system, tree
 
 import ndfeed
 from ndfeed.files import write
-
-
-class AtOnce(Executor):
-    """An executor without threads: a forked child begins quickly, and does all in one order."""
-
-    _max_workers = 1
-
-    def submit(self, function, *args):
-        future = Future()
-        try:
-            future.set_result(function(*args))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it goes into the future
-            future.set_exception(error)
-        return future
-
-
-def fresh(folder):
-    ds = making.npz_of_samples(folder / "source", files=5).select("label", "volume")
-    return lambda target: ndfeed.pack(ds, target, rows_per_part=3, executor=AtOnce())
-
-
-def scattered(folder):
-    ds = making.npz_of_rows(folder / "source", files=3, rows=4).map(making.ragged)
-    return lambda target: ndfeed.pack(ds, target, shuffle=1, executor=AtOnce())
-
-
-def appended(folder):
-    ds = making.npz_of_rows(folder / "source", files=3, rows=4, compressed=False)
-    ndfeed.pack(ds.take(slice(0, 5)), folder / "base", workers=1)
-    return lambda target: ndfeed.pack(ds.take(slice(5, 12)), target, append=True, workers=1)
-
-
-CASES = {"fresh": fresh, "scattered": scattered, "appended": appended}
-
-
-class Case:
-    """A pack that can be repeated from the same beginning, and what it ends in."""
-
-    def __init__(self, name, folder):
-        self.folder = folder / "work"
-        self.target = self.folder / "packed"
-        self._pack = CASES[name](folder)
-        self._base = folder / "base" if (folder / "base").exists() else None
-        self.begin()
-        self.before = tree(self.folder)
-        self.run()
-        self.after = tree(self.folder)
-        self.sources = tree(folder / "source")
-        self._all = folder / "source"
-
-    def begin(self):
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir()
-        if self._base is not None:
-            shutil.copytree(self._base, self.target)
-
-    def run(self):
-        self._pack(self.target)
-
-    def is_whole_or_absent(self):
-        """As before, or as it should be: nothing between."""
-        manifest = self.target / "ndfeed.json"
-        now = manifest.read_bytes() if manifest.exists() else None
-        if now == self.before.get("packed/ndfeed.json"):
-            kept = {name: data for name, data in self.before.items() if name != "packed"}
-            assert kept.items() <= tree(self.folder).items()
-            return now is not None or not self.target.exists()
-        found = tree(self.folder)
-        return all(found.get(name, b"") == data for name, data in self.after.items())
-
-    def goes_on(self):
-        """The same again ends as if nothing had been, with nothing left over."""
-        self.run()
-        assert tree(self._all) == self.sources
-        return tree(self.folder) == self.after
 
 
 def raised(function):
@@ -102,7 +27,7 @@ def raised(function):
     return None
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=["fresh", "scattered", "appended"])
 def case(request, folder):
     return Case(request.param, folder)
 

@@ -21,8 +21,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import mutations
+from faults.seam import tree
 from pack import making
-from pack.faults import tree
 from pack.making import same
 
 import ndfeed

@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from faults.seam import tree
 from hard_arrays import each_hard_array
 from hypothesis import given
 from hypothesis import strategies as st
 from pack import making
-from pack.faults import tree
 from pack.making import same, shuffled
 
 import ndfeed

@@ -9,8 +9,8 @@ from itertools import count
 
 import numpy as np
 import pytest
+from faults.seam import forked, kill, system, tree
 from pack import making
-from pack.faults import forked, kill, system, tree
 
 import ndfeed
 

@@ -107,6 +107,9 @@ def _rows(job: Job, number: int, synced: bool) -> Record:
             store.sync()
         for spool in spools.values():
             spool.sync()
+        if spools:  # the names of new files too: the journal will speak of them
+            with job.folder.inner(SPOOL) as folder:
+                folder.sync()
     read = _checked(job, number, summing)
     return {"wrote": store.wrote(), "rows": end - start, "bytes": written, **read}
 
