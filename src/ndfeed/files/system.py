@@ -38,6 +38,8 @@ class Capabilities:
     pwrite: bool = hasattr(os, "pwrite")
     allocate: bool = hasattr(os, "posix_fallocate")
     lock: bool = hasattr(fcntl, "flock")
+    # Names looked up below an open folder, without following links.
+    beneath: bool = {os.open, os.unlink, os.rename} <= os.supports_dir_fd
 
 
 can = Capabilities()
