@@ -92,6 +92,27 @@ def a_pipe():
     os.mkfifo("pipe.npy")
 
 
+def a_maze():
+    """Folders of which each has two links to the next: more paths than anybody can walk."""
+    for level in range(22):
+        Path(f"maze/{level}").mkdir(parents=True)
+        for link in "ab":
+            Path(f"maze/{level}/{link}").symlink_to(f"../{level + 1}")
+    Path("maze/22").mkdir()
+
+
+def a_wide_layout():
+    """A JSON file beside a raw file that is not UTF-8."""
+    Path("x.bin").write_bytes(bytes(8))
+    Path("x.bin.json").write_bytes('{"dtype": "u2"}'.encode("utf-16-le"))
+
+
+def a_long_layout():
+    """A JSON file beside a raw file, far longer than a layout is."""
+    Path("x.bin").write_bytes(bytes(8))
+    Path("x.bin.json").write_text('{"dtype": "u2"}' + " " * 70_000, encoding="utf-8")
+
+
 def a_loop():
     Path("folder").mkdir()
     Path("folder/again").symlink_to("../folder")
@@ -340,6 +361,9 @@ STOPS = [
     ),
     opened(errors.SourceError, "something that is no file", a_pipe, "pipe.npy"),
     opened(errors.SourceError, "a folder that holds itself", a_loop, "folder"),
+    opened(errors.SourceError, "links that multiply each other", a_maze, "maze/0"),
+    opened(errors.FormatError, "a layout beside a raw file in UTF-16", a_wide_layout, "x.bin"),
+    opened(errors.LimitError, "a layout beside a raw file without end", a_long_layout, "x.bin"),
     opened(errors.MissingError, "a path with a slip", nothing, "trian/"),
     opened(errors.MissingError, "a pattern that nothing fits", nothing, "*.npz"),
     opened(errors.MissingError, "a folder without arrays", only_text, "folder"),

@@ -4,6 +4,7 @@ import glob
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from hypothesis import example, given
@@ -88,6 +89,58 @@ def test_two_links_to_one_folder_are_no_loop(tmp_path):
     (tmp_path / "c").symlink_to(tmp_path / "a")
 
     assert walked(tmp_path) == ["a/x", "b/x", "c/x"]
+
+
+def maze(root, levels, links=2):
+    """Folders of which each has some links to the next: ``links ** levels`` paths."""
+    for level in range(levels):
+        folder = root / f"level{level:05}"
+        folder.mkdir(parents=True)
+        for i in range(links):
+            (folder / f"to{i}").symlink_to(root / f"level{level + 1:05}")
+    (root / f"level{levels:05}").mkdir()
+    make(root / f"level{levels:05}", "x.npy")
+    return root / "level00000"
+
+
+def cost(walk):
+    """How many folders a search listed before it was refused."""
+    listed = []
+    with pytest.MonkeyPatch.context() as patch:
+        scandir = os.scandir
+        patch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
+        with pytest.raises(SourceError, match="links lead into the same folders again and again"):
+            walk()
+    return len(listed)
+
+
+@pytest.mark.parametrize(
+    "pattern", [None, "**/*.npy", "**/x/*.npy", "*/*/*/*/*/*/*/*/*/*/*/*/*/*/*"]
+)
+def test_links_that_multiply_paths_are_refused(tmp_path, pattern):
+    """22 folders with two links each to the next make two million paths."""
+    root = maze(tmp_path, 22)
+
+    assert cost(lambda: walked(root) if pattern is None else matched(root, pattern)) < 20_000
+
+
+def test_the_cost_of_a_maze_grows_with_its_size(tmp_path, monkeypatch):
+    """Four times the links, four times the work; there are a million times as many paths."""
+    monkeypatch.setattr(tree, "_ALWAYS", 100)
+    roots = [maze(tmp_path / str(links), 10, links) for links in (10, 40)]
+    small, large = (cost(partial(walked, root)) for root in roots)
+
+    assert large < 6 * small
+
+
+def test_many_links_to_one_folder_are_a_way_to_weigh_it(tmp_path):
+    """Rare samples are drawn more often so; a hundred times is no maze."""
+    make(tmp_path, "pool/x", "pool/deep/y")
+    (tmp_path / "train").mkdir()
+    for i in range(100):
+        (tmp_path / "train" / f"{i}").symlink_to(tmp_path / "pool")
+
+    assert len(walked(tmp_path / "train")) == 200
 
 
 def test_a_link_to_itself_is_left_for_opening(tmp_path):

@@ -2,17 +2,19 @@
 
 import gzip
 import json
+from itertools import chain
 
 import ml_dtypes
 import numpy as np
 import pytest
 from formats.reading import same
-from hostile import assert_harmless, contained, damaged
+from hostile import assert_harmless, contained, damaged, watch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mutations import binaries, json_texts
 
 import ndfeed
-from ndfeed.errors import FormatError, UnsupportedError
+from ndfeed.errors import FormatError, LimitError, UnsupportedError
 from ndfeed.formats import raw
 
 FEW = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -232,6 +234,11 @@ def test_dtypes_that_no_element_has(write, dtype):
         "[" * 60_000,
         '{"dtype": "u2", "more": "' + "x" * 70_000 + '"}',
         "\ud800",
+        '{"dtype": "u2", "shape": [4611686018427387904], "offset": 48}',
+        '{"dtype": "<U1000000", "shape": [4611686018427387904], "offset": 48}',
+        '{"dtype": "u1", "shape": [4294967296, 4294967296], "offset": 48}',
+        '{"dtype": "u2", "shape": ' + "9" * 5000 + "}",
+        '{"dtype": "u2", "shape": [' + "[" * 500 + "]" * 500 + "]}",
     ],
 )
 def test_layouts_that_are_none(write, text):
@@ -242,6 +249,86 @@ def test_layouts_that_are_none(write, text):
     with pytest.raises(FormatError, match=r"x\.bin\.json: ") as caught:
         ndfeed.open(path)
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("mark", "before", "behind"),
+    [(b"\xff\xfe", 0, 1), (b"", 0, 1), (b"\xfe\xff", 1, 0), (b"\xff\xfe\0\0", 0, 3), (b"", 3, 0)],
+    ids=["UTF-16", "UTF-16-LE", "UTF-16-BE", "UTF-32", "UTF-32-BE"],
+)
+def test_layouts_are_utf_8(write, mark, before, behind):
+    """Anything else would import what decodes it, chosen by the file: the watch would see it."""
+    path = write()
+    wide = b"".join(bytes(before) + bytes([c]) + bytes(behind) for c in b'{"dtype": "u2"}')
+    path.with_name("x.bin.json").write_bytes(mark + wide)
+
+    with watch(path, f"{path}.json"), pytest.raises(FormatError, match=r"x\.bin\.json: "):
+        ndfeed.open(path, cache=False)
+
+
+def test_a_byte_order_mark_does_no_harm(write):
+    """Some editors put one before UTF-8."""
+    path = write()
+    path.with_name("x.bin.json").write_bytes(b'\xef\xbb\xbf{"dtype": "uint16"}')
+
+    assert same(contained(path), {"data": TOKENS})
+
+
+def test_a_layout_that_is_too_long_is_not_read(write):
+    """The message says how long it is: cutting it short would only make it no JSON."""
+    path = write(beside='{"dtype": "uint16"}' + " " * 70_000)
+
+    with pytest.raises(LimitError, match=r"x\.bin\.json: at most 65536 bytes.*found 70019"):
+        ndfeed.open(path)
+
+
+def meant(text):
+    """What a layout says, as NumPy alone reads the tokens by it; ``None`` if NumPy cannot."""
+    found = json.loads(text.removeprefix(b"\xef\xbb\xbf").decode())
+    shape = found.get("shape", ())
+    try:
+        dtype = np.dtype(getattr(ml_dtypes, found["dtype"], found["dtype"]))
+        offset = found.get("offset", 0)
+        values = np.frombuffer(TOKENS.tobytes(), np.uint8)[offset:].view(dtype)
+        values = values.reshape(-1, *([shape] if isinstance(shape, int) else shape))
+        return values.astype(dtype.newbyteorder("="))
+    except (TypeError, ValueError):
+        return None
+
+
+LAYOUTS = [
+    {"dtype": "uint16", "shape": [2, 3], "offset": 12},
+    {"dtype": "<M8[25s]", "more": {"text": "x", "list": [1, 2]}},
+    {"dtype": "bfloat16", "shape": 4},
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["dtype"])
+def test_ten_thousand_edited_layouts(tmp_path, layout):
+    """Each is refused by one of our errors, or read just as it says."""
+    path = tmp_path / "x.bin"
+    path.write_bytes(TOKENS.tobytes())
+    beside = path.with_name("x.bin.json")
+    text = json.dumps(layout).encode()
+    read = {}
+    problems = []
+    for edited in chain(json_texts(layout, 2500), binaries(text, 900)):
+        beside.write_bytes(edited)
+        try:
+            with watch(path, beside):
+                found = raw.beside(bytes(path))
+        except FormatError as error:
+            problems.append(str(error))
+            continue
+        if found not in read:
+            read[found] = contained(path), meant(edited)
+
+    assert all(problem.startswith(f"{beside}: ") and len(problem) < 1000 for problem in problems)
+    alike = [
+        same(got, {"data": wanted}) for got, wanted in read.values() if got and wanted is not None
+    ]
+    assert len(alike) > 5
+    assert all(alike)
 
 
 def test_layout_that_is_a_folder(write):

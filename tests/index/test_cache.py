@@ -16,12 +16,15 @@ from children import AS_NOBODY, finish, folder_for_all, run, start
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from index.forging import signed, with_columns
 from index.lists import same
 
 import ndfeed
 from ndfeed.files import publish
+from ndfeed.files.tree import Folders
 from ndfeed.index import cache, codec
 from ndfeed.index.open import open_table
+from ndfeed.index.source import spelled
 
 COUNT = 12
 
@@ -541,3 +544,222 @@ def test_the_cache_is_where_the_environment_says(tmp_path, folder, monkeypatch):
     assert len(kept(tmp_path)) == 1
     assert len(os.listdir(tmp_path / "other" / "ndfeed" / "index")) == 1
     assert publish.cache_folder() == os.fsencode(tmp_path / "other" / "ndfeed")
+
+
+def forge(tmp_path, **columns):
+    """Put other columns into the only cache, and sign it as this user."""
+    (path,) = kept(tmp_path)
+    path.write_bytes(signed(path, with_columns(path.read_bytes(), **columns)))
+
+
+def put(at, value):
+    """A change of a column: one number of it."""
+
+    def change(column):
+        column.reshape(-1)[at] = value
+
+    return change
+
+
+def cut(column):
+    return column[:-1]
+
+
+FORGERIES = {
+    "a dtype that divides by zero": {"dtypes": lambda _: ("M8[s/0]",)},
+    "a dtype by another name": {"dtypes": lambda _: ("float32",)},
+    "a dtype of objects": {"dtypes": lambda _: ("|O",)},
+    "a dtype that is wider": {"dtypes": lambda _: ("<f8",)},
+    "an offset before the file": {"offset": put(3, -4096)},
+    "an offset behind the file": {"offset": put(3, 1 << 40)},
+    "an offset that overflows": {"offset": put(3, (1 << 63) - 1)},
+    "a skip below zero": {"skip": put(3, -1)},
+    "a skip behind the end": {"skip": put(3, 1 << 62)},
+    "a length beyond the file": {"length": put(3, 1 << 20)},
+    "a length below zero": {"length": put(3, -1)},
+    "a decoded length of raw bytes": {"decoded": put(3, 12)},
+    "an unknown coding": {"coding": put(3, 200)},
+    "a coding that needs a checksum": {"coding": put(3, 1)},
+    "a number in the index, with an axis": {"coding": put(3, 3)},
+    "text of another length": {"coding": put(3, 4)},
+    "a checksum of more bits": {"crc": put(3, 1 << 40)},
+    "a file that is not there": {"file": put(11, 12)},
+    "files out of order": {"file": put(3, 9)},
+    "a name that is not there": {"name": put(3, 1)},
+    "a name below zero": {"name": put(3, -1)},
+    "a name that nobody has": {"names": lambda old: (*old, "more")},
+    "a dtype that is not there": {"dtype": put(3, 7)},
+    "a shape that is not there": {"shape": put(3, 7)},
+    "strides of another rank": {"dims": lambda _: np.array([[1, 3, 0], [2, 1, 1]]),
+                                "strides": put(3, 1)},
+    "strides beyond the end": {"dims": lambda _: np.array([[1, 3], [1, 1 << 40]]),
+                               "strides": put(3, 1)},
+    "strides that overflow": {"dims": lambda _: np.array([[1, 3], [1, (1 << 63) - 1]]),
+                              "strides": put(3, 1)},
+    "a length that overflows": {"dims": put(1, (1 << 63) - 1)},
+    "lengths that overflow": {"dims": lambda _: np.array([[2, 1 << 32, 1 << 32]])},
+    "an empty shape that overflows": {"dims": lambda _: np.array([[3, 0, 1 << 32, 1 << 32]])},
+    "more rows than there are": {"dims": put(1, 4)},
+    "a length below zero in a shape": {"dims": put(1, -3)},
+    "a rank beyond the row": {"dims": put(0, 2)},
+    "a rank below zero": {"dims": put(0, -1)},
+    "paths that overlap": {"path_ends": put(3, 5)},
+    "paths that end elsewhere": {"path_ends": put(12, 1000)},
+    "paths before the beginning": {"path_ends": put(0, -1)},
+    "a path with a zero": {"path_bytes": put(3, 0)},
+    "another folder": {"base": lambda _: b"/etc/"},
+    "a folder above": {"base": lambda old: old + b"../"},
+    "a path that leads upwards": {"path_bytes": lambda old: np.concatenate([
+        np.frombuffer(b"../x/0.npy", np.uint8), old[5:]]),
+        "path_ends": lambda old: np.concatenate([[0], old[1:] + 5])},
+    "a size below zero": {"identity": put(2, -1)},
+    "an unknown format": {"format": put(3, 6)},
+    "formats by other names": {"formats": lambda old: old[::-1]},
+    "too few formats": {"format": cut},
+    "too few files": {"identity": cut},
+    "too few offsets": {"offset": cut},
+    "no files": {"identity": lambda old: old[:0], "format": lambda old: old[:0],
+                 "path_ends": lambda old: old[:1], "path_bytes": lambda old: old[:0],
+                 **{name: lambda old: old[:0] for name in (
+                     "file", "name", "dtype", "shape", "strides", "offset", "length", "skip",
+                     "decoded", "crc", "coding")}, "names": lambda _: (), "dtypes": lambda _: ()},
+    "a remark on no file": {"notes": lambda _: ((12, "x"),), "remarked": lambda _: 1},
+    "a remark that paints the terminal": {"notes": lambda _: ((1, "\x1b[31m"),),
+                                          "remarked": lambda _: 1},
+    "a digest of a packed dataset": {"digest": lambda _: "0" * 64},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_signed_cache_is_still_checked(tmp_path, folder, forgery):
+    """Number by number: no process dies of it, and no byte comes from outside the files."""
+    values(folder)
+    forge(tmp_path, **FORGERIES[forgery])
+    (message,) = warned(folder)
+
+    assert "passed over and built again" in message
+    assert warned(folder) == []
+
+
+def test_a_forged_dtype_does_not_end_the_process(tmp_path, folder):
+    """NumPy divides by the zero in it, and that is a signal and no exception."""
+    values(folder)
+    forge(tmp_path, dtypes=lambda _: ("M8[s/0]",))
+    code = """
+    import warnings
+    warnings.simplefilter("ignore")
+    print(len(ndfeed.open(args[0], sample="file")))
+    """
+
+    assert run(code, folder).strip() == str(COUNT)
+
+
+def test_bytes_kept_as_text_may_be_shorter_than_a_cache_says(tmp_path):
+    """How long they are, only reading them tells: then it is one of our errors."""
+    torch = pytest.importorskip("torch")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for i in range(3):
+        torch.save({"x": np.arange(i, 200 + i, dtype=np.uint8)}, folder / f"{i}.pt")
+    settle()
+    assert ndfeed.open(folder, sample="file")[1]["x"].tolist() == list(range(1, 201))
+    forge(tmp_path, length=lambda old: old - 2)
+
+    with pytest.raises(ndfeed.FormatError, match=r"1\.pt at byte .*: bytes kept as text"):
+        ndfeed.open(folder, sample="file")[1]
+
+
+def test_a_cache_of_another_source_is_not_believed(tmp_path, folder):
+    """Renamed by somebody who may: its signature is over its name too."""
+    other = tmp_path / "other"
+    other.mkdir()
+    for i in range(COUNT):
+        save(other / f"{i}.npy", 100 + i)
+    settle()
+    values(folder)
+    (mine,) = kept(tmp_path)
+    values(other)
+    (theirs,) = set(kept(tmp_path)) - {mine}
+    mine.write_bytes(theirs.read_bytes())
+
+    assert len(warned(folder)) == 1
+    assert warned(folder) == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "pattern", "list", "mixed"])
+def test_a_signed_cache_leads_only_where_its_source_does(tmp_path, folder, kind):
+    """Even under its own name: the paths must be such as the source names."""
+    other = tmp_path / "other"
+    other.mkdir()
+    save(other / "0.npy", 666)
+    inner = folder / "inner"
+    inner.mkdir()
+    (folder / "0.npy").rename(inner / "0.npy")
+    settle()
+    source = {
+        "folder": inner,
+        "pattern": os.path.join(inner, "*.npy"),
+        "list": [inner / "0.npy", folder / "1.npy"],
+        "mixed": [inner, folder / "1.npy"],
+    }[kind]
+    spellings = spelled(source)
+    table = open_table(source, cached=False).table
+    path = cache.place(spellings, None)
+    there = open_table([other / "0.npy", folder / "1.npy"][: table.files], cached=False).table
+
+    cache.save(path, cache.Kept(table, cache.now(), Folders()))
+    assert cache.load(path, spellings) is not None
+    cache.save(path, cache.Kept(there, cache.now(), Folders()))
+    with pytest.warns(RuntimeWarning, match="the source does not lead to"):
+        assert cache.load(path, spellings) is None
+
+
+def test_an_index_folder_that_is_a_link(tmp_path, folder):
+    """What it leads to is somebody's data: neither read nor pruned nor written to."""
+    precious = tmp_path / "precious"
+    precious.mkdir(mode=0o700)
+    names = [f"{i:032x}" for i in range(300)]
+    for name in names:
+        (precious / name).write_text("precious")
+    (tmp_path / "cache" / "ndfeed").mkdir(parents=True)
+    (tmp_path / "cache" / "ndfeed" / "index").symlink_to(precious)
+    (message,) = warned(folder)
+
+    assert "the index is not kept for the next time" in message
+    assert sorted(os.listdir(precious)) == names
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_cache_that_others_may_write_to_is_not_believed(tmp_path, folder, what):
+    """A planted one would redirect every read."""
+    values(folder)
+    (path,) = kept(tmp_path)
+    place = path if what == "file" else path.parent
+    place.chmod(0o666 if what == "file" else 0o777)
+    (message,) = warned(folder)
+
+    assert "nobody else can write to" in message
+    assert len(warned(folder)) == (0 if what == "file" else 1)  # a file is written anew
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_cache_that_another_user_planted_is_not_believed(tmp_path, folder):
+    """In a folder that several users share, or that was theirs before."""
+    values(folder)
+    (path,) = kept(tmp_path)
+    forged = with_columns(path.read_bytes(), base=lambda _: b"/elsewhere/")
+    path.write_bytes(signed(path, forged))
+    os.chown(path, 65534, 65534)
+    (message,) = warned(folder)
+
+    assert "belongs to this user" in message
+    assert warned(folder) == []
+
+
+def test_caches_signed_with_a_lost_key_are_built_again(tmp_path, folder):
+    """Whoever removes the key, or copies the folder without it, loses nothing else."""
+    values(folder)
+    (tmp_path / "cache" / "ndfeed" / "private" / "key").unlink()
+
+    assert len(warned(folder)) == 1
+    assert warned(folder) == []

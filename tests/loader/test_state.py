@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader.making import assert_same, compressed, epoch_of, made, noisy, numbers, rows_of
+from mutations import json_texts
 
 import ndfeed
 
@@ -332,6 +333,74 @@ def test_a_damaged_state_is_refused_or_means_something(small, changes):
         assert json.loads(json.dumps(left)) == left
         assert sum(len(batch["n"]) for batch in loader) == 30 - left["samples"]
         loader.epoch = loader.epoch  # what was loaded can also be set
+
+
+def deep(levels):
+    """Lists in lists, deeper than ``repr`` can go."""
+    made = []
+    for _ in range(levels):
+        made = [made]
+    return made
+
+
+HOSTILE = {
+    "an array for a version": {"version": np.array([1, 1])},
+    "true for a version": {"version": True},
+    "a number with a point": {"version": 1.0},
+    "a deep version": {"version": deep(100_000)},
+    "an immense version": {"version": 10**5000},
+    "a deep epoch": {"epoch": deep(100_000)},
+    "an array of samples": {"samples": np.arange(3)},
+    "true samples": {"samples": True},
+    "an array in the order": {"order": {"kind": np.array(["exact", "exact"])}},
+    "a list in the order": {"order": {"kind": deep(100_000)}},
+    "true in the order": {"order": {"kind": "blocks", "rows": True, "window": 4}},
+    "a long order": {"order": {str(i): i for i in range(10_000)}},
+    "an immense number in the order": {"order": {"kind": "blocks", "rows": 10**5000}},
+    "a long text in the order": {"order": {"kind": "x" * 1_000_000}},
+    "no text for a name in the order": {"order": {1: 1}},
+    "an empty order": {"order": {}},
+    "long data": {"data": "x" * 1_000_000},
+    "half a character": {"data": "\ud800"},
+    "data that paints the terminal": {"data": "\x1b[31m"},
+    "immense rows": {"rows": 2**255},
+}
+
+
+@pytest.mark.parametrize("damage", HOSTILE)
+def test_a_hostile_state_is_refused_in_one_short_line(ds, damage):
+    """It comes out of a checkpoint, which may come from anywhere: no other error, no flood."""
+    with ndfeed.loader(ds, 6, shuffle=ndfeed.Blocks(rows=1, window=4)) as loader:
+        with pytest.raises(ndfeed.ResumeError, match="state") as caught:
+            loader.load_state_dict({**loader.state_dict(), **HOSTILE[damage]})
+
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 1000
+
+
+def test_ten_thousand_edited_states(small):
+    """Each is refused, or is a place in the same order of the same data."""
+    with ndfeed.loader(small, 7, shuffle=True, threads=1) as loader:
+        sound = {**loader.state_dict(), "epoch": 3, "samples": 14}
+        taken = longest = 0
+        for text in json_texts(sound, 10_000):
+            edited = None
+            with contextlib.suppress(ValueError, RecursionError):  # no JSON: not for us to read
+                edited = json.loads(text)
+            try:
+                loader.load_state_dict(edited)
+            except ndfeed.ResumeError as error:
+                longest = max(longest, len(str(error)))
+                continue
+            assert loader.state_dict() == {name: edited[name] for name in sound}
+            assert all(edited[name] == sound[name] for name in ("order", "rows", "data"))
+            assert 0 <= edited["samples"] <= sound["rows"]
+            taken += 1
+
+        assert taken > 500
+        assert longest < 1000
+        left = 30 - loader.state_dict()["samples"]
+        assert sum(len(batch["n"]) for batch in loader) == left
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,8 @@ def test_a_state_of_other_data_is_refused(ds):
         late.load_state_dict(saved)
     with pytest.raises(ndfeed.ResumeError, match="no JSON"):
         late.deserialize("{")
+    with pytest.raises(ndfeed.ResumeError, match="no JSON"):
+        late.deserialize("[" * 100_000)
 
 
 def test_a_state_needs_its_one_dataset(ds):

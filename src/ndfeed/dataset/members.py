@@ -18,7 +18,7 @@ from ndfeed.files.file import File
 from ndfeed.formats import inflate
 from ndfeed.formats.array import DEFLATE, INLINE, LATIN1, RAW
 from ndfeed.formats.types import EXTENDED, delivered
-from ndfeed.index.table import Ints
+from ndfeed.index.table import Ints, Table
 
 Bytes = NDArray[np.uint8]
 Key = tuple[int, int, int]  # a table, a file of it, and where a stream begins in that
@@ -54,7 +54,7 @@ def decode(file: File, column: Column, part: int) -> Bytes:
     offset, length = int(table.offset[array]), int(table.length[array])
     coding = int(table.coding[array])
     if coding == LATIN1:
-        return np.frombuffer(_from_text(file, offset, length), np.uint8)
+        return np.frombuffer(_from_text(file, table, array), np.uint8)
     size = length if coding == RAW else int(table.decoded[array])
     out = np.empty(size, np.uint8)
     if coding == RAW:
@@ -78,7 +78,7 @@ def decode_into(
     if skip is None:
         skip = int(table.skip[array])
     if coding == LATIN1:
-        out[:] = memoryview(_from_text(file, offset, length))[skip : skip + len(out)]
+        out[:] = memoryview(_from_text(file, table, array))[skip : skip + len(out)]
     elif coding == DEFLATE and length <= _AT_ONCE and size <= _AT_ONCE:
         inflate.whole(file.path, file.read(offset, length), size, skip, out, crc)
     else:
@@ -106,11 +106,15 @@ def verify(columns: Sequence[Column]) -> None:
             raise inflate.checksum_error(file.path, wanted, found)
 
 
-def _from_text(file: File, offset: int, length: int) -> bytes:
+def _from_text(file: File, table: Table, array: int) -> bytes:
+    offset = int(table.offset[array])
     try:
-        return file.read(offset, length).decode("utf-8").encode("latin-1")
+        found = file.read(offset, int(table.length[array])).decode("utf-8").encode("latin-1")
     except UnicodeError:
         raise FormatError(file.path, "bytes kept as text are damaged", offset) from None
+    if len(found) != table.decoded[array]:
+        raise FormatError(file.path, "bytes kept as text have another length", offset)
+    return found
 
 
 class Decoded:

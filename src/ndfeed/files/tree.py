@@ -2,6 +2,10 @@
 
 A folder's own files come before those of the folders in it. Names that begin with a dot are
 left out, unless a pattern begins with one itself.
+
+A folder that several links lead to is listed once for each path. Links among links can make more
+paths than anybody has time for (22 folders with two links each to the next have two million), so
+the work is bounded by what is there: ``_MOST_TIMES`` the names in all folders, each counted once.
 """
 
 import fnmatch
@@ -19,6 +23,8 @@ from ndfeed.files.paths import Paths
 _DIGITS = re.compile(rb"[0-9]+")
 _MAGIC = re.compile(rb"[*?\[]")
 _FACTS = 3
+# How often the names in all folders may be listed, and how many names may be in any case.
+_MOST_TIMES, _ALWAYS = 32, 20_000
 
 
 class Folders:
@@ -30,6 +36,21 @@ class Folders:
     def __init__(self, paths: Iterable[bytes] = (), facts: Iterable[int] = ()) -> None:
         self.paths = Paths(paths)
         self.facts = array("q", facts)
+        self._seen: set[tuple[int, int]] = set()
+        self._there = self._listed = 0
+
+    def count(self, path: bytes, own: tuple[int, int], names: int) -> None:
+        """Count the names that listing a folder gave; refuse where links multiply them."""
+        self._listed += 1 + names
+        if own not in self._seen:
+            self._seen.add(own)
+            self._there += 1 + names
+        if self._listed > max(_MOST_TIMES * self._there, _ALWAYS):
+            raise SourceError(
+                path,
+                f"links lead into the same folders again and again: {self._listed:,} names listed "
+                f"where there are {self._there:,}; remove links, or give a list of folders",
+            )
 
     def add(self, path: bytes, status: os.stat_result) -> tuple[int, int]:
         """Note a folder before it is listed; gives its device and inode."""
@@ -204,6 +225,7 @@ def _listed(path: bytes, noted: Folders, *, hidden: bool = False) -> _Listing:
                     (folders if _is_folder(entry) else files).append(entry.name)
     except OSError as error:
         refuse(path, error)
+    noted.count(path, own, len(files) + len(folders))
     for names in (files, folders):
         names.sort()  # the order of names that are equal as numbers
         names.sort(key=natural)

@@ -13,12 +13,13 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ndfeed.errors import FormatError, MissingError, shown
+from ndfeed.errors import FormatError, LimitError, MissingError, shown
 from ndfeed.files.file import File
 from ndfeed.formats.array import MOST_BYTES, MOST_DIMENSIONS, Array, Description
 from ndfeed.formats.types import canonical, itemsize, named
 
 _MOST_JSON = 64 * 1024
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors put it before UTF-8
 SUFFIXES = (b".bin", b".dat", b".raw", b".memmap")
 
 
@@ -32,7 +33,8 @@ class Layout(NamedTuple):
 
 def layout(dtype: object, shape: object = ()) -> Layout:
     """A checked layout from what a caller wrote."""
-    return Layout(named(dtype), _checked_shape(shape))
+    name = named(dtype)
+    return Layout(name, _checked_shape(shape, itemsize(name)))
 
 
 def describe(file: File, given: Layout) -> Description:
@@ -55,15 +57,28 @@ def beside(path: bytes) -> Layout | None:
     name = path + b".json"
     try:
         with File(name) as file:
-            text = file.read(0, min(file.size, _MOST_JSON))
+            if file.size > _MOST_JSON:
+                problem = f"at most {_MOST_JSON} bytes of JSON expected, found {file.size}"
+                raise LimitError(name, problem)
+            text = file.read(0, file.size)
     except MissingError:
         return None
     try:
-        return _from_json(json.loads(text))
+        return _from_json(json.loads(_decoded(text)))
     except (ValueError, RecursionError) as error:
         raise FormatError(
             name, f'{{"dtype": text, "shape": [n, …]}} expected: {shown(str(error)[:200])}'
         ) from None
+
+
+def _decoded(text: bytes) -> str:
+    """The text of a JSON file. Of bytes, json would guess the encoding and import its decoder."""
+    try:
+        if b"\0" not in text:  # in UTF-16 and UTF-32, every other byte is
+            return text.removeprefix(_BYTE_ORDER_MARK).decode("utf-8")
+    except UnicodeDecodeError:
+        pass
+    raise ValueError("the file must be UTF-8 text")
 
 
 def _from_json(value: object) -> Layout:
@@ -72,17 +87,18 @@ def _from_json(value: object) -> Layout:
     offset = value.get("offset", 0)
     if type(offset) is not int or not 0 <= offset < MOST_BYTES:
         raise ValueError(f"offset must be a whole number from 0 up, got {offset!r:.80}")
-    shape = value.get("shape", ())
-    return Layout(canonical(value["dtype"]), _checked_shape(shape), offset)
+    dtype = canonical(value["dtype"])
+    return Layout(dtype, _checked_shape(value.get("shape", ()), itemsize(dtype)), offset)
 
 
-def _checked_shape(shape: object) -> tuple[int, ...]:
+def _checked_shape(shape: object, size: int) -> tuple[int, ...]:
+    """The shape of a sample whose elements have ``size`` bytes each."""
     dims = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     for n in dims:
         if type(n) is not int or n < 1:
             raise ValueError(f"shape must be positive whole numbers, got {shape!r:.80}")
     if len(dims) >= MOST_DIMENSIONS:
         raise ValueError(f"shape must have under {MOST_DIMENSIONS} dimensions, got {len(dims)}")
-    if math.prod(dims) >= MOST_BYTES:
-        raise ValueError(f"shape must have fewer than 2**63 elements, got {shape!r:.80}")
+    if size * math.prod(dims) >= MOST_BYTES:
+        raise ValueError(f"shape must have fewer than 2**63 bytes, got {shape!r:.80}")
     return dims

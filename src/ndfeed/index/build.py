@@ -25,8 +25,8 @@ _FIRST = 128
 _CHUNK = 1024
 _THREADS = 16
 _WAITS_PER_FILE = 0.25  # above this it is the disk that takes the time
-_FORMATS = ("npy", "npz", "npy.gz", "pt", "safetensors", "raw", "memory")
-RAW = _FORMATS.index("raw")
+FORMATS = ("npy", "npz", "npy.gz", "pt", "safetensors", "raw", "memory")
+RAW = FORMATS.index("raw")
 
 
 class Chunk:
@@ -50,7 +50,7 @@ class Chunk:
         number = len(self.paths)
         self.paths.append(file.path)
         self.identity.append((*Identity.of(status), status.st_ctime_ns))
-        self.format.append(_FORMATS.index(found.format))
+        self.format.append(FORMATS.index(found.format))
         for array in found.arrays:
             self.arrays.append(self._row(number, array))
         for note in found.notes:
@@ -88,7 +88,7 @@ class Chunk:
             "path_ends": path_ends,
             "identity": np.array(self.identity, np.int64).reshape(-1, 5),
             "format": np.array(self.format, np.uint8),
-            "formats": _FORMATS,
+            "formats": FORMATS,
             "file": arrays[:, 0].astype(np.int32),
             "name": arrays[:, 1].astype(np.int32),
             "dtype": arrays[:, 2].astype(np.int32),

@@ -8,27 +8,32 @@ that the file may have changed within the same tick counts as a difference, and 
 file that is described by a JSON beside it, since that may have changed alone.
 
 A cache is a convenience: one that is damaged, foreign, or cannot be written is passed over
-with a warning. It is JSON and numbers, never anything that runs.
+with a warning. It is JSON and numbers, never anything that runs. It is believed in three steps:
+the folder and the file belong to this user and nobody else can write to them; the last 32 bytes
+sign the rest and the file's name with a key that only this user can read; and every number is
+checked (``validate``), so that even a forged signature leads nowhere but into the source's files.
 """
 
 import hashlib
+import hmac
 import os
 import time
 import warnings
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Iterator
+from itertools import chain, islice, pairwise
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.errors import Error
-from ndfeed.files import publish
-from ndfeed.files.file import File
+from ndfeed.errors import shown
+from ndfeed.files import publish, system
 from ndfeed.files.paths import Paths
 from ndfeed.files.tree import Folders
 from ndfeed.formats.raw import Layout
-from ndfeed.index import codec
-from ndfeed.index.build import RAW
+from ndfeed.index import codec, validate
+from ndfeed.index.build import FORMATS, RAW
 from ndfeed.index.table import Ints, Table
 
 _CHECKED = 10_000
@@ -37,6 +42,8 @@ _KEPT, _KEPT_BYTES = 256, 2 << 30
 _AT_ONCE = 4096
 _ALL_BITS = (1 << 64) - 1
 _GONE = 0, 0, 1 << 63, 0, 0  # no file has that size
+_FACTS = attrgetter("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
+_SIGNATURE = 32
 
 
 class Kept(NamedTuple):
@@ -50,7 +57,7 @@ class Kept(NamedTuple):
 
 def place(spellings: Paths, layout: Layout | None) -> bytes:
     """The cache file for a source."""
-    digest = hashlib.sha256(repr((codec.VERSION, layout)).encode())
+    digest = hashlib.sha256(repr((codec.VERSION, "signed", layout)).encode())
     for part in (spellings.base, *spellings.text()):
         digest.update(part)
     return os.path.join(publish.cache_folder(), b"index", digest.hexdigest()[:32].encode())
@@ -66,38 +73,90 @@ def save(path: bytes, kept: Kept) -> None:
         "folder_facts": np.frombuffer(kept.folders.facts, np.int64),
     }
     try:
-        publish.publish(path, codec.encode(kept.table, extra))
+        publish.publish(path, _signed(path, codec.encode(kept.table, extra)))
         publish.keep_newest(os.path.dirname(path), _KEPT, _KEPT_BYTES)
     except OSError as error:
         warnings.warn(
             f"the index is not kept for the next time: {error.strerror or error}; make "
-            f"{os.fsdecode(publish.cache_folder())} writable or set XDG_CACHE_HOME",
+            f"{shown(publish.cache_folder())} writable for you alone, or set XDG_CACHE_HOME",
             RuntimeWarning,
             stacklevel=2,
         )
 
 
-def load(path: bytes) -> Kept | None:
-    """The table kept at ``path``, or nothing."""
+def _signed(path: bytes, pieces: list[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The pieces, and the signature behind them. The key is made last: the disk may be full."""
+    yield from pieces
+    yield _signature(publish.secret(make=True), path, pieces)
+
+
+def _signature(key: bytes, path: bytes, pieces: list[bytes | memoryview]) -> bytes:
+    """What only who has the key can say of these bytes under this name."""
+    signing = hmac.new(key, os.path.basename(path), "sha256")
+    for piece in pieces:
+        signing.update(piece)
+    return signing.digest()
+
+
+def load(path: bytes, spellings: Paths) -> Kept | None:
+    """The table kept at ``path`` for a source, or nothing."""
     try:
-        with File(path) as file:
-            data = file.read(0, file.size)
-    except FileNotFoundError:
+        folder = publish.Folder(os.path.dirname(path))
+    except OSError:  # not there, or not ours: ``save`` says so
         return None
-    except Error as error:
-        _warn_unusable(str(error))
-        return None
+    with folder:
+        try:
+            data, status = folder.read(os.path.basename(path), system.memory_bytes() // 2)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _warn_unusable(path, error)
+            return None
     try:
-        table, extra = codec.decode(data, checked=True)
-        ends = extra["folder_ends"].tolist()
-        text = extra["folder_bytes"].tobytes()
-        paths = (text[start:end] for start, end in pairwise(ends))
-        folders = Folders(paths, extra["folder_facts"].tolist())
-        return Kept(table, int(extra["built"]), folders, doubted=file.status.st_mtime_ns == 0)
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-        _warn_unusable(f"{os.fsdecode(path)}: {error}")
+        table, built, folders = _decoded(path, memoryview(data), spellings)
+    except (ValueError, RecursionError, MemoryError) as error:
+        _warn_unusable(path, error)
         publish.discard(path)
         return None
+    return Kept(table, built, folders, doubted=status.st_mtime_ns == 0)
+
+
+def _decoded(path: bytes, data: memoryview, spellings: Paths) -> tuple[Table, int, Folders]:
+    """What a cache says; ``ValueError`` unless this user signed it and every number is sound."""
+    body, signature = data[:-_SIGNATURE], data[-_SIGNATURE:]
+    try:
+        key = publish.secret()
+    except OSError:
+        raise ValueError("the key it was signed with is gone") from None
+    if not hmac.compare_digest(signature, _signature(key, path, [body])):
+        raise ValueError("it is damaged, or somebody else wrote it: the signature is wrong")
+    table, extra = codec.decode(body, checked=False)
+    if table.digest:
+        raise ValueError("it is the index of a packed dataset")
+    validate.check(table, FORMATS)
+    validate.check_source(table, spellings)
+    return table, *_extra(extra)
+
+
+def _extra(extra: dict[str, Any]) -> tuple[int, Folders]:
+    """When the table was begun, and the folders it was found in."""
+    if extra.keys() != {"built", "folder_bytes", "folder_ends", "folder_facts"}:
+        raise ValueError("the folders are missing")
+    built, text, ends, facts = extra.values()
+    if type(built) is not int or not 0 <= built < 1 << 63:
+        raise ValueError("the time of building is out of bounds")
+    kinds = [getattr(column, "dtype", None) for column in (text, ends, facts)]
+    if kinds != [np.dtype("u1"), np.dtype("<i8"), np.dtype("<i8")]:
+        raise ValueError("the folders are malformed")
+    if not len(ends) or len(facts) != 3 * (len(ends) - 1):
+        raise ValueError("the folders differ in number")
+    if ends[0] != 0 or ends[-1] != len(text) or (ends[1:] <= ends[:-1]).any():
+        raise ValueError("the folders overlap")
+    names = text.tobytes()
+    if b"\0" in names:
+        raise ValueError("a folder with a zero byte")
+    paths = (names[start:end] for start, end in pairwise(ends.tolist()))
+    return built, Folders(paths, facts.tolist())
 
 
 def doubt(table: Table) -> None:
@@ -131,22 +190,26 @@ def _uncertain(kept: Kept, layout: Layout | None) -> NDArray[np.bool_]:
 def _differ(table: Table, files: Ints) -> NDArray[np.bool_]:
     """For each file: is it missing or not what it was?"""
     differ = np.zeros(len(files), bool)
+    every = table.paths_of(files)
     for start in range(0, len(files), _AT_ONCE):
         some = files[start : start + _AT_ONCE]
-        found = [_facts(path) for path in table.paths_of(some)]
-        # Unsigned as the system has them, then the signed numbers of the same bits.
-        same = np.array(found, np.uint64).view(np.int64) == table.identity[some]
+        paths = list(islice(every, len(some)))
+        try:
+            found = chain.from_iterable(map(_FACTS, map(os.stat, paths)))
+            facts = np.fromiter(found, np.int64, 5 * len(paths))
+        except (OSError, OverflowError):  # some are gone, or have numbers beyond 2**63
+            facts = np.array([_facts(path) for path in paths], np.uint64).view(np.int64)
+        same = facts.reshape(-1, 5) == table.identity[some]
         differ[start : start + len(some)] = ~same.all(axis=1)
     return differ
 
 
-def _facts(path: bytes) -> tuple[int, int, int, int, int]:
+def _facts(path: bytes) -> tuple[int, ...]:
+    """Unsigned as the system has them; tables hold the signed numbers of the same bits."""
     try:
-        found = os.stat(path)
+        return tuple(number & _ALL_BITS for number in _FACTS(os.stat(path)))
     except OSError:
         return _GONE
-    mtime = found.st_mtime_ns & _ALL_BITS  # files may be older than 1970
-    return found.st_dev, found.st_ino, found.st_size, mtime, found.st_ctime_ns
 
 
 def _racy(times: Ints, built: int) -> NDArray[np.bool_]:
@@ -160,7 +223,10 @@ def now() -> int:
     return time.time_ns()
 
 
-def _warn_unusable(problem: str) -> None:
+def _warn_unusable(path: bytes, error: Exception) -> None:
+    problem = getattr(error, "strerror", None) or str(error)
     warnings.warn(
-        f"the kept index is passed over and built again: {problem}", RuntimeWarning, stacklevel=3
+        f"the kept index is passed over and built again: {shown(path)}: {shown(problem)}",
+        RuntimeWarning,
+        stacklevel=3,
     )

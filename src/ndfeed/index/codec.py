@@ -11,7 +11,9 @@
 ``columns`` has the dtype, the shape and the first byte of each, counted from 24+H. What is
 kept beside a table has a name that begins with "+" and is a value or a column too.
 
-A reader refuses another version and, if asked to check, a wrong CRC.
+A reader refuses another version and, if asked to check, a wrong CRC. Names, dtypes and ranks of
+columns and the types of values are a closed set, so nothing in the bytes chooses a NumPy dtype.
+Whether the numbers make sense together is for ``validate``.
 """
 
 import hashlib
@@ -22,6 +24,7 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ndfeed.formats.inflate import crc32
 from ndfeed.index.table import Table
@@ -31,6 +34,23 @@ MAGIC = b"NDFINDEX"
 _FIXED = 24
 _CRC_END = 12
 _UNSAVED = ("owner", "sealed", "caches")
+_DTYPES: dict[str, np.dtype] = {
+    "|u1": np.dtype("|u1"),
+    "<i4": np.dtype("<i4"),
+    "<i8": np.dtype("<i8"),
+}
+# Every column of a table, with its dtype and rank, and every value with its type.
+_COLUMNS = {
+    "path_bytes": ("|u1", 1), "path_ends": ("<i8", 1), "identity": ("<i8", 2), "format": ("|u1", 1),
+    "file": ("<i4", 1), "name": ("<i4", 1), "dtype": ("<i4", 1), "shape": ("<i4", 1),
+    "strides": ("<i4", 1), "offset": ("<i8", 1), "length": ("<i8", 1), "skip": ("<i8", 1),
+    "decoded": ("<i8", 1), "crc": ("<i8", 1), "coding": ("|u1", 1), "dims": ("<i8", 2),
+}  # fmt: skip
+_VALUES = {
+    "base": str, "formats": list, "names": list, "dtypes": list, "notes": list, "remarked": int,
+    "ignored": list, "passed_over": int, "digest": str,
+}  # fmt: skip
+_TEXTS = ("formats", "names", "dtypes", "ignored")
 
 
 def encode(table: Table, extra: Mapping[str, Any] | None = None) -> list[bytes | memoryview]:
@@ -64,23 +84,71 @@ def encode(table: Table, extra: Mapping[str, Any] | None = None) -> list[bytes |
 def decode(data: bytes | memoryview, *, checked: bool) -> tuple[Table, dict[str, Any]]:
     """The table and what goes with it; its columns are views of ``data``."""
     end = _FIXED + int.from_bytes(data[16:24], "little")
-    if bytes(data[:8]) != MAGIC or end > len(data):
+    if bytes(data[:8]) != MAGIC or len(data) < _FIXED or end > len(data):
         raise ValueError("not an index")
     if checked and crc32(memoryview(data)[_CRC_END:]) != int.from_bytes(data[8:12], "little"):
         raise ValueError("the checksum is wrong")
     if int.from_bytes(data[12:16], "little") != VERSION:
         raise ValueError(f"not an index of version {VERSION}")
-    header = json.loads(bytes(data[_FIXED:end]))
-    found: dict[str, Any] = header["values"]
-    for name, (dtype, shape, start) in header["columns"].items():
-        column = np.frombuffer(data, dtype, math.prod(shape), end + start)
-        found[name] = column.reshape(shape)
-    extra = {name[1:]: found.pop(name) for name in list(found) if name.startswith("+")}
-    found["base"] = found["base"].encode("latin-1")
-    for name in ("names", "dtypes", "formats", "ignored"):
-        found[name] = tuple(found[name])
-    found["notes"] = tuple((file, text) for file, text in found["notes"])
-    return Table(**found), extra
+    found = _header(bytes(data[_FIXED:end]))
+    values, columns = found["values"], found["columns"]
+    for name, place in columns.items():
+        values[name] = _column(memoryview(data)[end:], name, place)
+    extra = {name[1:]: values.pop(name) for name in list(values) if name.startswith("+")}
+    values["base"] = values["base"].encode("latin-1")
+    for name in _TEXTS:
+        values[name] = tuple(values[name])
+    values["notes"] = tuple((file, text) for file, text in values["notes"])
+    return Table(**values), extra
+
+
+def _header(text: bytes) -> dict[str, Any]:
+    """What the header says, if it has all that a table needs and nothing else."""
+    try:
+        found = json.loads(text.decode())  # as text: of bytes, json would guess the encoding
+    except RecursionError:
+        raise ValueError("the header is nested too deep") from None
+    if type(found) is not dict or found.keys() != {"values", "columns"}:
+        raise ValueError("the header must have values and columns")
+    values, columns = found["values"], found["columns"]
+    if type(values) is not dict or type(columns) is not dict:
+        raise ValueError("values and columns must be objects")
+    own = {name for name in values if not name.startswith("+")}
+    if own | {"digest"} != _VALUES.keys():
+        raise ValueError("the values are not those of a table")
+    if {name for name in columns if not name.startswith("+")} != _COLUMNS.keys():
+        raise ValueError("the columns are not those of a table")
+    _check_types({name: values[name] for name in own})
+    return found
+
+
+def _check_types(values: dict[str, Any]) -> None:
+    if any(type(value) is not _VALUES[name] for name, value in values.items()):
+        raise ValueError("a value has another type")
+    if any(type(text) is not str for name in _TEXTS for text in values[name]):
+        raise ValueError("text expected in a list")
+    for note in values["notes"]:
+        if type(note) is not list or [type(part) for part in note] != [int, str]:
+            raise ValueError("a note must be a file and text")
+
+
+def _column(data: memoryview, name: str, place: Any) -> NDArray[Any]:  # noqa: ANN401 - any JSON
+    """One column, a view of ``data``; nothing that reaches beyond it."""
+    if type(place) is not list or len(place) != 3 or type(place[1]) is not list:
+        raise ValueError(f"the place of column {name:.40} is malformed")
+    dtype, shape, start = place
+    if type(dtype) is not str or dtype not in _DTYPES:
+        raise ValueError(f"column {name:.40} has another dtype")
+    if (dtype, len(shape)) != _COLUMNS.get(name, (dtype, 1)):
+        raise ValueError(f"column {name:.40} has another dtype or rank")
+    if any(type(number) is not int or number < 0 for number in (start, *shape)):
+        raise ValueError(f"column {name:.40} has a place or length below 0")
+    kind, count = _DTYPES[dtype], math.prod(shape)
+    if start + count * kind.itemsize > len(data) or start % 8:
+        raise ValueError(f"column {name:.40} reaches beyond the end")
+    if not count:  # NumPy takes no empty buffer
+        return np.zeros([min(n, 1 << 32) for n in shape], kind)
+    return np.frombuffer(data, kind, count, start).reshape(shape)
 
 
 def fingerprint(table: Table) -> str:

@@ -121,7 +121,7 @@ def open_table(source: Source, layout: raw.Layout | None = None, *, cached: bool
 
 def _open(spellings: Paths, layout: raw.Layout | None, *, cached: bool) -> Table:
     path = cache.place(spellings, layout)
-    kept = cache.load(path) if cached else None
+    kept = cache.load(path, spellings) if cached else None
     if kept is not None and cache.holds(kept, layout):
         return replace(kept.table, caches=(path,))
     began = cache.now()

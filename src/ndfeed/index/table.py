@@ -24,6 +24,7 @@ Ints = NDArray[np.int64]
 
 NOTES_KEPT = 100
 _AT_ONCE = 1 << 14
+_SPREAD = 16  # up to so many times the paths asked for, copying all that lies between them pays
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -73,11 +74,15 @@ class Table:
 
     def paths_of(self, files: Ints) -> Iterator[bytes]:
         """The paths of some files."""
-        base, text, ends = self.base, self.path_bytes.data, self.path_ends
         for start in range(0, len(files), _AT_ONCE):
             some = files[start : start + _AT_ONCE]
-            pairs = zip(ends[some].tolist(), ends[some + 1].tolist(), strict=True)
-            yield from (base + bytes(text[a:b]) for a, b in pairs)
+            starts, ends = self.path_ends[some], self.path_ends[some + 1]
+            first, last = int(starts.min()), int(ends.max())
+            text: bytes | memoryview = self.path_bytes.data[first:last]
+            if len(text) < _SPREAD * int((ends - starts).sum()):
+                text = bytes(text)  # of which slices are cheaper
+            pairs = zip((starts - first).tolist(), (ends - first).tolist(), strict=True)
+            yield from (self.base + text[a:b] for a, b in pairs)
 
     def expected(self, file: int) -> Identity:
         """The identity a file had when it was described."""

@@ -22,6 +22,8 @@ _SHOWN = 4  # values that an error lists
 
 VERSION = 1
 LARGEST_SEED = 1 << 255
+_MOST_TEXT, _MOST_SHOWN = 1000, 200
+_MOST_PARAMETERS = 64
 _OTHER = "load what state_dict() gave, or begin anew"
 
 
@@ -62,23 +64,24 @@ class State:
 
     @classmethod
     def of(cls, state: object) -> "State":
-        """The state in a dict, every value of it checked."""
+        """The state in a dict, every value of it checked: it may come from anywhere."""
         if not isinstance(state, Mapping):
             raise ResumeError(f"a state is a dict, got {type(state).__name__}; {_OTHER}")
-        if state.get("version") != VERSION:
+        version = state.get("version")
+        if type(version) is not int or version != VERSION:
             raise ResumeError(
-                f"a state of version {VERSION} expected, found {state.get('version')!r}; {_OTHER}"
+                f"a state of version {VERSION} expected, found {_brief(version)}; {_OTHER}"
             )
-        order = state.get("order")
-        if not isinstance(order, Mapping) or not isinstance(state.get("data"), str):
-            raise _damaged("it has no order or no fingerprint of its data")
+        data = state.get("data")
+        if not isinstance(data, str) or len(data) > _MOST_TEXT:
+            raise _damaged("it has no fingerprint of its data")
         numbers = {name: state.get(name) for name in ("seed", "epoch", "samples", "rows")}
         for name, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int):
-                raise _damaged(f"{name} is {value!r}")
+                raise _damaged(f"{name} is {_brief(value)}")
             if not (-LARGEST_SEED if name == "seed" else 0) <= value <= LARGEST_SEED:
                 raise _damaged(f"{name} is out of bounds")
-        made = cls(order=dict(order), data=state["data"], **numbers)  # type: ignore[arg-type]
+        made = cls(order=_order(state.get("order")), data=data, **numbers)  # type: ignore[arg-type]
         if made.samples > made.rows:
             raise _damaged(f"{made.samples} of {made.rows} samples delivered")
         return made
@@ -86,8 +89,9 @@ class State:
     def check(self, data: str, rows: int, order: Mapping[str, int | str]) -> None:
         """Refuse to go on with other data, or in another order."""
         if self.data != data or self.rows != rows:
+            other = printable(self.data[:_MOST_SHOWN])
             raise ResumeError(
-                f"the state is of other data: {printable(self.data)} with {self.rows:,} samples, "
+                f"the state is of other data: {other} with {self.rows:,} samples, "
                 f"this is {data} with {rows:,}; open the same files, or begin anew"
             )
         if dict(self.order) != dict(order):
@@ -97,6 +101,29 @@ class State:
             )
 
 
+def _order(found: object) -> dict[str, int | str]:
+    """The parameters of an order: a few names, each with a number or a short text."""
+    if not isinstance(found, Mapping) or not 0 < len(found) <= _MOST_PARAMETERS:
+        raise _damaged("it has no order")
+    for name, value in found.items():
+        sound = type(value) is int and abs(value) <= LARGEST_SEED
+        sound = sound or (isinstance(value, str) and len(value) <= _MOST_TEXT)
+        if not isinstance(name, str) or len(name) > _MOST_TEXT or not sound:
+            raise _damaged("its order has something else than numbers and short texts")
+    return dict(found)
+
+
+def _brief(value: object) -> str:
+    """A value for a message: what it is, if that is short. It may be anything, however large."""
+    if value is None or isinstance(value, bool | float):
+        return repr(value)
+    if isinstance(value, int) and abs(value) <= LARGEST_SEED:
+        return repr(int(value))
+    if isinstance(value, str):
+        return repr(value[:40])
+    return f"a value of type {type(value).__name__}"
+
+
 def _damaged(problem: str) -> ResumeError:
     return ResumeError(f"the state is damaged: {problem}; {_OTHER}")
 
@@ -104,4 +131,4 @@ def _damaged(problem: str) -> ResumeError:
 def shown(order: Mapping[str, int | str]) -> str:
     """An order's parameters as text."""
     words = ", ".join(f"{name}={value}" for name, value in order.items() if name != "kind")
-    return printable(f"{order.get('kind')}({words})")
+    return printable(f"{order.get('kind')}({words})"[:_MOST_SHOWN])

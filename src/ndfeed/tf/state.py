@@ -114,6 +114,6 @@ class State(tf.train.experimental.PythonState):  # type: ignore[misc]
         """For ``tf.train.Checkpoint``."""
         try:
             found = json.loads(string_value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ResumeError("the state in the checkpoint is damaged: it is no JSON") from None
         self.load_state_dict(found)

@@ -1,0 +1,268 @@
+"""Check a table that comes from a file: every number, as if an enemy had written it.
+
+What holds for tables that ``build`` makes, because the formats check it in every file, is checked
+here for all files at once: numbers name things that are there, streams lie within their files, and
+elements within their streams. A table that passes can be read without leaving the files it names,
+and those lie where the source leads. It may still describe them wrongly: only a signature tells.
+
+Everything is a ``ValueError``, and costs a few passes over each column.
+"""
+
+import math
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.files import tree
+from ndfeed.files.paths import Paths
+from ndfeed.formats.array import (
+    CODINGS,
+    DEFLATE,
+    GZIP,
+    INLINE,
+    LATIN1,
+    MOST_BYTES,
+    MOST_DIMENSIONS,
+    MOST_RATIO,
+    NO_CRC,
+    RAW,
+)
+from ndfeed.formats.types import canonical, itemsize
+from ndfeed.index.table import Ints, Table
+
+_MOST_NAME = 1 << 16
+_FACTS = 5  # of a file's identity
+_INLINE_BYTES = 8
+_SPARE = 1024  # bytes of deflate's own, as formats allow them
+_WIDE, _TIMES = 1 << 30, 1000  # over both, elements that share bytes are a bomb
+_LARGE = float(1 << 62)  # floating-point products beyond this are computed again, exactly
+_AT_ONCE = 1 << 16
+_DOT = ord(".")
+
+
+def check(table: Table, formats: tuple[str, ...]) -> None:
+    """Refuse a table that could not have been built from files; ``formats`` are those there are."""
+    _check_counts(table)
+    _check_paths(table)
+    _check_names(table, formats)
+    _check_notes(table)
+    lengths = _lengths(table.dims)
+    sizes = np.array([itemsize(name) for name in table.dtypes], np.int64)
+    held = _check_streams(table)
+    _check_elements(table, lengths, sizes, held)
+
+
+def _refuse(problem: str) -> NoReturn:
+    raise ValueError(f"the table is malformed: {problem}")
+
+
+def _check_range(what: str, column: NDArray[np.integer], low: int, high: int) -> None:
+    """Refuse numbers outside of ``[low, high)``."""
+    if len(column) and not (low <= int(column.min()) and int(column.max()) < high):
+        _refuse(f"{what} out of bounds")
+
+
+def _check_counts(table: Table) -> None:
+    """Columns over files have one length, and so have those over arrays."""
+    files, arrays = len(table.identity), len(table.file)
+    if not files:
+        _refuse("no files")
+    if table.identity.shape != (files, _FACTS) or len(table.format) != files:
+        _refuse("columns over files differ in length")
+    columns = (
+        table.name, table.dtype, table.shape, table.strides, table.offset, table.length,
+        table.skip, table.decoded, table.crc, table.coding,
+    )  # fmt: skip
+    if any(len(column) != arrays for column in columns):
+        _refuse("columns over arrays differ in length")
+    _check_range("files", table.file, 0, files)
+    if (table.file[1:] < table.file[:-1]).any():
+        _refuse("arrays are not in the order of their files")
+    _check_range("sizes", table.identity[:, 2], 0, MOST_BYTES)
+
+
+def _check_paths(table: Table) -> None:
+    ends, text = table.path_ends, table.path_bytes
+    if len(ends) != table.files + 1 or ends[0] != 0 or ends[-1] != len(text):
+        _refuse("paths do not end where their text does")
+    if (ends[1:] <= ends[:-1]).any():
+        _refuse("paths overlap")
+    if b"\0" in table.base or (len(text) and not text.min()):
+        _refuse("a path with a zero byte")
+
+
+def _check_names(table: Table, formats: tuple[str, ...]) -> None:
+    """Numbers of names, types, formats, codings and notes are those of something."""
+    if table.formats != formats:
+        _refuse("unknown formats")
+    _check_range("formats", table.format, 0, formats.index("memory"))
+    _check_range("names", table.name, 0, len(table.names))
+    _check_range("types", table.dtype, 0, len(table.dtypes))
+    _check_range("codings", table.coding, 0, len(CODINGS))
+    _check_range("checksums", table.crc, NO_CRC, 1 << 32)
+    for numbers, texts in ((table.name, table.names), (table.dtype, table.dtypes)):
+        if not np.bincount(numbers, minlength=len(texts)).all():
+            _refuse("a name or type that no array has")
+    if any(len(name) > _MOST_NAME for name in table.names):
+        _refuse("a field name beyond all bounds")
+    if any(canonical(name) != name for name in table.dtypes):
+        _refuse("a type by another name than its own")
+
+
+def _check_notes(table: Table) -> None:
+    """Notes are on files that there are, and can be shown to people."""
+    if any(not 0 <= file < table.files or not text.isprintable() for file, text in table.notes):
+        _refuse("a note on no file, or one that cannot be printed")
+    if not all(text.isprintable() for text in table.ignored):
+        _refuse("a name that cannot be printed")
+    if table.remarked < len(table.notes) or table.passed_over < len(table.ignored):
+        _refuse("more notes than were counted")
+    if max(table.remarked, table.passed_over) >= MOST_BYTES:
+        _refuse("notes beyond all bounds")
+
+
+def _lengths(dims: Ints) -> Ints:
+    """Lengths and strides, padded with ones, if their ranks are such as arrays have."""
+    if dims.ndim != 2 or not dims.shape[1]:
+        _refuse("shapes without a rank")
+    width = dims.shape[1] - 1
+    _check_range("ranks", dims[:, 0], 0, min(width, MOST_DIMENSIONS) + 1)
+    _check_range("lengths", dims.reshape(-1), 0, MOST_BYTES)
+    unused = np.arange(width) >= dims[:, :1]
+    if dims[:, 1:][unused].any():
+        _refuse("lengths beyond the rank")
+    return np.where(unused, 1, dims[:, 1:])
+
+
+def _check_streams(table: Table) -> Ints:
+    """Per array: bytes of its stream when decoded, which lies within its file."""
+    for what in ("length", "skip", "decoded"):
+        _check_range(what, getattr(table, what), 0, MOST_BYTES)
+    inline = table.coding == INLINE
+    offset = np.where(inline, 0, table.offset) if inline.any() else table.offset
+    _check_range("offsets", offset, 0, MOST_BYTES)
+    size = table.identity[table.file, 2]
+    # Compared by subtraction: sums could overflow.
+    if (offset > size).any() or (table.length > size - offset).any():
+        _refuse("a stream beyond the end of its file")
+    coded = table.coding != RAW
+    if not coded.any():
+        if table.decoded.any():
+            _refuse("a decoded length of what is not coded")
+        return table.length
+    _check_codings(table, inline)
+    return np.where(inline, _INLINE_BYTES, np.where(coded, table.decoded, table.length))
+
+
+def _check_codings(table: Table, inline: NDArray[np.bool_]) -> None:
+    """Decoded lengths and checksums are such as each coding can have."""
+    most = np.minimum(table.length, MOST_BYTES // (2 * MOST_RATIO)) * MOST_RATIO + _SPARE
+    bound = np.select(
+        [table.coding == RAW, inline, table.coding == LATIN1], [0, 0, table.length], most
+    )
+    if (table.decoded > bound).any():
+        _refuse("a decoded length that its coding cannot have")
+    if table.length[inline].any() or table.skip[inline].any():
+        _refuse("bytes of a number that has none")
+    if (table.crc[(table.coding == GZIP) | (table.coding == LATIN1) | inline] != NO_CRC).any():
+        _refuse("a checksum where there is none")
+    if (table.crc[table.coding == DEFLATE] == NO_CRC).any():
+        _refuse("no checksum where there is one")
+
+
+def _check_elements(table: Table, lengths: Ints, sizes: Ints, held: Ints) -> None:
+    """All elements of an array lie within its stream."""
+    _check_range("shapes", table.shape, 0, len(lengths))
+    _check_range("strides", table.strides, -1, len(lengths))
+    size = sizes[table.dtype]
+    _check_products(lengths, table.shape, size)
+    extent = lengths.prod(axis=1)[table.shape] * size
+    inline = table.coding == INLINE
+    if table.dims[table.shape[inline], 0].any():
+        _refuse("a number with axes")
+    text = table.coding == LATIN1
+    if (table.decoded[text] != extent[text]).any() or table.skip[text].any():
+        _refuse("text of another length than its array")
+    strided = np.flatnonzero(table.strides >= 0)
+    for start in range(0, len(strided), _AT_ONCE):
+        some = strided[start : start + _AT_ONCE]
+        extent[some] = _strided_extents(table, lengths, some, extent[some], size[some])
+    if (table.skip > held).any() or (extent > held - table.skip).any():
+        _refuse("elements beyond the end of their stream")
+
+
+def _check_products(lengths: Ints, shape: NDArray[np.int32], size: Ints) -> None:
+    """No array has 2**63 bytes or more; an empty one must be possible but for its zeros."""
+    most = np.maximum(lengths, 1).prod(axis=1, dtype=np.float64)[shape] * size
+    for array in np.flatnonzero(most >= _LARGE).tolist():
+        exact = math.prod(n or 1 for n in lengths[shape[array]].tolist()) * int(size[array])
+        if exact >= MOST_BYTES:
+            _refuse("more bytes than an array can have")
+
+
+def _strided_extents(table: Table, lengths: Ints, some: Ints, whole: Ints, size: Ints) -> Ints:
+    """Bytes from the first element of each of some strided arrays to the end of its last."""
+    shape, steps = table.shape[some], table.strides[some]
+    if (table.dims[shape, 0] != table.dims[steps, 0]).any() or not whole.all():
+        _refuse("strides that do not fit the shape")
+    last, step = lengths[shape] - 1, table.dims[steps, 1:]
+    if ((last * step.astype(np.float64)).sum(axis=1) >= _LARGE).any():
+        _refuse("elements beyond the end of their stream")
+    extent: Ints = (last * step).sum(axis=1) + size
+    if ((whole > _WIDE) & (whole // _TIMES > extent)).any():
+        _refuse("few bytes expanded to many: a bomb")
+    return extent
+
+
+def check_source(table: Table, spellings: Paths) -> None:
+    """Refuse a table of files that the source does not lead to."""
+    if os.sep != "/" or _is_list_of(table, spellings):
+        return
+    roots = [_root(spelling) for spelling in spellings]
+    if _leads_upwards(table):
+        _refuse("a path that leads upwards")
+    if len(roots) == 1 and table.base.startswith(roots[0]):
+        return
+    # Files come in the order of the source: each below the same root as the last, or a later one.
+    left = iter(roots)
+    root = next(left, None)
+    for path in _paths(table):
+        while root is not None and not (path + b"/").startswith(root):
+            root = next(left, None)
+        if root is None:
+            _refuse("a file that the source does not lead to")
+
+
+def _leads_upwards(table: Table) -> bool:
+    """Is any part of a path ``..``? Spellings have none: they are absolute and normalized."""
+    text, starts = table.path_bytes, table.path_ends[:-1]
+    first = text[starts[np.diff(table.path_ends) > 1]] == _DOT
+    suspect = first.any() or b"/../" in table.base or b"/../" in text.tobytes()
+    return bool(suspect) and any(b".." in path.split(b"/") for path in _paths(table))
+
+
+def _paths(table: Table) -> Iterator[bytes]:
+    return table.paths_of(np.arange(table.files))
+
+
+def _is_list_of(table: Table, spellings: Paths) -> bool:
+    """Are the files just those that were spelled, in their order?"""
+    text, ends = spellings.text()
+    if spellings.base or len(spellings) != table.files:
+        return False
+    if (np.diff(np.frombuffer(ends, np.int64)) - len(table.base) != np.diff(table.path_ends)).any():
+        return False
+    own = table.path_bytes.tobytes()
+    rest = [own[start:end] for start, end in pairwise(table.path_ends.tolist())]
+    return table.base.join((b"", *rest)) == bytes(text)
+
+
+def _root(spelling: bytes) -> bytes:
+    """The folder, with its slash, that holds every file of a spelling; or the file, with one."""
+    parts = spelling.split(b"/")
+    wild = next((at for at, part in enumerate(parts) if tree.is_pattern(part)), len(parts))
+    return os.path.join(b"/".join(parts[:wild]), b"")
