@@ -1,7 +1,6 @@
 """``ndfeed bench PATH``: what limits the feeding of this data, and what would help, measured."""
 
 import importlib
-import json
 import math
 import os
 import shlex
@@ -19,7 +18,7 @@ from rich.table import Table
 
 import ndfeed
 from ndfeed.cli import chart
-from ndfeed.cli.console import complain, console, line, literal, rounded
+from ndfeed.cli.console import complain, console, line, literal, print_json, rounded
 from ndfeed.cli.doctor import LABELS
 from ndfeed.cli.steps import Steps
 from ndfeed.cli.trials import Case, Findings, Function, examined
@@ -103,7 +102,7 @@ def bench(
     if plot is not None:
         facts["plot"] = chart.save(os.fspath(plot), _drawn(case, found))
     if as_json:
-        print(json.dumps(facts))
+        print_json(facts)
     else:
         _print(console(), case, found, facts["plot"])
 

@@ -13,6 +13,7 @@ compressed with or whether it is encrypted is the caller's business: ``Member`` 
 """
 
 import struct
+from itertools import pairwise
 from typing import NamedTuple
 
 from ndfeed.errors import FormatError, LimitError, UnsupportedError
@@ -225,16 +226,21 @@ def _wide(extra: bytes, name: str, values: tuple[int, int, int]) -> tuple[int, i
 
 def _bounded(path: bytes, entries: list[_Entry], end: int) -> list[Member]:
     """The members with their ends. They must lie before the directory and apart."""
-    headers = sorted([entry[0] for entry in entries])
-    following = dict(zip(headers, [*headers[1:], end], strict=False))
+    headers = [entry[0] for entry in entries]
+    # Sorted, not in a dict: a file could choose numbers that all have one hash.
+    order = sorted(range(len(entries)), key=headers.__getitem__)
+    ends = [end] * len(entries)
+    for one, following in pairwise(order):
+        ends[one] = headers[following]
+        if headers[one] == headers[following]:
+            raise FormatError(path, "two members in one place: a zip bomb")
     found = []
-    for header, name, method, flags, crc, stored, size, raw in entries:
-        end = following[header]
+    for (header, name, method, flags, crc, stored, size, raw), end in zip(
+        entries, ends, strict=True
+    ):
         if header + _LOCAL.size + stored > end:
             raise FormatError(
                 path, f"member {name!r} overlaps another or the directory: a zip bomb", header
             )
         found.append(Member(name, method, flags, crc, stored, size, header, end, raw))
-    if len(following) < len(headers):
-        raise FormatError(path, "two members in one place: a zip bomb")
     return found
