@@ -38,7 +38,8 @@ def pt(pickled, *members):
 def storage(key):
     """The opcodes for a tensor of one byte in the storage ``key``."""
     ids = b"(" + text("storage") + b"ctorch\nByteStorage\n" + text(key) + text("cpu") + b"K\x01tQ"
-    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + ids + b"K\x00K\x01\x85K\x01\x85\x89)R}tR"
+    rest = b"K\x00K\x01\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtR"
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + ids + rest
 
 
 def safetensors(entries, nbytes=1):
