@@ -116,13 +116,15 @@ def _by_coverage(name: str, seconds: float, seed: int, found_in: Path, keep: str
                     *("-timeout=5", "-rss_limit_mb=4096", "-max_len=16384", "-print_final_stats=1"),
                     f"-artifact_prefix={artifacts}{os.sep}",
                 ],
-                capture_output=True, text=True, errors="replace", env=_environment(), cwd=folder,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                env=_environment(), cwd=folder,
             )  # fmt: skip
-            units = _UNITS.findall(done.stderr)
-            hangs = _kept(name, artifacts, found_in, done.stderr)
+            units = _UNITS.findall(done.stdout)
+            hangs = _kept(name, artifacts, found_in, done.stdout)
             crashed = done.returncode not in (0, _TIMEOUT)
             if crashed and not any(artifacts.iterdir()):
-                raise SystemExit(f"{name} did not get as far as an input:\n{done.stderr[-2000:]}")
+                status = f"{name}: ended with status {done.returncode} and left no input behind"
+                print(f"{status}:\n{done.stdout[-2000:]}", file=sys.stderr)
             total += Found(int(units[-1]) if units else 0, int(crashed), hangs)
     return total
 
@@ -138,6 +140,7 @@ def _kept(name: str, artifacts: Path, found_in: Path, said: str) -> int:
 
 
 def keep(name: str, kind: str, data: bytes, found_in: Path, said: str) -> None:
+    """Write an input that failed to where such inputs go."""
     found_in.mkdir(parents=True, exist_ok=True)
     path = found_in / f"{name}-{kind}-{hashlib.sha256(data).hexdigest()[:12]}"
     path.write_bytes(data)

@@ -77,10 +77,14 @@ def _compare_safetensors(data: bytes, sample: Sample) -> None:
 def repair_npz(data: bytes) -> bytes:
     """Checksums of stored and deflated members, as far as the directory leads to them."""
     made = bytearray(data)
+    shift = 0  # bytes before the archive, from which its places do not count
+    end = data.rfind(b"PK\x05\x06")
+    if 0 <= end <= len(data) - 22:
+        shift = max(end - _u32(made, end + 12) - _u32(made, end + 16), 0)
     at = data.find(b"PK\x01\x02")
     while 0 <= at <= len(data) - 46:
         method, stored = struct.unpack_from("<H", made, at + 10)[0], _u32(made, at + 20)
-        local = _u32(made, at + 42)
+        local = _u32(made, at + 42) + shift
         if local + 30 <= len(made):
             name, extra = struct.unpack_from("<HH", made, local + 26)
             start = local + 30 + name + extra

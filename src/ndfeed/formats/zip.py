@@ -12,6 +12,7 @@ more than ``_MOST_MEMBERS`` entries, names of over ``_MOST_NAME`` bytes. What a 
 compressed with or whether it is encrypted is the caller's business: ``Member`` says so.
 """
 
+import codecs
 import struct
 from itertools import pairwise
 from typing import NamedTuple
@@ -40,6 +41,8 @@ _MOST_NAME = 1024
 _UTF8 = 0x800
 _DISKS = "an archive over several disks; join it first"
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
+# Looked up here: the name of a codec, used for the first time, imports its module.
+_CP437 = codecs.lookup("cp437").decode
 
 
 class Member(NamedTuple):
@@ -195,7 +198,7 @@ def _entry(data: bytes, at: int, shift: int) -> tuple[_Entry, int]:
 
 def _decoded(raw: bytes, flags: int) -> str:
     try:
-        return raw.decode("utf-8" if flags & _UTF8 else "cp437")
+        return raw.decode() if flags & _UTF8 else _CP437(raw)[0]
     except UnicodeDecodeError:
         raise FormatError("", f"member name {raw!r:.80} is not UTF-8") from None
 
