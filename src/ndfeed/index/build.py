@@ -37,9 +37,6 @@ _THREADS = 16
 _WAITS_PER_FILE = 0.25  # above this it is the disk that takes the time
 _FORMATS = ("npy", "npz", "npy.gz", "pt", "safetensors", "raw", "memory")
 RAW = _FORMATS.index("raw")
-# Shapes are looked up by their bytes. Tuples of numbers have the same hash in every process, so a
-# file could choose thousands that collide; the hash of bytes is different in every one.
-_PACK = [struct.Struct(f"={rank}q").pack for rank in range(MOST_DIMENSIONS + 2)]
 
 
 class Chunk:
@@ -123,6 +120,11 @@ class Chunk:
             "ignored": [shown(path) for path in self.ignored[:NOTES_KEPT]],
             "passed_over": len(self.ignored),
         }
+
+
+# Shapes are looked up by their bytes. Tuples of numbers have the same hash in every process, so a
+# file could choose thousands that collide; the hash of bytes is different in every one.
+_PACK = [struct.Struct(f"={rank}q").pack for rank in range(MOST_DIMENSIONS + 2)]
 
 
 def build(files: Files, layout: raw.Layout | None, *, of: int | None = None) -> Table:
