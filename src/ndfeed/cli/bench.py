@@ -239,7 +239,7 @@ def _pipeline(found: Findings, row: float) -> Table:
     table.add_column("")
     rates = [one.rows_per_second for one in found.stages]
     rates += [rate for _, rate in _loaders(found)]
-    top = min(max(rates), _MOST * min(rates))
+    top = min(max(rates), _MOST * min(rates)) or 1.0  # a loaded machine may deliver nothing
     for one in found.stages:
         rate, limits = one.rows_per_second, one.name == found.limit
         bar = "█" * max(round(_WIDEST * min(rate / top, 1.0)), 1) + "▶" * (rate > top)

@@ -55,10 +55,7 @@ class Chunk:
         self.problems: list[Error] = []
 
     def add(self, file: File, found: Description) -> None:
-        """One more file, and what it holds. One without arrays has no samples: it is refused."""
-        if not found.arrays:
-            problem = f"a sound .{found.format} file without any arrays"
-            raise UnsupportedError(file.path, f"{problem}; leave it out, or save arrays in it")
+        """One more file, and what it holds."""
         status = file.status
         number = len(self.paths)
         self.paths.append(file.path)
@@ -191,7 +188,7 @@ def _chunk(files: Files, layout: raw.Layout | None, start: int, stop: int) -> Ch
                     chunk.ignored.append(path)
                     continue
                 try:
-                    chunk.add(file, detect.describe(file, layout))
+                    chunk.add(file, _holding(file, detect.describe(file, layout)))
                 except FormatError:
                     if not ignorable or _certain(file, layout):
                         raise
@@ -202,6 +199,14 @@ def _chunk(files: Files, layout: raw.Layout | None, start: int, stop: int) -> Ch
             else:
                 chunk.problems.append(error.with_traceback(None))
     return chunk
+
+
+def _holding(file: File, found: Description) -> Description:
+    """What a file holds, if that is anything: without arrays it has no samples."""
+    if not found.arrays:
+        problem = f"a sound .{found.format} file without any arrays"
+        raise UnsupportedError(file.path, f"{problem}; leave it out, or save arrays in it")
+    return found
 
 
 def _no_array_file(path: bytes, error: Error, layout: raw.Layout | None) -> bool:
