@@ -438,6 +438,12 @@ STOPS = [
     packing(errors.TargetError, "a target with too long a name", npy, target="a" * 256),
     packing(errors.SchemaError, "other fields, appended", wide_rows_and_packed, append=True),
     opened(errors.UnsupportedError, "Python objects", objects, "x.npy"),
+    opened(
+        errors.UnsupportedError,
+        "a sound file without arrays",
+        content("x.safetensors", struct.pack("<Q", 2) + b"{}"),
+        "x.safetensors",
+    ),
     opened(errors.UnsupportedError, "another compression", bzip2_npz, "x.npz"),
     opened(
         errors.UnsupportedError,

@@ -26,6 +26,10 @@ Each also derives from the builtin a caller would guess, so code that has never 
 this library still catches the right thing. Messages are one line: the file first, expected
 before found, then the remedy. Wrong arguments are plain ``ValueError``, ``IndexError`` and
 ``TypeError``.
+
+Messages quote files, and files may hold anything. ``Error.__str__`` is the only place that makes
+text of an error, and it escapes whatever is not printable: no error can move a terminal's cursor
+or add a line of its own. Subclasses say what to write in ``_lines``.
 """
 
 from collections.abc import Sequence
@@ -58,15 +62,32 @@ __all__ = [
 _LISTED = 10
 
 
-def shown(path: str | bytes | PathLike[str]) -> str:
-    """``path`` as one line of printable text: a file name may hold line breaks or escapes."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in fsdecode(path))
+def shown(text: str | bytes | PathLike[str]) -> str:
+    r"""``text`` as one line of printable text, with everything else escaped.
+
+    For whatever comes from a file or is the name of one: it may hold line breaks, or sequences
+    that a terminal obeys.
+
+    >>> print(shown("a\x1b[31m\nb"))
+    a\x1b[31m\nb
+    """
+    text = fsdecode(text)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class Error(Exception):
     """Base of every error that ndfeed raises on purpose."""
 
     path: str | None = None
+
+    def __str__(self) -> str:
+        return "\n".join(map(shown, self._lines()))
+
+    def _lines(self) -> list[str]:
+        """The lines of the message, as they are: ``__str__`` makes them printable."""
+        return [str(self.args[0]) if self.args else ""]
 
 
 class _FileError(Error):
@@ -82,10 +103,10 @@ class _FileError(Error):
         self.problem = problem
         self.offset = offset
 
-    def __str__(self) -> str:
+    def _lines(self) -> list[str]:
         where = f" at byte {self.offset}" if self.offset else ""
         remedy = f"; {self.remedy}" if self.remedy and ";" not in self.problem else ""
-        return f"{shown(self.path or '')}{where}: {self.problem}{remedy}"
+        return [f"{self.path}{where}: {self.problem}{remedy}"]
 
 
 class SourceError(_FileError, OSError):
@@ -149,13 +170,13 @@ class BadFilesError(Error, ValueError):
         self.checked = checked
         self.path = self.problems[0].path
 
-    def __str__(self) -> str:
+    def _lines(self) -> list[str]:
         lines = [str(problem) for problem in self.problems[:_LISTED]]
         more = len(self.problems) - len(lines)
         if more:
             lines.append(f"… and {more:,} more")
         lines.append(f"{len(self.problems):,} of {self.checked:,} files cannot be used")
-        return "\n".join(lines)
+        return lines
 
 
 class SchemaError(_FileError, ValueError):
@@ -174,11 +195,11 @@ class FieldError(Error, KeyError):
         self.name, self.known = name, tuple(known)
         self.path = None if path is None else fsdecode(path)
 
-    def __str__(self) -> str:
+    def _lines(self) -> list[str]:
         listed = ", ".join(repr(known) for known in self.known[:_LISTED]) or "none"
         more = f" and {len(self.known) - _LISTED} more" if len(self.known) > _LISTED else ""
-        where = "" if self.path is None else f"{shown(self.path)}: "
-        return f"{where}no field {self.name!r}; the fields are {listed}{more}"
+        where = "" if self.path is None else f"{self.path}: "
+        return [f"{where}no field {self.name!r}; the fields are {listed}{more}"]
 
 
 class CastError(Error, ValueError):
@@ -197,12 +218,12 @@ class CastError(Error, ValueError):
         """The same, where ``row`` was a place in a batch."""
         return CastError(self.field, row, self.value, self.dtype, self.path)
 
-    def __str__(self) -> str:
-        where = "" if self.path is None else f"{shown(self.path)}: "
-        return (
+    def _lines(self) -> list[str]:
+        where = "" if self.path is None else f"{self.path}: "
+        return [
             f"{where}field {self.field!r} has {self.value} in row {self.row}, which {self.dtype} "
             "cannot hold; cast it to a wider type, or change such values with map()"
-        )
+        ]
 
 
 class ResumeError(Error, ValueError):

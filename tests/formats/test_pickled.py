@@ -45,17 +45,28 @@ PLAIN = st.recursive(
     lambda below: (
         st.lists(below, max_size=5)
         | st.lists(below, max_size=5).map(tuple)
-        | st.dictionaries(st.text() | st.integers(), below, max_size=5)
+        | st.dictionaries(st.text() | st.integers(), below, max_size=5).filter(
+            lambda value: len(set(map(str, value))) == len(value)
+        )
     ),
     max_leaves=20,
 )
+
+
+def with_text_keys(value):
+    """The same, with keys of dicts as the text that names are made of."""
+    if isinstance(value, dict):
+        return {str(key): with_text_keys(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(with_text_keys, value))
+    return value
 
 
 @settings(max_examples=300, deadline=None)
 @given(value=PLAIN, protocol=st.sampled_from(PROTOCOLS))
 def test_plain_values_come_out_as_they_went_in(value, protocol):
     """Whatever keys and shapes are made of, they must not change on the way."""
-    assert parse(pickle.dumps(value, protocol)) == (value, [])
+    assert parse(pickle.dumps(value, protocol)) == (with_text_keys(value), [])
 
 
 @each_protocol
@@ -72,7 +83,7 @@ def test_long_lists_and_dicts_come_in_batches(protocol):
     """Pickle writes a thousand items at a time."""
     value = {"list": list(range(2500)), "dict": {i: str(i) for i in range(2500)}}
 
-    assert parse(pickle.dumps(value, protocol))[0] == value
+    assert parse(pickle.dumps(value, protocol))[0] == with_text_keys(value)
 
 
 @each_protocol
@@ -321,7 +332,7 @@ BOMBS = {
     ),
     "bytes as text": (
         b"\x80\x02(c_codecs\nencode\nq\0" + text("é" * 1_000_000)
-        + text("latin1") + b"\x86q\2R" + b"h\0h\2R" * 100_000 + b"t.",
+        + text("latin1") + b"\x86q\1R" + b"h\0h\1R" * 100_000 + b"t.",
         "at most 100,000 values",
     ),
 }  # fmt: skip

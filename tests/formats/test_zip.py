@@ -2,6 +2,8 @@
 
 import io
 import struct
+import subprocess
+import sys
 import zipfile
 import zlib
 
@@ -174,6 +176,19 @@ def test_names_are_utf8_or_cp437(write, raw, flags, name):
 
     assert [found[0] for found in listed(path)[0]] == [name]
     assert [found[0] for found in pythons(path)] == [name]
+
+
+def test_names_import_no_codec(write):
+    """What is imported must not depend on a file; the first use of a codec imports its module."""
+    path = write(archive(Entry(b"\x81bung", b"x")))
+    code = (
+        "import sys, ndfeed\nbefore = set(sys.modules)\n"
+        "try: ndfeed.open(sys.argv[1], cache=False)\nexcept ndfeed.Error: pass\n"
+        "print([name for name in sys.modules if name not in before and 'encodings' in name])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_entries_in_another_order_than_the_members(write):

@@ -1,7 +1,6 @@
 """``ndfeed bench PATH``: what limits the feeding of this data, and what would help, measured."""
 
 import importlib
-import json
 import math
 import os
 import shlex
@@ -19,7 +18,7 @@ from rich.table import Table
 
 import ndfeed
 from ndfeed.cli import chart
-from ndfeed.cli.console import complain, console, line, literal, rounded
+from ndfeed.cli.console import complain, console, line, literal, print_json, rounded
 from ndfeed.cli.doctor import LABELS
 from ndfeed.cli.steps import Steps
 from ndfeed.cli.trials import Case, Findings, Function, examined
@@ -103,7 +102,7 @@ def bench(
     if plot is not None:
         facts["plot"] = chart.save(os.fspath(plot), _drawn(case, found))
     if as_json:
-        print(json.dumps(facts))
+        print_json(facts)
     else:
         _print(console(), case, found, facts["plot"])
 
@@ -240,7 +239,7 @@ def _pipeline(found: Findings, row: float) -> Table:
     table.add_column("")
     rates = [one.rows_per_second for one in found.stages]
     rates += [rate for _, rate in _loaders(found)]
-    top = min(max(rates), _MOST * min(rates))
+    top = min(max(rates), _MOST * min(rates)) or 1.0  # a loaded machine may deliver nothing
     for one in found.stages:
         rate, limits = one.rows_per_second, one.name == found.limit
         bar = "█" * max(round(_WIDEST * min(rate / top, 1.0)), 1) + "▶" * (rate > top)

@@ -1,13 +1,21 @@
-"""Where commands write to: tables and text on standard output, complaints on standard error."""
+"""Where commands write to: tables and text on standard output, complaints on standard error.
 
+Names and text from files may hold anything, also what a terminal obeys. So commands print what is
+not their own words through ``literal``, ``line``, ``complain`` and ``print_json`` alone, which
+leave nothing but printable characters.
+"""
+
+import json
 import re
 import sys
-from typing import TextIO
+from collections.abc import Mapping
+from typing import Any, TextIO
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
-from ndfeed.errors import shown
+from ndfeed.errors import Error, shown
 
 # Words of the library that are options here, at the end of a remedy or with their value.
 _WORDS = re.compile(
@@ -52,8 +60,19 @@ def in_options(text: str) -> str:
 
 
 def complain(problem: object, file: TextIO | None = None) -> None:
-    """Say on standard error what is wrong."""
-    print(f"ndfeed: {in_options(str(problem))}", file=file or sys.stderr)
+    """Say on standard error what is wrong. Only an error of ours may have several lines."""
+    text = str(problem) if isinstance(problem, Error) else shown(str(problem))
+    print(f"ndfeed: {in_options(text)}", file=file or sys.stderr)
+
+
+def print_json(facts: Mapping[str, Any]) -> None:
+    """Facts as one line of JSON. It is ASCII; JSON itself escapes all controls but one."""
+    print(json.dumps(facts).replace("\x7f", "\\u007f"))
+
+
+def bad_option(problem: object) -> typer.BadParameter:
+    """The error for an option that cannot be used, in words that can be typed here."""
+    return typer.BadParameter(in_options(shown(str(problem))))
 
 
 def warn(

@@ -1,6 +1,5 @@
 """``ndfeed inspect PATH…``: say what each source holds, reading headers only."""
 
-import json
 import warnings
 from typing import Annotated
 
@@ -9,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ndfeed.cli import facts
-from ndfeed.cli.console import complain, console, line, literal
+from ndfeed.cli.console import bad_option, complain, console, line, literal, print_json
 from ndfeed.cli.facts import Facts, FieldFacts, Reading
 from ndfeed.cli.words import (
     DtypeOption,
@@ -75,9 +74,9 @@ def inspect(
         except ValueError as error:
             if dtype is None:
                 raise
-            raise typer.BadParameter(str(error)) from None  # the file needs none
+            raise bad_option(error) from None  # the file needs none
         if as_json:
-            print(json.dumps(found))
+            print_json(found)
         else:
             _print(out, found)
     if failed:

@@ -1,6 +1,5 @@
 """``ndfeed pack SRC DST``: rewrite a dataset into plain columns, and say what that buys."""
 
-import json
 import os
 import time
 from typing import Annotated, Any
@@ -9,7 +8,7 @@ import typer
 from rich.console import Console
 
 import ndfeed
-from ndfeed.cli.console import complain, console, line, literal
+from ndfeed.cli.console import complain, console, line, literal, print_json
 from ndfeed.cli.engines import engine
 from ndfeed.cli.meter import Meter
 from ndfeed.cli.runs import run
@@ -198,7 +197,7 @@ def _rates(ds: ndfeed.Dataset, made: ndfeed.Dataset) -> dict[str, int] | None:
 
 def _show(found: Facts, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found))
+        print_json(found)
         return
     out = console()
     out.print(literal(found["target"], "bold"))

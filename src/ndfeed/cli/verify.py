@@ -1,6 +1,5 @@
 """``ndfeed verify PATH…``: read packed datasets whole, and say what of them is damaged."""
 
-import json
 from typing import Annotated
 
 import typer
@@ -8,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ndfeed
-from ndfeed.cli.console import complain, console, literal
+from ndfeed.cli.console import complain, console, literal, print_json
 from ndfeed.cli.words import JsonLinesOption
 from ndfeed.dataset import show
 from ndfeed.errors import Error
@@ -44,7 +43,7 @@ def verify(
             failed = True
             continue
         if as_json:
-            print(json.dumps(_facts(found)))
+            print_json(_facts(found))
         else:
             _print(out, found)
         if not found.ok:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import ndfeed
-from ndfeed.cli.console import in_options
+from ndfeed.cli.console import bad_option
 from ndfeed.formats.types import named
 
 
@@ -79,4 +79,4 @@ def options_refused() -> Iterator[None]:
     except (TypeError, ValueError) as error:
         if isinstance(error, ndfeed.Error):
             raise
-        raise typer.BadParameter(in_options(str(error))) from None
+        raise bad_option(error) from None

@@ -9,6 +9,7 @@ of the same files: they are located once and, where files are read whole, opened
 
 from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,20 +68,15 @@ class Column:
     @lazy
     def nbytes(self) -> Ints:
         """Per part: bytes of one sample; where they are located, of one of their values."""
-        dims = self.table.dims
-        used = np.arange(dims.shape[1] - 1) < dims[:, :1]
-        lengths = np.where(used, dims[:, 1:], 1)
-        whole = lengths.prod(axis=1)[self.table.shape[self.arrays]]
-        row = lengths[:, 1:].prod(axis=1)[self.table.shape[self.arrays]]
-        widths = np.array([itemsize(name) for name in self.table.dtypes], np.int64)
-        sizes: Ints = np.where(self.whole, whole, row) * widths[self.table.dtype[self.arrays]]
+        known, shape = _sizes(self.table), self.table.shape[self.arrays]
+        elements = np.where(self.whole, known.whole[shape], known.row[shape])
+        sizes: Ints = elements * known.width[self.table.dtype[self.arrays]]
         return sizes
 
     @lazy
     def swapped(self) -> NDArray[np.bool_]:
         """Per part: are its elements in the other byte order?"""
-        other = np.array([swapped(name) for name in self.table.dtypes])
-        return other[self.table.dtype[self.arrays]]
+        return _sizes(self.table).swapped[self.table.dtype[self.arrays]]
 
     @lazy
     def plain(self) -> bool:
@@ -115,6 +111,34 @@ class Column:
         if self.offsets is not None:
             counts = np.where(self.offsets >= 0, lengths(self.table, self.arrays), counts)
         return int((self.nbytes * counts).sum())
+
+
+class _Sizes(NamedTuple):
+    """Of each shape: its elements, and those of a row. Of each type: bytes, other byte order."""
+
+    whole: Ints
+    row: Ints
+    width: Ints
+    swapped: NDArray[np.bool_]
+
+
+# A table may have 100,000 columns of as many shapes: these are worked out once for all of them.
+_known_sizes: WeakKeyDictionary[Table, _Sizes] = WeakKeyDictionary()
+
+
+def _sizes(table: Table) -> _Sizes:
+    found = _known_sizes.get(table)
+    if found is None:
+        dims = table.dims
+        used = np.arange(dims.shape[1] - 1) < dims[:, :1]
+        lengths = np.where(used, dims[:, 1:], 1)
+        found = _known_sizes[table] = _Sizes(
+            lengths.prod(axis=1),
+            lengths[:, 1:].prod(axis=1),
+            np.array([itemsize(name) for name in table.dtypes], np.int64),
+            np.array([swapped(name) for name in table.dtypes], bool),
+        )
+    return found
 
 
 def lengths(table: Table, arrays: Ints) -> Ints:

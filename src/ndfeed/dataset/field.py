@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ndfeed.errors import shown
 from ndfeed.formats.types import EXTENDED
 
 
@@ -48,4 +49,4 @@ class Field:
         return "(…)" if self.shape is None else str(self.shape).replace("None", "…")
 
     def __str__(self) -> str:
-        return f"{self.name} {self.dtype_text} {self.shape_text}"
+        return f"{shown(self.name)} {self.dtype_text} {self.shape_text}"

@@ -191,7 +191,7 @@ def _together(parts: "list[_Part | Dataset]", fields: tuple[str, ...] | None) ->
 
 
 def _label(part: "_Part | Dataset") -> str:
-    names = list(part.fields) if isinstance(part, Dataset) else list(part.layout.arrays)
+    names = list(part.fields) if isinstance(part, Dataset) else list(part.layout.names)
     return repr(names[0])
 
 
@@ -264,6 +264,8 @@ def _remade(recipe: list[Any], why: str) -> Dataset:
 
 def warn_of_scattered_rows(group: Group) -> None:
     """Say once what rows of Fortran-ordered arrays cost."""
+    if not (group.table.strides >= 0).any():
+        return
     for column in group.columns:
         for part in np.flatnonzero(column.strided & ~column.whole)[:1].tolist():
             array = int(column.arrays[part])

@@ -7,6 +7,7 @@ could be read both ways and is refused, with both readings in the message.
 """
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -33,11 +34,16 @@ class Reading(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The arrays of a table by field: ``arrays[name][file]`` is a place in the table."""
+    """The arrays of a table by field and file: ``arrays[i, file]`` is a place in the table.
+
+    ``lengths`` has the first length of each, -1 where there is no axis. A file may hold 100,000
+    fields, so what is asked about every field is asked about all of them at once.
+    """
 
     table: Table
-    arrays: dict[str, Ints]
-    lengths: dict[str, Ints]  # per file: the first length, -1 where there is no axis
+    names: tuple[str, ...]
+    arrays: Ints
+    lengths: Ints
     typed: bool  # did opaque elements get a type?
 
 
@@ -45,34 +51,50 @@ def layout(
     table: Table, fields: tuple[str, ...] | None, dtype: object, prefix: str | None
 ) -> Layout:
     """The fields that every file of the table has, under the names that the dataset uses."""
-    numbers: dict[str, list[int]] = {}
-    for number, own in enumerate(table.names):
-        name = _field_name(own, prefix)
-        if fields is None or name in fields:
-            numbers.setdefault(name, []).append(number)  # bare in some files, named in others
-    found = {name: np.flatnonzero(np.isin(table.name, own)) for name, own in numbers.items()}
-    for name in fields or ():
-        if name not in found:
-            known = [_field_name(own, prefix) for own in table.names]
+    known = [_field_name(own, prefix) for own in table.names]
+    names = tuple(dict.fromkeys(known if fields is None else fields))
+    there = set(known)
+    for name in names:
+        if name not in there:
             raise FieldError(name, known, table.path(0))
-    for name, arrays in found.items():
-        _check_present(table, name, arrays)
-    dtypes = _typed(table, found, dtype)
+    if not names:
+        raise SchemaError(table.path(0), "there are no fields to read; name one of its arrays")
+    arrays = _by_field(table, names, known)
+    dtypes = _typed(table, arrays, dtype)
     typed = dtypes != table.dtypes
     if typed:
         table = replace(table, dtypes=dtypes)
-    for name, arrays in found.items():
-        _check_types(table, name, arrays)
-    ordered = found if fields is None else {name: found[name] for name in fields}
+    _check_types(table, names, arrays)
     dims = table.dims
     first = np.where(dims[:, 0] > 0, dims[:, 1] if dims.shape[1] > 1 else -1, -1)
-    return Layout(table, ordered, {n: first[table.shape[a]] for n, a in ordered.items()}, typed)
+    return Layout(table, names, arrays, first[table.shape[arrays]], typed)
 
 
 def _field_name(own: str, prefix: str | None) -> str:
     if prefix is None:
         return own or BARE
     return f"{prefix}/{own}" if own else prefix
+
+
+def _by_field(table: Table, names: tuple[str, ...], known: list[str]) -> Ints:
+    """The arrays of each of ``names``, file by file; every file must have each of them, once.
+
+    ``known`` has the field of each of the table's own names. An array that is bare in some files
+    and named in others has two.
+    """
+    places = {name: place for place, name in enumerate(names)}
+    # As small a type as can be: NumPy sorts numbers of up to 16 bits in linear time.
+    place_of = np.array([places.get(name, len(names)) for name in known])
+    field = place_of.astype(np.min_scalar_type(len(names)))[table.name]
+    arrays = np.argsort(field, kind="stable")
+    counts = np.bincount(field, minlength=len(names) + 1)[:-1]
+    arrays = arrays[: int(counts.sum())]
+    shape = len(names), table.files
+    even = (counts == table.files).all()
+    if not even or (table.file[arrays].reshape(shape) != np.arange(table.files)).any():
+        for name, own in zip(names, np.split(arrays, np.cumsum(counts)[:-1]), strict=True):
+            _check_present(table, name, own)
+    return arrays.reshape(shape)
 
 
 def _check_present(table: Table, name: str, arrays: Ints) -> None:
@@ -92,9 +114,9 @@ def _check_present(table: Table, name: str, arrays: Ints) -> None:
     )
 
 
-def _typed(table: Table, found: dict[str, Ints], dtype: object) -> tuple[str, ...]:
+def _typed(table: Table, arrays: Ints, dtype: object) -> tuple[str, ...]:
     """Give opaque elements their type: the caller's, or bfloat16 for those of two bytes."""
-    used = {int(t) for arrays in found.values() for t in np.unique(table.dtype[arrays])}
+    used = np.unique(table.dtype[arrays]).tolist()
     opaque = [t for t in used if table.dtypes[t] in ("|V1", "|V2")]
     dtypes = list(table.dtypes)
     meant = None if dtype is None else named(dtype)
@@ -124,19 +146,21 @@ def all_raw(table: Table) -> bool:
     return all(table.formats[number] == "raw" for number in np.unique(table.format))
 
 
-def _check_types(table: Table, name: str, arrays: Ints) -> None:
+def _check_types(table: Table, names: tuple[str, ...], arrays: Ints) -> None:
     """All files must agree on a field's type, but for the byte order."""
-    kinds = {plain(table.dtypes[t]): int(t) for t in np.unique(table.dtype[arrays])}
-    if len(kinds) <= 1:
-        return
-    expected = plain(table.dtypes[table.dtype[arrays[0]]])
-    other = next(kind for kind in kinds if kind != expected)
-    at = arrays[np.isin(table.dtype[arrays], kinds[other])][0]
-    raise SchemaError(
-        table.path(int(table.file[at])),
-        f"field {name!r} is {delivered(other)}, in {shown(table.path(int(table.file[arrays[0]])))} "
-        f"it is {delivered(expected)}; save all files with one dtype",
-    )
+    dtype = table.dtype[arrays]
+    for i in np.flatnonzero((dtype != dtype[:, :1]).any(axis=1)).tolist():
+        kinds = {plain(table.dtypes[t]): t for t in np.unique(dtype[i]).tolist()}
+        expected = plain(table.dtypes[dtype[i, 0]])
+        for other in kinds:
+            if other == expected:
+                continue
+            file = int(np.flatnonzero(dtype[i] == kinds[other])[0])
+            raise SchemaError(
+                table.path(file),
+                f"field {names[i]!r} is {delivered(other)}, in {shown(table.path(0))} it is "
+                f"{delivered(expected)}; save all files with one dtype",
+            )
 
 
 def readings(found: Layout, sample: Sample) -> list[Reading]:
@@ -162,12 +186,10 @@ def readings(found: Layout, sample: Sample) -> list[Reading]:
 
 def _no_rows(found: Layout) -> tuple[bytes, str] | None:
     """The file and the reason that rows are no reading, if they are none."""
-    names = list(found.lengths)
-    lengths = np.stack([found.lengths[name] for name in names])
-    for row, name in zip(lengths, names, strict=True):
-        if (row < 0).any():
-            file = int(np.flatnonzero(row < 0)[0])
-            return found.table.path(file), f"{name!r} has no axis: there are no rows in it"
+    names, lengths = found.names, found.lengths
+    for i in np.flatnonzero((lengths < 0).any(axis=1))[:1].tolist():
+        file = int(np.flatnonzero(lengths[i] < 0)[0])
+        return found.table.path(file), f"{names[i]!r} has no axis: there are no rows in it"
     differ = (lengths != lengths[0]).any(axis=0)
     if differ.any():
         file = int(np.flatnonzero(differ)[0])
@@ -180,7 +202,7 @@ def _no_rows(found: Layout) -> tuple[bytes, str] | None:
 
 
 def _rows(found: Layout) -> int:
-    return int(next(iter(found.lengths.values())).sum())
+    return int(found.lengths[0].sum())
 
 
 def refuse(source: object, found: Layout) -> AmbiguousError:
@@ -204,23 +226,31 @@ def group(found: Layout, sample: Literal["row", "file"], *, mapped: bool = True)
     """The table's columns, read as rows or as files."""
     whole = sample == "file"
     table = found.table
-    counts = np.ones(table.files, np.int64) if whole else next(iter(found.lengths.values()))
+    counts = np.ones(table.files, np.int64) if whole else found.lengths[0]
     starts = np.concatenate([[0], np.cumsum(counts)])
+    each = np.full(table.files, whole)  # one for all: a column never changes
     columns = tuple(
-        Column(_field(table, name, arrays, whole), table, arrays, np.full(len(arrays), whole))
-        for name, arrays in found.arrays.items()
+        Column(field, table, arrays, each)
+        for field, arrays in zip(_fields(found, whole), found.arrays, strict=True)
     )
     return Group(starts, columns, mapped)
 
 
-def _field(table: Table, name: str, arrays: Ints, whole: bool) -> Field:
-    kind = plain(table.dtypes[table.dtype[arrays[0]]])
-    return Field(name, delivered(kind), common_shape(table, arrays, whole), kind)
+def _fields(found: Layout, whole: bool) -> Iterator[Field]:
+    table, shapes = found.table, found.table.shape[found.arrays]
+    same = (shapes == shapes[:, :1]).all(axis=1).tolist()
+    dims = table.dims[shapes[:, 0]].tolist()
+    dtypes = table.dtype[found.arrays[:, 0]].tolist()
+    cut = 1 if whole else 2
+    for name, dtype, own, alike, shape in zip(found.names, dtypes, shapes, same, dims, strict=True):
+        kind = plain(table.dtypes[dtype])
+        common = tuple(shape[cut : 1 + shape[0]]) if alike else _common_shape(table, own, whole)
+        yield Field(name, delivered(kind), common, kind)
 
 
-def common_shape(table: Table, arrays: Ints, whole: bool) -> tuple[int | None, ...] | None:
-    """The shape that samples share, ``None`` for lengths, or all of it, that differ."""
-    dims = table.dims[np.unique(table.shape[arrays])]
+def _common_shape(table: Table, shapes: Ints, whole: bool) -> tuple[int | None, ...] | None:
+    """What several shapes share: ``None`` for lengths that differ, or for all of it."""
+    dims = table.dims[np.unique(shapes)]
     if (dims[:, 0] != dims[0, 0]).any():
         return None
     low, high = dims.min(axis=0).tolist(), dims.max(axis=0).tolist()

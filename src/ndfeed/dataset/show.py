@@ -1,13 +1,18 @@
 """A dataset as text: a small table, how samples were understood, and why."""
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ndfeed.errors import shown
 from ndfeed.formats.array import CODINGS
 
 if TYPE_CHECKING:
     from ndfeed.dataset.dataset import Dataset
+
+_SHOWN_FIELDS = 100
 
 
 def size(count: float) -> str:
@@ -23,18 +28,20 @@ def size(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def codings(ds: "Dataset") -> dict[str, str]:
-    """How the bytes of each field are stored."""
+def codings(ds: "Dataset", names: Iterable[str]) -> dict[str, str]:
+    """How the bytes of some fields are stored."""
+    columns = {column.field.name: column for group in ds.groups for column in group.columns}
     return {
-        column.field.name: ", ".join(CODINGS[c] for c in np.unique(column.coding).tolist())
-        for group in ds.groups
-        for column in group.columns
+        name: ", ".join(CODINGS[c] for c in np.unique(columns[name].coding).tolist())
+        for name in names
+        if name in columns
     }
 
 
 def reading(ds: "Dataset") -> str:
     """How samples were understood, and why."""
-    kinds = {bool(w) for group in ds.groups for c in group.columns for w in np.unique(c.whole)}
+    columns = [column for group in ds.groups for column in group.columns]
+    kinds = {bool(one) for c in columns if len(c.whole) for one in (c.whole.min(), c.whole.max())}
     words = {
         frozenset((True,)): "a sample is a whole file",
         frozenset((False,)): "a sample is a row of axis 0",
@@ -50,18 +57,21 @@ def table(ds: "Dataset") -> str:
         f"ndfeed.Dataset: {len(ds):,} sample{'s' * (len(ds) != 1)}, {size(ds.nbytes)}, "
         f"{files:,} file{'s' * (files != 1)}"
     )
-    stored = codings(ds)
+    fields = list(islice(ds.fields.values(), _SHOWN_FIELDS))
+    stored = codings(ds, [field.name for field in fields])
     lines = [("field", "dtype", "shape", "stored")]
     lines += [
-        (field.name, field.dtype_text, field.shape_text, stored.get(field.name, ""))
-        for field in ds.fields.values()
+        (shown(field.name), field.dtype_text, field.shape_text, stored.get(field.name, ""))
+        for field in fields
     ]
     widths = [max(len(line[i]) for line in lines) for i in range(4)]
     rows = [
         "  " + "  ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
-    foot = ["  " + reading(ds)]
+    more = len(ds.fields) - len(fields)
+    foot = [f"  … and {more:,} more fields"] if more else []
+    foot.append(f"  {shown(reading(ds))}")
     if ds.steps:
         foot.append(f"  then {len(ds.steps)} step{'s' * (len(ds.steps) != 1)} on every batch")
     return "\n".join([head, *rows, *foot])

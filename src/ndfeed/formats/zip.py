@@ -12,7 +12,9 @@ more than ``_MOST_MEMBERS`` entries, names of over ``_MOST_NAME`` bytes. What a 
 compressed with or whether it is encrypted is the caller's business: ``Member`` says so.
 """
 
+import codecs
 import struct
+from itertools import pairwise
 from typing import NamedTuple
 
 from ndfeed.errors import FormatError, LimitError, UnsupportedError
@@ -39,6 +41,8 @@ _MOST_NAME = 1024
 _UTF8 = 0x800
 _DISKS = "an archive over several disks; join it first"
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
+# Looked up here: the name of a codec, used for the first time, imports its module.
+_CP437 = codecs.lookup("cp437").decode
 
 
 class Member(NamedTuple):
@@ -194,7 +198,7 @@ def _entry(data: bytes, at: int, shift: int) -> tuple[_Entry, int]:
 
 def _decoded(raw: bytes, flags: int) -> str:
     try:
-        return raw.decode("utf-8" if flags & _UTF8 else "cp437")
+        return raw.decode() if flags & _UTF8 else _CP437(raw)[0]
     except UnicodeDecodeError:
         raise FormatError("", f"member name {raw!r:.80} is not UTF-8") from None
 
@@ -225,16 +229,21 @@ def _wide(extra: bytes, name: str, values: tuple[int, int, int]) -> tuple[int, i
 
 def _bounded(path: bytes, entries: list[_Entry], end: int) -> list[Member]:
     """The members with their ends. They must lie before the directory and apart."""
-    headers = sorted([entry[0] for entry in entries])
-    following = dict(zip(headers, [*headers[1:], end], strict=False))
+    headers = [entry[0] for entry in entries]
+    # Sorted, not in a dict: a file could choose numbers that all have one hash.
+    order = sorted(range(len(entries)), key=headers.__getitem__)
+    ends = [end] * len(entries)
+    for one, following in pairwise(order):
+        ends[one] = headers[following]
+        if headers[one] == headers[following]:
+            raise FormatError(path, "two members in one place: a zip bomb")
     found = []
-    for header, name, method, flags, crc, stored, size, raw in entries:
-        end = following[header]
+    for (header, name, method, flags, crc, stored, size, raw), end in zip(
+        entries, ends, strict=True
+    ):
         if header + _LOCAL.size + stored > end:
             raise FormatError(
                 path, f"member {name!r} overlaps another or the directory: a zip bomb", header
             )
         found.append(Member(name, method, flags, crc, stored, size, header, end, raw))
-    if len(following) < len(headers):
-        raise FormatError(path, "two members in one place: a zip bomb")
     return found

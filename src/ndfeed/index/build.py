@@ -6,17 +6,27 @@ times as long). Where describing waits for the disk or the network instead, thre
 rest. The first files tell, by how often the kernel put the thread to sleep.
 """
 
+import struct
+import sys
 from collections.abc import Generator
 from contextlib import closing
 
 import numpy as np
 
-from ndfeed.errors import BadFilesError, DeniedError, Error, FormatError, SourceError, shown
+from ndfeed.errors import (
+    BadFilesError,
+    DeniedError,
+    Error,
+    FormatError,
+    SourceError,
+    UnsupportedError,
+    shown,
+)
 from ndfeed.files import system
 from ndfeed.files.file import File, Identity
 from ndfeed.files.paths import common_folder
 from ndfeed.formats import detect, npy, raw
-from ndfeed.formats.array import Array, Description
+from ndfeed.formats.array import MOST_DIMENSIONS, Array, Description
 from ndfeed.index.source import Files
 from ndfeed.index.table import NOTES_KEPT, Assembly, Part, Table, joined_paths
 from ndfeed.progress import Bar
@@ -39,7 +49,7 @@ class Chunk:
         self.arrays: list[tuple[int, ...]] = []
         self.names: dict[str, int] = {}
         self.dtypes: dict[str, int] = {}
-        self.dims: dict[tuple[int, ...], int] = {}
+        self.dims: dict[bytes, int] = {}
         self.notes: list[tuple[int, str]] = []
         self.ignored: list[bytes] = []
         self.problems: list[Error] = []
@@ -57,15 +67,13 @@ class Chunk:
             self.notes.append((number, note))
 
     def _row(self, number: int, array: Array) -> tuple[int, ...]:
-        dims = self.dims
-        shape = dims.setdefault(array.shape, len(dims))
-        strides = -1 if array.strides is None else dims.setdefault(array.strides, len(dims))
+        own = array.strides
         return (
             number,
             self.names.setdefault(array.name, len(self.names)),
             self.dtypes.setdefault(array.dtype, len(self.dtypes)),
-            shape,
-            strides,
+            self.dims.setdefault(_PACK[len(array.shape)](*array.shape), len(self.dims)),
+            -1 if own is None else self.dims.setdefault(_PACK[len(own)](*own), len(self.dims)),
             array.offset,
             array.length,
             array.skip,
@@ -76,11 +84,12 @@ class Chunk:
 
     def part(self, base: bytes) -> Part:
         """These files as part of a table."""
-        width = 1 + max(map(len, self.dims), default=0)
-        dims = np.zeros((len(self.dims), width), np.int64)
-        for row, lengths in zip(dims, self.dims, strict=True):
-            row[0] = len(lengths)
-            row[1 : 1 + len(lengths)] = lengths
+        width = 8 + max(map(len, self.dims), default=0)
+        rows = b"".join(
+            (len(packed) // 8).to_bytes(8, sys.byteorder) + packed.ljust(width - 8, b"\0")
+            for packed in self.dims
+        )
+        dims = np.frombuffer(rows, np.int64).reshape(-1, width // 8)
         path_bytes, path_ends = joined_paths(base, self.paths)
         arrays = np.array(self.arrays, np.int64).reshape(-1, 11)
         return {
@@ -108,6 +117,11 @@ class Chunk:
             "ignored": [shown(path) for path in self.ignored[:NOTES_KEPT]],
             "passed_over": len(self.ignored),
         }
+
+
+# Shapes are looked up by their bytes. Tuples of numbers have the same hash in every process, so a
+# file could choose thousands that collide; the hash of bytes is different in every one.
+_PACK = [struct.Struct(f"={rank}q").pack for rank in range(MOST_DIMENSIONS + 2)]
 
 
 def build(files: Files, layout: raw.Layout | None, *, of: int | None = None) -> Table:
@@ -174,7 +188,7 @@ def _chunk(files: Files, layout: raw.Layout | None, start: int, stop: int) -> Ch
                     chunk.ignored.append(path)
                     continue
                 try:
-                    chunk.add(file, detect.describe(file, layout))
+                    chunk.add(file, _holding(file, detect.describe(file, layout)))
                 except FormatError:
                     if not ignorable or _certain(file, layout):
                         raise
@@ -185,6 +199,14 @@ def _chunk(files: Files, layout: raw.Layout | None, start: int, stop: int) -> Ch
             else:
                 chunk.problems.append(error.with_traceback(None))
     return chunk
+
+
+def _holding(file: File, found: Description) -> Description:
+    """What a file holds, if that is anything: without arrays it has no samples."""
+    if not found.arrays:
+        problem = f"a sound .{found.format} file without any arrays"
+        raise UnsupportedError(file.path, f"{problem}; leave it out, or save arrays in it")
+    return found
 
 
 def _no_array_file(path: bytes, error: Error, layout: raw.Layout | None) -> bool:

@@ -140,7 +140,7 @@ def _target(name: str, dtype: Dtype, wanted: Dtype | None) -> Dtype:
     if found != dtype and not whole(dtype):
         raise TypeError(
             f"field {name!r} has dtype {dtype}, of which JAX keeps {found} while jax_enable_x64 is "
-            f'off; say cast={{"{name}": "{found}"}}, or switch it on'
+            f'off; say cast={{{name!r}: "{found}"}}, or switch it on'
         )
     return found
 

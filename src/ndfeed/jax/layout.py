@@ -157,7 +157,7 @@ def _shape(field: Field) -> tuple[int, ...]:
         raise ValueError(
             f"field {field.name!r} has samples of different shapes {field.shape_text}, and a "
             'sharding cuts arrays of one; say ragged="pad" and '
-            f'pad_to={{"{field.name}": length}}, or leave it out with fields='
+            f"pad_to={{{field.name!r}: length}}, or leave it out with fields="
         )
     return field.lengths
 
