@@ -40,7 +40,7 @@ def test_no_such_file(tmp_path):
     with pytest.raises(MissingError, match="none: no such file or folder"):
         File(path)
     with pytest.raises(FileNotFoundError, match="none: no such file or folder"):
-        fetch([stretch(path, Identity(0, 0, 0, 0), 0)])
+        fetch([stretch(path, Identity(0, 0, 0, 0, 0), 0)])
 
 
 def test_a_folder_or_device_is_no_file(tmp_path):
