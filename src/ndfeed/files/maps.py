@@ -46,7 +46,7 @@ from ndfeed.errors import ChangedError, DeniedError, MissingError, SourceError
 from ndfeed.files import sigbus, system
 from ndfeed.files.file import File, Identity, changed
 from ndfeed.files.keeper import keeper
-from ndfeed.files.system import can, fcntl
+from ndfeed.files.system import can, elapsed, fcntl
 
 T = TypeVar("T")
 
@@ -156,7 +156,8 @@ class Maps:
         if files.files > _MOST_MAPS or not keeper.reserve(cost):
             raise SourceError(files.path(0), "too many files to map them all")
         self.address = np.zeros(files.files, np.int64)
-        self._ready = np.zeros(files.files, bool)
+        self._ready = np.zeros(files.files, bool)  # mapped, and guarded if need be
+        self._complete = False  # are all files ready?
         self._files = files
         self._guarded = guarded
         self._maps: list[_Map | None] = [None] * files.files
@@ -215,13 +216,16 @@ class Maps:
                 self._inside.append(None)
                 self._unused = 0
                 if not self._closing:
-                    until = self._prepare(files)
+                    until = self._trusted
+                    if not self._complete or elapsed() > until:
+                        until = self._prepare(files)
                     try:
                         found = copy()
                     except Exception:  # torn bytes may look like any fault
                         self._check(files, until)
                         raise
-                    self._check(files, until)
+                    if self.unleased or self._lost or elapsed() > until:
+                        self.recheck(files)
                     return found
             finally:
                 self._inside.pop()
@@ -248,25 +252,27 @@ class Maps:
     def _prepare(self, files: int | NDArray[np.int64]) -> float:
         """Have ``files`` mapped and guarded; until when can their leases be believed?"""
         until = self._trusted  # before anything is looked at: no later look may prolong it
-        if system.elapsed() > until:
+        if elapsed() > until:
             until = self._distrust()
-        ready = self._ready[files]
-        if not (ready if ready.ndim == 0 else ready.all()):
-            self._map(np.unique(files).tolist())
+        if not self._complete:
+            ready = self._ready[files]
+            if not (ready if ready.ndim == 0 else ready.all()):
+                self._map(np.unique(files).tolist())
         return until
 
     def _distrust(self) -> float:
         """Nobody has looked for long, as when the process was stopped: leases may be gone."""
         with self._lock:
-            until = system.elapsed() + _TRUST if self._guarded else math.inf
+            until = elapsed() + _TRUST if self._guarded else math.inf
             if self._guarded:
+                self._complete = False
                 self._ready[:] = False
             self._trusted = until
             return until
 
     def _check(self, files: int | NDArray[np.int64], until: float) -> None:
-        """Refuse what was just copied, unless it is certain that nobody wrote meanwhile."""
-        if self.unleased or self._lost or system.elapsed() > until:
+        """Refuse what was copied unless it is certain that nobody wrote meanwhile."""
+        if self.unleased or self._lost or elapsed() > until:
             self.recheck(files)
 
     def recheck(self, files: int | NDArray[np.int64]) -> None:
@@ -291,6 +297,7 @@ class Maps:
                     if not (one.leased or caught):
                         raise Unmappable(one.file.path, "cannot be guarded against writers")
                 self._ready[number] = True
+            self._complete = bool(self._ready.all())
 
     def _open(self, number: int) -> _Map:
         path, expected = self._files.path(number), self._files.expected(number)
@@ -338,7 +345,7 @@ class Maps:
 
     def tend(self) -> bool:
         """Give up what writers wait for, or all when idle; is there anything left to tend?"""
-        began = system.elapsed()
+        began = elapsed()
         sigbus.ensure()
         with self._lock:
             self._unused += 1
@@ -370,6 +377,7 @@ class Maps:
                 while self._inside:
                     time.sleep(_MOMENT)
                 with self._lock:
+                    self._complete = False
                     self._ready[[one.number for one in over]] = False
                     for one in over:
                         one.taken |= one.leased and one.wanted()
