@@ -120,8 +120,7 @@ class Machine:
         self.given, self._pass = 0, (share, start)
         self.disk = Disk()
         if self.processes is not None:
-            # Before there are threads of ours to fork beside.
-            uninterrupted(self.processes.start)
+            self.processes.start()  # before there are threads of ours to fork beside
         self.engine.begin(course)
         if self._goes_on:
             coming = share, seed, epoch + 1, 0

@@ -28,6 +28,7 @@ from ndfeed.errors import WorkerError
 from ndfeed.files.shared import Block, Handle, attached
 from ndfeed.loader.child import Child, Died, Orphaned, Parent, started
 from ndfeed.loader.draws import Seeded
+from ndfeed.loader.helper import uninterrupted
 from ndfeed.loader.pool import SMALL, Pool, piece_of
 
 _ALIGNED = 64
@@ -59,10 +60,13 @@ class Processes:
         self._closed = False
 
     def start(self) -> None:
-        """Have all processes running. Not for a thread that may be interrupted."""
+        """Have all processes running."""
+        self._closed = False
+        uninterrupted(self._start)
+
+    def _start(self) -> None:
         with self._lock:
-            self._closed = False
-            while len(self._all) < self.count:
+            while len(self._all) < self.count and not self._closed:
                 self._add()
 
     def _add(self) -> None:
