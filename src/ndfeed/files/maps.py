@@ -13,14 +13,11 @@ Guarantees:
 - A writer waits a quarter of a second or two, not 45: while leases are held a thread, the
   ``keeper``, looks at them and gives up what a writer waits for, and everything that was not
   used for a second.
-- A lease counts for less than a second after the keeper's last look, by a clock that runs
-  while the machine sleeps; then it is asked for again. So a process that is stopped for longer
-  than writers wait (SIGSTOP, a debugger, a suspended machine) finds out, before it reads and
-  after.
+- A lease is believed for less than a second after the last look at it, by a clock that runs while
+  the machine sleeps. So a process that was stopped for longer than writers wait finds out.
 - Files that cannot be leased (another user's, a network file system's) are compared with what
-  was indexed after every read.
-- A file that is shortened while it is read is ``ChangedError`` as well (``files.sigbus``). Where
-  bus errors cannot be caught, a file that cannot be leased is ``Unmappable``.
+  was indexed after every read; one that is shortened while it is read is ``ChangedError`` too, thanks
+  to ``files.sigbus``. Where that cannot work, such a file is ``Unmappable``.
 - A file that somebody has open for writing is ``Unmappable``, and so is one that the system will
   not map for want of descriptors or maps: it can be read by position.
 
@@ -232,10 +229,7 @@ class Maps:
             time.sleep(_MOMENT)
 
     def enter(self, files: int | NDArray[np.int64]) -> None:
-        """Keep writers away from ``files`` until ``leave``, for those who read later: a GPU.
-
-        They must leave before they enter again, and want files that are leased.
-        """
+        """Keep writers away from leased ``files`` until ``leave``: for a GPU, which reads later."""
         while True:
             try:
                 self._inside.append(None)
