@@ -16,8 +16,8 @@ Guarantees:
 - A lease is believed for less than a second after the last look at it, by a clock that runs while
   the machine sleeps. So a process that was stopped for longer than writers wait finds out.
 - Files that cannot be leased (another user's, a network file system's) are compared with what
-  was indexed after every read; one that is shortened while it is read is ``ChangedError`` too, thanks
-  to ``files.sigbus``. Where that cannot work, such a file is ``Unmappable``.
+  was indexed after every read; one that is shortened while it is read is ``ChangedError`` too
+  (``files.sigbus``). Where that cannot work, such a file is ``Unmappable``.
 - A file that somebody has open for writing is ``Unmappable``, and so is one that the system will
   not map for want of descriptors or maps: it can be read by position.
 
