@@ -323,6 +323,13 @@ def rewritten():
     return {"ds": ds}
 
 
+def other_mode():
+    npy()
+    ds = ndfeed.open("x.npy")
+    Path("x.npy").chmod(0o600)
+    return {"ds": ds}
+
+
 def wide_numbers():
     import ndfeed.jax  # the call names it
 
@@ -457,6 +464,7 @@ STOPS = [
     opened(errors.UnsupportedError, "a pickle", content("x.pkl", b"\x80\x04K\x01."), "x.pkl"),
     opened(errors.UnsupportedError, "a pickle named .pt", content("x.pt", b"\x80\x04K."), "x.pt"),
     Stop(errors.ChangedError, "a file that was written again", rewritten, "ds[0]"),
+    Stop(errors.ChangedError, "a file whose mode was changed", other_mode, "ds[0]"),
     opened(errors.BadFilesError, "several of them", three_short, "folder"),
     opened(errors.SchemaError, "files of different types", other_types, "folder"),
     opened(errors.SchemaError, "files with different fields", other_fields, "folder"),

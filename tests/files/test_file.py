@@ -40,7 +40,7 @@ def test_no_such_file(tmp_path):
     with pytest.raises(MissingError, match="none: no such file or folder"):
         File(path)
     with pytest.raises(FileNotFoundError, match="none: no such file or folder"):
-        fetch([stretch(path, Identity(0, 0, 0, 0), 0)])
+        fetch([stretch(path, Identity(0, 0, 0, 0, 0), 0)])
 
 
 def test_a_folder_or_device_is_no_file(tmp_path):
@@ -215,3 +215,26 @@ def test_large_numbers_fit_signed_columns():
     assert signed((1 << 64) - 1) == -1
     assert signed(1 << 63) == -(1 << 63)
     assert signed(7) == 7
+
+
+def test_a_file_deleted_while_it_is_read_is_whole(tmp_path):
+    """Deleting changes its ctime, and nothing else."""
+    path, identity = made(tmp_path / "x")
+
+    read_while(path, identity, lambda: os.unlink(path))
+
+
+def test_a_time_that_was_put_back_is_seen(tmp_path):
+    """The size, the inode and mtime are as they were; ctime cannot be set."""
+    path, identity = made(tmp_path / "x")
+    rewrite(path, b"9" * 1000)
+    os.utime(path, ns=(identity.mtime, identity.mtime))
+
+    with pytest.raises(
+        ChangedError, match=r"x: changed since it was indexed \(written to, renamed"
+    ):
+        File(path, identity)
+    with pytest.raises(
+        ChangedError, match=r"x: changed since it was indexed \(written to, renamed"
+    ):
+        fetch([stretch(path, identity, 0, memoryview(bytearray(10)))])

@@ -501,3 +501,124 @@ def test_two_datasets_of_one_folder_do_not_disturb_each_other(tmp_path):
     del first
 
     np.testing.assert_array_equal(second[1150]["data"], rows(11)[0])
+
+
+BREAK_TIME = Path("/proc/sys/fs/lease-break-time")
+STOPPED = """
+import signal
+from ndfeed.files.maps import Maps
+way = args[1]
+ds = ndfeed.open(args[0], cache=False)
+maps = Maps(ds.groups[0].table)
+out = np.zeros((1000, 4096), "<f4")
+def copy():
+    data = maps.bytes(0)[-out.nbytes :].view("<f4").reshape(out.shape)
+    out[:500] = data[:500]
+    if way == "in the middle":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    out[500:] = data[500:]
+try:
+    maps.read(0, copy)
+    if way == "between two reads":
+        os.kill(os.getpid(), signal.SIGSTOP)
+        maps.read(0, copy)
+    print("read", np.unique(out))
+except ndfeed.ChangedError as error:
+    print("changed")
+"""
+
+
+@pytest.fixture
+def short_breaks():
+    """Have the kernel let writers go on sooner; still later than other tests need."""
+    if not can.lease or not os.access(BREAK_TIME, os.W_OK):
+        pytest.skip("only root can set how long writers wait")
+    before = BREAK_TIME.read_text()
+    BREAK_TIME.write_text("3")
+    yield 3
+    BREAK_TIME.write_text(before)
+
+
+def test_a_stop_longer_than_writers_wait_is_noticed(tmp_path, short_breaks):
+    """SIGSTOP, a debugger, a suspended laptop: the kernel takes the lease away meanwhile."""
+    readers = []
+    for way in ("in the middle", "between two reads"):
+        for change in ("shorten", "write over"):
+            path = tmp_path / f"{len(readers)}.npy"
+            np.save(path, np.ones((1000, 4096), "<f4"))
+            readers.append((start(STOPPED, path, way), path, change))
+    for reader, _, _ in readers:
+        process = psutil.Process(reader.pid)
+        assert eventually(lambda process=process: process.status() == psutil.STATUS_STOPPED)
+    began = time.monotonic()
+    change = """
+    with open(args[0], "r+b") as file:
+        if args[1] == "shorten":
+            file.truncate(5000)
+        else:
+            file.seek(128)
+            file.write(np.full((1000, 4096), 2, "<f4"))
+    """
+    for writer in [start(change, path, how) for _, path, how in readers]:
+        finish(writer, 60)
+    waited = time.monotonic() - began
+    for reader, _, _ in readers:
+        psutil.Process(reader.pid).resume()
+
+    assert waited > short_breaks / 2
+    assert [finish(reader) for reader, _, _ in readers] == ["changed\n"] * 4
+
+
+def restored(path, array):
+    """Save over a file in place, and put its times back."""
+    before = os.stat(path)
+    rewrite(path, array)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = os.stat(path)
+    assert (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["read before", "not read before"])
+@pytest.mark.parametrize("way", ["leased", "not leased", "by position", "whole files", "packing"])
+def test_writing_and_putting_the_time_back_is_noticed(tmp_path, monkeypatch, way, first):
+    """As `cp -p`, `touch -r` and rsync do: new data would be taken for the old."""
+    monkeypatch.setattr(can, "lease", way == "leased" and can.lease)
+    (tmp_path / "d").mkdir()
+    folder_of(tmp_path / "d", 3)
+    sample = "file" if way == "whole files" else "row"
+    mapped = way not in ("by position", "packing")
+    ds = ndfeed.open(tmp_path / "d", sample=sample, cache=False, mapped=mapped)
+    if first:
+        ds[:]
+    restored(tmp_path / "d" / "x1.npy", rows(99))
+
+    with pytest.raises(ndfeed.ChangedError, match=r"x1\.npy: (changed|opened for writing) since"):
+        ndfeed.pack(ds, tmp_path / "packed") if way == "packing" else ds[:]
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_other_attributes_cannot_be_told_from_a_write(tmp_path, mapped):
+    """The message says both, and what to do; opening again costs a header."""
+    ds = open_rows(folder_of(tmp_path, 2), mapped=mapped)
+    ds[:]
+    (tmp_path / "x1.npy").chmod(0o600)
+    time.sleep(2 * keeper._LOOK_EVERY)
+
+    with pytest.raises(ndfeed.ChangedError, match=r"x1\.npy: .*written to, renamed, .*; open the"):
+        ds[150]
+    np.testing.assert_array_equal(open_rows(tmp_path)[150]["data"], rows(1)[0])
+
+
+def test_an_error_in_torn_data_is_that_the_file_changed(tmp_path, monkeypatch):
+    """Bytes that change while they are looked at may look like any fault."""
+    monkeypatch.setattr(can, "lease", False)
+    mapped = Maps(open_rows(folder_of(tmp_path, 2)).groups[0].table)
+
+    def fail():
+        rewrite(tmp_path / "x1.npy", rows(99))
+        raise ndfeed.FormatError(b"x1.npy", "looks damaged")
+
+    with pytest.raises(ndfeed.ChangedError, match=r"x1\.npy: changed since"):
+        mapped.read(1, fail)
+    with pytest.raises(ndfeed.FormatError, match="looks damaged"):
+        mapped.read(0, fail)

@@ -535,3 +535,85 @@ def test_memory_is_let_go(tmp_path):
 
     assert own().uss - before < 8 << 20
     assert np.all(kept == kept[0, 0])
+
+
+# Interrupts at any moment. One process sends them to another, which goes on after each.
+
+INTERRUPTED = """
+import faulthandler, gc, random, signal, struct, threading, psutil
+folder, processes, rounds = args[0], int(args[1]), int(args[2])
+os.setpgid(0, 0)
+group, (listen, say) = os.getpid(), os.pipe()
+sender = os.fork()
+if not sender:
+    os.setpgid(0, 0)
+    os.close(say)
+    while len(delay := os.read(listen, 8)) == 8:
+        time.sleep(struct.unpack("d", delay)[0])
+        os.killpg(group, signal.SIGINT)
+    os._exit(0)
+os.close(listen)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+np.save(f"{folder}/x.npy", np.arange(400 * 64).reshape(400, 64))
+ds = ndfeed.open(f"{folder}/x.npy", cache=False)
+read, over = [0], threading.Event()
+def beside():
+    with ndfeed.loader(ds, 16, threads=2) as loader:
+        while not over.is_set():
+            read[0] += sum(1 for _ in loader)
+            loader.close()
+            time.sleep(0.001)
+other = threading.Thread(target=beside)
+other.start()
+def left():
+    own = [t for t in threading.enumerate() if t.name.startswith("ndfeed-")]
+    own = [t.name for t in own if t.name != "ndfeed-leases"]
+    kids = [c for c in psutil.Process().children(recursive=True) if c.pid != sender]
+    return (own if len(own) > 2 else []) + kids  # two are the other loader's
+def iterate(loader, way, until):
+    while time.monotonic() < until:
+        for number, batch in enumerate(loader):
+            if way == 1 and number == 3:
+                break
+        if way == 2:
+            loader.close()
+rng, mapped = random.Random(0), ds.map(dict) if processes else ds
+for number in range(rounds):
+    faulthandler.dump_traceback_later(40, exit=True)
+    loader = ndfeed.loader(mapped, 32, shuffle=True, threads=3, processes=processes)
+    delay = rng.choice([0.003, 0.02, 0.08]) * rng.random()
+    try:
+        os.write(say, struct.pack("d", delay))
+        iterate(loader, number % 3, time.monotonic() + delay + 0.1)
+        time.sleep(2)
+    except KeyboardInterrupt:
+        pass
+    began, before = time.monotonic(), read[0]
+    if number % 2:
+        loader.close()
+        assert len(next(iter(loader))["data"]) == 32
+    del loader
+    gc.collect()
+    took = time.monotonic() - began
+    while left() and time.monotonic() < began + 10:
+        time.sleep(0.005)
+    assert not left(), (number, left())
+    assert took < 5, (number, took)
+    while read[0] == before and time.monotonic() < began + 20:
+        time.sleep(0.005)
+    assert read[0] > before, f"another thread's iteration hangs after interrupt {number}"
+faulthandler.cancel_dump_traceback_later()
+over.set()
+other.join()
+os.close(say)
+os.waitpid(sender, 0)
+print("done")
+"""
+
+
+@each_kind
+def test_interrupts_at_any_moment_leave_nothing_behind(tmp_path, processes):
+    """In iteration, at the beginning and the end of a pass, in close, while processes start."""
+    child = start(INTERRUPTED, tmp_path, str(processes), "30")
+
+    assert finish(child, 120) == "done\n"

@@ -212,6 +212,16 @@ KINDS = {
     "changed": (rewrite, ndfeed.ChangedError),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), ndfeed.Error),
 }
+
+
+def opened_again(ds, kind="damaged"):
+    """What is damaged was so before it was indexed: writing to it afterwards would be a change."""
+    if kind != "damaged":
+        return ds
+    sample = "file" if len(ds) == len(ds.files) else "row"
+    return ndfeed.open([*ds.files], sample=sample, cache=False)
+
+
 each_damage = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -224,6 +234,7 @@ def test_a_bad_file_is_an_error_at_its_batch(tmp_path, kind, count, batch_size):
     bad = tmp_path / "x" / "013.npz"
     spoil, error = KINDS[kind]
     spoil(bad)
+    ds = opened_again(ds, kind)
     with ndfeed.loader(ds, batch_size, threads=count) as loader:
         good = []
         with pytest.raises(error, match=r"013\.npz") as caught:
@@ -241,6 +252,7 @@ def test_a_bad_file_of_many_rows_is_an_error_at_its_batch(tmp_path, kind, count)
     ds, _ = compressed(tmp_path / "x", files=6, rows=10, width=100)
     spoil, error = KINDS[kind]
     spoil(tmp_path / "x" / "003.npz")
+    ds = opened_again(ds, kind)
     with ndfeed.loader(ds, 4, threads=count) as loader:
         good = []
         with pytest.raises(error, match=r"003\.npz"):
@@ -256,6 +268,7 @@ def test_skip_leaves_out_what_cannot_be_read(tmp_path, kind, count):
     ds = images(tmp_path / "x")
     for bad in (3, 13, 14):
         KINDS[kind][0](tmp_path / "x" / f"{bad:03}.npz")
+    ds = opened_again(ds, kind)
     with ndfeed.loader(ds, 4, threads=count, on_error="skip") as loader:
         batches = list(loader)
         assert len(batches) == len(loader) == 6
@@ -280,6 +293,7 @@ def test_skip_leaves_out_all_rows_of_a_bad_file(tmp_path):
     """Rows compressed together are lost together; the others of their batches are not."""
     ds, data = compressed(tmp_path / "x", files=6, rows=10, width=100)
     damaged(tmp_path / "x" / "003.npz")
+    ds = opened_again(ds)
     with ndfeed.loader(ds, 7, shuffle=True, threads=2, on_error="skip") as loader:
         batches = list(loader)
         assert sorted(row for row, _ in loader.skipped) == list(range(30, 40))
@@ -296,6 +310,7 @@ def test_skip_gives_every_rank_as_many_batches(tmp_path):
     ds = images(tmp_path / "x")
     for bad in (0, 1, 2, 3):
         damaged(tmp_path / "x" / f"{bad:03}.npz")
+    ds = opened_again(ds)
     ranks = [epoch_of(ds, 4, shard=(rank, 3), on_error="skip") for rank in range(3)]
 
     assert [len(batches) for batches in ranks] == [2, 2, 2]
@@ -309,9 +324,11 @@ def test_skip_keeps_generators_where_they_were(tmp_path):
     def noisy(sample, rng):
         return {"data": sample["data"], "noise": rng.integers(0, 1 << 60)}
 
-    ds = images(tmp_path / "x").map(noisy, batched=False)
+    plain = images(tmp_path / "x")
+    ds = plain.map(noisy, batched=False)
     whole = {int(d[0]): n for b in epoch_of(ds, 5) for d, n in zip(*b.values(), strict=True)}
     damaged(tmp_path / "x" / "011.npz")
+    ds = opened_again(plain).map(noisy, batched=False)
     for batch in epoch_of(ds, 5, on_error="skip"):
         for data, noise in zip(batch["data"], batch["noise"], strict=True):
             assert noise == whole.pop(int(data[0]))

@@ -6,7 +6,9 @@ in memory are all of them asked for: sorted by place, neighbours together.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,6 +21,8 @@ from ndfeed.files.file import File
 from ndfeed.files.maps import Maps, Unmappable
 from ndfeed.formats.array import INLINE
 from ndfeed.index.table import Ints, Table
+
+T = TypeVar("T")
 
 _LOOKS = 3
 _PAGE = 4096
@@ -132,8 +136,7 @@ def _ask(group: Group, column: Column, spans: Span, *, hint: bool) -> int:
         order = np.lexsort((start, file))
         asked = 0
         for number, stretches in _merged(file[order], start[order], end[order]):
-            with files.open(number) as fd:
-                advise.will_need(fd, stretches)
+            files.use(number, partial(advise.will_need, stretches=stretches))
             asked += sum(b - a for a, b in stretches)
         return asked
     return 0
@@ -141,9 +144,12 @@ def _ask(group: Group, column: Column, spans: Span, *, hint: bool) -> int:
 
 def _cold(files: "_Open", number: int, start: int, end: int) -> bool:
     """Is the first or the last of these bytes not in memory?"""
-    with files.open(number) as fd:
+
+    def cold(fd: int) -> bool:
         there = advise.resident(fd, start)
         return not there or (end - start > _PAGE and not advise.resident(fd, end - 1))
+
+    return files.use(number, cold)
 
 
 def _merged(file: Ints, start: Ints, end: Ints) -> Iterator[tuple[int, Sequence[tuple[int, int]]]]:
@@ -165,21 +171,11 @@ class _Open:
         self._table = table
         self._maps = maps
 
-    @contextlib.contextmanager
-    def open(self, number: int) -> Iterator[int]:
-        """A descriptor, good within the context."""
-        if self._maps is None or not self._entered(self._maps, number):
-            with File(self._table.path(number)) as file:
-                yield file.fd
-            return
-        try:
-            yield self._maps.fd(number)
-        finally:
-            self._maps.leave()
-
-    def _entered(self, maps: Maps, number: int) -> bool:
-        try:
-            maps.enter(number)
-        except Unmappable:  # it is read by position, then
-            return False
-        return True
+    def use(self, number: int, use: Callable[[int], T]) -> T:
+        """What ``use`` makes of a file's descriptor."""
+        maps = self._maps
+        if maps is not None:
+            with contextlib.suppress(Unmappable):  # it is read by position, then
+                return maps.read(number, lambda: use(maps.fd(number)))
+        with File(self._table.path(number)) as file:
+            return use(file.fd)

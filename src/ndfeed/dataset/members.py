@@ -7,6 +7,7 @@ stream; ``Decoded`` keeps those that will be asked for again.
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from queue import SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,9 +128,9 @@ class Decoded:
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = min(_MOST_KEPT, system.memory_bytes() // 16) if limit is None else limit
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._streams: OrderedDict[Key, Bytes] = OrderedDict()
-        self._under_way: set[Key] = set()
+        self._under_way: dict[Key, SimpleQueue[None]] = {}  # and where its end is told
         self._held = 0
 
     @property
@@ -139,39 +140,51 @@ class Decoded:
 
     def stream(self, key: Key, size: int, decode: Callable[[], Bytes]) -> Bytes:
         """The stream kept under ``key``, or else what ``decode`` gives: ``size`` bytes."""
-        with self._changed:
-            while key in self._under_way:
-                self._changed.wait()
-            if key in self._streams:
-                self._streams.move_to_end(key)
-                return self._streams[key]
-            self._under_way.add(key)
-            while self._streams and self._held + size > self.limit:
-                self._held -= self._streams.popitem(last=False)[1].nbytes
-            self._held += size
+        mine: SimpleQueue[None] = SimpleQueue()
         found = None
         try:
+            while True:
+                with self._lock:
+                    if key in self._streams:
+                        self._streams.move_to_end(key)
+                        return self._streams[key]
+                    told = self._under_way.get(key)
+                    if told is None:
+                        self._make_room(size)
+                        self._held += size
+                        self._under_way[key] = mine
+                        break
+                told.get()
+                told.put(None)  # for the next who waits
             found = decode()
+            return found
         finally:
-            with self._changed:
-                self._under_way.discard(key)
-                self._held -= size
-                if found is not None:
-                    self._streams[key] = found
-                    self._held += found.nbytes
-                self._changed.notify_all()
-        return found
+            # Here, and without a call in it: an interrupt finds all of this done or none.
+            with self._lock:
+                if key in self._under_way and self._under_way[key] is mine:
+                    del self._under_way[key]
+                    self._held -= size
+                    if found is not None:
+                        self._streams[key] = found
+                        self._held += found.nbytes
+            mine.put(None)
+
+    def _make_room(self, size: int) -> None:
+        while self._streams and self._held + size > self.limit:
+            oldest = next(iter(self._streams))
+            self._held -= self._streams[oldest].nbytes
+            del self._streams[oldest]
 
     def retire(self, keys: Iterable[Key]) -> None:
         """Give up these streams before any other: nobody will ask for them soon."""
-        with self._changed:
+        with self._lock:
             for key in keys:
                 if key in self._streams:
                     self._streams.move_to_end(key, last=False)
 
     def clear(self) -> None:
         """Give up every stream."""
-        with self._changed:
+        with self._lock:
             self._held -= sum(stream.nbytes for stream in self._streams.values())
             self._streams.clear()
 

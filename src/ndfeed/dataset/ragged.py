@@ -153,15 +153,7 @@ def where(column: Column, place: Place, maps: Maps | None) -> Spans:
     """Where samples of located parts lie; their files are entered for it."""
     if maps is None:
         return _spans(column, place, None)
-    files_used = _files(column, place.part)
-    maps.enter(files_used)
-    try:
-        found = _spans(column, place, maps)
-        if maps.unleased:
-            maps.recheck(files_used)
-        return found
-    finally:
-        maps.leave()
+    return maps.read(_files(column, place.part), lambda: _spans(column, place, maps))
 
 
 def fill(column: Column, place: Place, target: Target, maps: Maps | None, decoded: Decoded) -> None:
@@ -184,21 +176,17 @@ def fill(column: Column, place: Place, target: Target, maps: Maps | None, decode
 
 
 def _fill(column: Column, place: Place, target: Target, maps: Maps | None) -> None:
-    if maps is None:
-        found = _spans(column, place, None)
+
+    def fetch() -> Room:
+        found = _spans(column, place, maps)
         room = _room(target, found)
-        _read(column, found, room)
-    else:
-        files_used = _files(column, place.part)
-        maps.enter(files_used)
-        try:
-            found = _spans(column, place, maps)
-            room = _room(target, found)
+        if maps is None:
+            _read(column, found, room)
+        else:
             _copy(column, found, room, maps)
-            if maps.unleased:
-                maps.recheck(files_used)
-        finally:
-            maps.leave()
+        return room
+
+    room = fetch() if maps is None else maps.read(_files(column, place.part), fetch)
     if column.any_swapped:
         for memory in [room.memory.data] if isinstance(room, Laid) else room:
             if len(memory):

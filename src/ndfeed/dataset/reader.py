@@ -104,15 +104,12 @@ class Reader:
         return self._records
 
     def _read_one(self, maps: Maps, file: int, samples: Ints, batch: dict[str, Any]) -> None:
-        maps.enter(file)
-        try:
+        def copy() -> None:
             every = zip(self._names, self._all_records(maps), strict=True)
             for (name, dtype, shape), records in every:
                 batch[name] = records.take(samples).view(dtype).reshape(shape)
-            if maps.unleased:
-                maps.recheck(file)
-        finally:
-            maps.leave()
+
+        maps.read(file, copy)
 
     def lend(
         self,
@@ -141,8 +138,8 @@ class Reader:
         low = int(np.searchsorted(group.starts, first, side="right")) - 1
         high = int(np.searchsorted(group.starts, end, side="left"))
         file = self._columns[0].file[low:high]
-        maps.enter(file)
-        try:
+
+        def copy() -> None:
             for column in self._columns:
                 out, size = arrays[column.field.name].reshape(-1).view(_BYTE), column.size
                 for part in range(low, high):
@@ -152,37 +149,30 @@ class Reader:
                     length = (until - begin) * size
                     to = (begin - first) * size
                     out[to : to + length] = maps.bytes(int(column.file[part]))[at : at + length]
-            if maps.unleased:
-                maps.recheck(file)
-        finally:
-            maps.leave()
+
+        maps.read(file, copy)
 
     def _fill_one(
         self, maps: Maps, file: int, samples: Ints, arrays: Mapping[str, NDArray[Any]]
     ) -> None:
-        maps.enter(file)
-        try:
+        def copy() -> None:
             for (name, _, _), records in zip(self._names, self._all_records(maps), strict=True):
                 room = arrays[name].reshape(-1).view(_BYTE).view(records.dtype)
                 rows.take(records, samples, room)
-            if maps.unleased:
-                maps.recheck(file)
-        finally:
-            maps.leave()
+
+        maps.read(file, copy)
 
     def _read_scattered(self, maps: Maps, place: Place, batch: dict[str, Any]) -> None:
         file = self._columns[0].file[place.part]
-        maps.enter(file)
-        try:
+
+        def copy() -> None:
             for (name, dtype, shape), column in zip(self._names, self._columns, strict=True):
                 start = place.row * column.size
                 start += column.first[place.part]
                 found = rows.by_address(maps, file, start, column.size)
                 batch[name] = found.view(dtype).reshape(shape)
-            if maps.unleased:
-                maps.recheck(file)
-        finally:
-            maps.leave()
+
+        maps.read(file, copy)
 
     def fill(
         self,

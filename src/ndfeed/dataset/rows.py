@@ -36,18 +36,16 @@ def gather(column: Column, place: Place, target: Target, maps: Maps) -> None:
     size = column.size
     file = column.file[place.part]
     start = column.first[place.part] + place.row * size
-    maps.enter(file)
-    try:
+
+    def copy() -> None:
         if size <= LARGE_ROW:
             target.adopt(by_address(maps, file, start, size))
-        else:
-            out = target.flat.reshape(-1, size)
-            for i, (f, at) in enumerate(zip(file.tolist(), start.tolist(), strict=True)):
-                out[i] = maps.bytes(f)[at : at + size]
-        if maps.unleased:
-            maps.recheck(file)
-    finally:
-        maps.leave()
+            return
+        out = target.flat.reshape(-1, size)
+        for i, (f, at) in enumerate(zip(file.tolist(), start.tolist(), strict=True)):
+            out[i] = maps.bytes(f)[at : at + size]
+
+    maps.read(file, copy)
 
 
 def by_address(maps: Maps, file: Ints, start: Ints, size: int) -> NDArray[np.void]:
@@ -64,15 +62,12 @@ def by_address(maps: Maps, file: Ints, start: Ints, size: int) -> NDArray[np.voi
 
 def gather_one(column: Column, rows: Ints, target: Target, maps: Maps) -> None:
     """Copy rows of one size from the only file there is."""
-    file = int(column.file[0])
-    maps.enter(file)
-    try:
+
+    def copy() -> None:
         records = records_of(column, maps)
         take(records, rows, target.flat.view(records.dtype))
-        if maps.unleased:
-            maps.recheck(file)
-    finally:
-        maps.leave()
+
+    maps.read(int(column.file[0]), copy)
 
 
 def take(records: NDArray[np.void], rows: Ints, out: NDArray[np.void]) -> None:
@@ -172,19 +167,22 @@ def from_parts(
         elif not column.nbytes[part]:
             continue
         elif column.coding[part] == RAW and maps is not None:
-            file = int(column.file[part])
-            maps.enter(file)
-            try:
-                samples = view(column, part, maps.bytes(file), int(column.first[part]))
-                _assign(target, at, samples, rows)
-                if maps.unleased:
-                    maps.recheck(file)
-            finally:
-                maps.leave()
+            _from_map(column, part, rows, target, at, maps)
         else:
             stream = stream_of(column, part, decoded)
             skip = int(column.table.skip[column.arrays[part]])
             _assign(target, at, view(column, part, stream, skip), rows)
+
+
+def _from_map(column: Column, part: int, rows: Ints, target: Target, at: Ints, maps: Maps) -> None:
+    """Copy samples of one mapped part."""
+    file = int(column.file[part])
+
+    def copy() -> None:
+        samples = view(column, part, maps.bytes(file), int(column.first[part]))
+        _assign(target, at, samples, rows)
+
+    maps.read(file, copy)
 
 
 def _assign(

@@ -83,7 +83,7 @@ class WholeFiles:
             stretches = map(
                 Stretch,
                 table.paths_of(files),
-                table.identity[files, :4].tolist(),
+                table.identity[files].tolist(),
                 run.begins.tolist(),
                 self._buffers(run, at, targets),
                 (run.gaps.sum(axis=0) + run.sizes.sum(axis=0)).tolist(),
@@ -197,7 +197,7 @@ class WholeFiles:
         rooms = [
             [held[a:b]] for a, b in zip((stops - lengths).tolist(), stops.tolist(), strict=True)
         ]
-        known = table.identity[files, :4].tolist()
+        known = table.identity[files].tolist()
         with reading():
             fetch(map(Stretch, paths, known, begins.tolist(), rooms, lengths.tolist()))
         with inflating():

@@ -1,29 +1,29 @@
 """Mapped files, guarded against writers.
 
 Writing over a mapped file in place would show a reader torn data, and shortening it would
-kill the process (SIGBUS). So a map is used only under a read lease: the kernel makes whoever
-opens the file for writing wait until the lease is given up, 45 s at most by default, and says
-that somebody waits.
+kill the process (SIGBUS). So a map is read under a read lease where the system grants one: the
+kernel makes whoever opens the file for writing wait until the lease is given up, 45 s at most by
+default, and tells us that somebody waits.
 
 Guarantees:
 
-- Between ``enter`` and ``leave`` the files entered are those that were indexed, and no lease
-  that was held at ``enter`` is given up. Whoever has entered must leave before it enters again.
-  An interrupt (Ctrl-C) at any moment leaves nobody counted as reading who is not.
+- What ``read`` returns was copied from the files that were indexed, whole: otherwise it is
+  ``ChangedError``. No lease is given up while ``read`` copies. An interrupt (Ctrl-C) at any moment
+  leaves nobody counted as reading who is not.
 - A writer waits a quarter of a second or two, not 45: while leases are held a thread, the
-  ``keeper``, has them looked at, and what a writer waits for is given up; everything is that
-  was not used for a second.
-- A file whose lease was taken away, or whose size, mtime or inode differ from what was
-  indexed, is ``ChangedError`` at ``enter``.
-- Where leases cannot be had (another owner, a network file system), size, mtime and inode are
-  compared at every ``enter``, and are to be compared again by ``recheck`` before ``leave``: no
-  torn data, but a file that is shortened in between is fatal; ``mapped=False`` is the way out.
-- A file that somebody has open for writing is ``Unmappable`` at ``enter``, and so is one that
-  the system will not map for want of descriptors or maps: it can be read by position.
+  ``keeper``, looks at them and gives up what a writer waits for, and everything that was not
+  used for a second.
+- A lease is believed for less than a second after the last look at it, by a clock that runs while
+  the machine sleeps. So a process that was stopped for longer than writers wait finds out.
+- Files that cannot be leased (another user's, a network file system's) are compared with what
+  was indexed after every read; one that is shortened while it is read is ``ChangedError`` too
+  (``files.sigbus``). Where that cannot work, such a file is ``Unmappable``.
+- A file that somebody has open for writing is ``Unmappable``, and so is one that the system will
+  not map for want of descriptors or maps: it can be read by position.
 
-While the leases hold, entering costs one look at a vector of flags and no system call. A file
-that was deleted keeps its bytes for as long as it is mapped; one that was replaced by renaming
-another over it is an error.
+While leases hold, ``read`` costs a look at a vector of flags and at a clock, and no system call. A
+file that was deleted keeps its bytes for as long as it is mapped; one that was replaced by
+renaming another over it is an error.
 """
 
 import contextlib
@@ -34,20 +34,23 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from mmap import mmap
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.errors import ChangedError, DeniedError, MissingError, SourceError
-from ndfeed.files import system
+from ndfeed.files import sigbus, system
 from ndfeed.files.file import File, Identity, changed
 from ndfeed.files.keeper import keeper
-from ndfeed.files.system import can, fcntl
+from ndfeed.files.system import can, elapsed, fcntl
+
+T = TypeVar("T")
 
 _MOMENT = 0.0005
-_TRUST = 20.0  # seconds; half of the default lease-break-time
+# Seconds after a look at leases for which they are believed to be held: below the second that is
+# the shortest lease-break-time, above the time from one look of the keeper's to the next.
+_TRUST = 0.9
 _IDLE_LOOKS = 4
 _MOST_MAPS = 16_384  # a quarter of Linux's default vm.max_map_count
 
@@ -76,31 +79,37 @@ class Unmappable(SourceError):
 class _Map:
     """One mapped file."""
 
-    __slots__ = ("bytes", "ctime", "file", "leased", "map", "number", "taken")
+    __slots__ = ("bytes", "file", "found", "leased", "number", "refused", "taken")
 
     def __init__(self, number: int, file: File) -> None:
         self.number = number
         self.file = file
-        self.map: mmap = system.map_whole(file.fd)
-        self.bytes: NDArray[np.uint8] = np.frombuffer(self.map, np.uint8)
-        self.ctime = file.status.st_ctime_ns
+        self.bytes: NDArray[np.uint8] = np.frombuffer(system.map_whole(file.fd), np.uint8)
         self.leased = False
+        self.refused = not can.lease  # there are no leases on this file
         self.taken = False  # a writer has had the file since it was mapped
+        self.found: Identity | None = None  # what it has become, if it changed
 
     def lease(self) -> None:
         """Make writers wait; some files cannot be leased."""
-        self.taken |= self.leased and self.wanted()
-        if can.lease and not self.leased and not self.taken:
-            try:
-                # The signal that tells of a writer must be one that is ignored: SIGIO, the
-                # default, would end the process. Giving up a lease brings the default back.
-                fcntl.fcntl(self.file.fd, fcntl.F_SETSIG, signal.SIGURG)
-                fcntl.fcntl(self.file.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-                self.leased = True
-            except BlockingIOError:
-                raise Unmappable(self.file.path, "somebody has it open for writing") from None
-            except OSError:
-                self.leased = False
+        self.look()
+        if self.leased or self.refused or self.taken:
+            return
+        try:
+            # The signal that tells of a writer must be one that is ignored: SIGIO, the
+            # default, would end the process. Giving up a lease brings the default back.
+            fcntl.fcntl(self.file.fd, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(self.file.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            self.leased = True
+        except BlockingIOError:
+            raise Unmappable(self.file.path, "somebody has it open for writing") from None
+        except OSError:  # it is another user's, or its file system has none
+            self.refused = True
+
+    def look(self) -> None:
+        """Take note of a writer that waits, or has been let in by the kernel."""
+        if self.leased and self.wanted():
+            self.taken = True
 
     def give_up(self) -> None:
         """Let writers go on."""
@@ -115,7 +124,7 @@ class _Map:
 
     def disturbed(self) -> bool:
         """Does a writer wait, or may another file have come in this one's place?"""
-        return self.wanted() or os.fstat(self.file.fd).st_ctime_ns != self.ctime
+        return self.wanted() or os.fstat(self.file.fd).st_ctime_ns != self.file.status.st_ctime_ns
 
 
 class _Span:
@@ -138,11 +147,14 @@ class Maps:
     """
 
     def __init__(self, files: Files, *, guarded: bool = True) -> None:
+        if guarded and not (can.lease or can.catch_sigbus or can.maps_keep_size):
+            raise SourceError(files.path(0), "cannot be mapped without a guard against writers")
         cost = files.files * (1 if can.untracked_maps else 2)
         if files.files > _MOST_MAPS or not keeper.reserve(cost):
             raise SourceError(files.path(0), "too many files to map them all")
         self.address = np.zeros(files.files, np.int64)
-        self._ready = np.zeros(files.files, bool)
+        self._ready = np.zeros(files.files, bool)  # mapped, and guarded if need be
+        self._complete = False  # are all files ready?
         self._files = files
         self._guarded = guarded
         self._maps: list[_Map | None] = [None] * files.files
@@ -157,7 +169,8 @@ class Maps:
         self._closing = False
         self._unused = 0
         self._trusted = 0.0  # until when leases are believed without a look at them
-        self.unleased = False  # was any lease refused? Then recheck before leave
+        self._lost: list[int] = []  # files of which a page could not be read
+        self.unleased = False  # was any lease refused? Then files are compared after each read
 
     def bytes(self, file: int) -> NDArray[np.uint8]:
         """All bytes of a file that was entered."""
@@ -189,18 +202,40 @@ class Maps:
                 found = self._records[size, step] = low, span
         return found
 
-    def enter(self, files: int | NDArray[np.int64]) -> None:
-        """Map ``files`` if need be, check them, and keep writers away until ``leave``."""
+    def read(self, files: int | NDArray[np.int64], copy: Callable[[], T]) -> T:
+        """What ``copy`` returns, which may look at the bytes of ``files`` and must keep no view.
+
+        This is the one way to read mapped bytes. It takes a function since the end of a ``with``
+        statement, if written in Python, can be lost to an interrupt.
+        """
         while True:
             try:
                 self._inside.append(None)
                 self._unused = 0
                 if not self._closing:
-                    if time.monotonic() > self._trusted:
-                        self._distrust()
-                    ready = self._ready[files]
-                    if not (ready if ready.ndim == 0 else ready.all()):
-                        self._prepare(np.unique(files).tolist())
+                    until = self._trusted
+                    if not self._complete or elapsed() > until:
+                        until = self._prepare(files)
+                    try:
+                        found = copy()
+                    except Exception:  # torn bytes may look like any fault
+                        self._check(files, until)
+                        raise
+                    if self.unleased or self._lost or elapsed() > until:
+                        self.recheck(files)
+                    return found
+            finally:
+                self._inside.pop()
+            time.sleep(_MOMENT)
+
+    def enter(self, files: int | NDArray[np.int64]) -> None:
+        """Keep writers away from leased ``files`` until ``leave``: for a GPU, which reads later."""
+        while True:
+            try:
+                self._inside.append(None)
+                self._unused = 0
+                if not self._closing:
+                    self._prepare(files)
                     return
             except BaseException:
                 self._inside.pop()
@@ -208,33 +243,55 @@ class Maps:
             self._inside.pop()
             time.sleep(_MOMENT)
 
-    def _distrust(self) -> None:
+    def _prepare(self, files: int | NDArray[np.int64]) -> float:
+        """Have ``files`` mapped and guarded; until when can their leases be believed?"""
+        until = self._trusted  # before anything is looked at: no later look may prolong it
+        if elapsed() > until:
+            until = self._distrust()
+        if not self._complete:
+            ready = self._ready[files]
+            if not (ready if ready.ndim == 0 else ready.all()):
+                self._map(np.unique(files).tolist())
+        return until
+
+    def _distrust(self) -> float:
         """Nobody has looked for long, as when the process was stopped: leases may be gone."""
         with self._lock:
-            self._trusted = time.monotonic() + _TRUST if self._guarded else math.inf
+            until = elapsed() + _TRUST if self._guarded else math.inf
             if self._guarded:
+                self._complete = False
                 self._ready[:] = False
+            self._trusted = until
+            return until
+
+    def _check(self, files: int | NDArray[np.int64], until: float) -> None:
+        """Refuse what was copied unless it is certain that nobody wrote meanwhile."""
+        if self.unleased or self._lost or elapsed() > until:
+            self.recheck(files)
 
     def recheck(self, files: int | NDArray[np.int64]) -> None:
-        """Compare those that are not leased once more: what was copied may be torn."""
-        for number in np.unique(files).tolist():
+        """Compare ``files`` once more: what was copied may be torn, or zeros."""
+        for number in np.unique(files).tolist() if self._guarded else ():
             one = self._maps[number]
-            if one is not None and self._guarded and not self._ready[number]:
+            if one is not None:
+                one.look()
                 self._compare(one)
 
-    def _prepare(self, files: list[int]) -> None:
+    def _map(self, files: list[int]) -> None:
         if self._guarded and can.lease:
             keeper.keep(self)  # before there is a lease: none may be left alone
+        caught = not self._guarded or sigbus.ensure() or can.maps_keep_size
         with self._lock:
             for number in files:
                 one = self._maps[number] or self._open(number)
-                if not self._guarded:
-                    self._ready[number] = True
-                elif not self._ready[number]:
+                if self._guarded and not self._ready[number]:
                     one.lease()
                     self._compare(one)
-                    self._ready[number] = one.leased
                     self.unleased |= not one.leased
+                    if not (one.leased or caught):
+                        raise Unmappable(one.file.path, "cannot be guarded against writers")
+                self._ready[number] = True
+            self._complete = bool(self._ready.all())
 
     def _open(self, number: int) -> _Map:
         path, expected = self._files.path(number), self._files.expected(number)
@@ -245,14 +302,18 @@ class Maps:
         except SourceError as error:  # out of descriptors, for one
             raise Unmappable(path, error.problem) from None
         try:
-            one = self._maps[number] = _Map(number, file)
+            one = _Map(number, file)
+            if self._guarded:
+                sigbus.watch(one.bytes, self._lost, number)
+            self.address[number] = one.bytes.__array_interface__["data"][0]
+            self._records = {}
+            self._maps[number] = one  # last: an interrupt may come at any call before
         except BaseException as error:
+            self.address[number] = 0
             file.close()
             if isinstance(error, OSError | ValueError):  # ValueError: it is empty by now
                 raise Unmappable(path, f"cannot be mapped: {error}") from None
             raise
-        self.address[number] = one.bytes.__array_interface__["data"][0]
-        self._records = {}
         return one
 
     def _compare(self, one: _Map) -> None:
@@ -260,26 +321,26 @@ class Maps:
 
         Its lease is left to the keeper: others may be reading under it.
         """
-        status = os.fstat(one.file.fd)
-        expected = self._files.expected(one.number)
-        found = Identity.of(status)
-        if found == expected and status.st_ctime_ns != one.ctime:
-            try:
-                found = Identity.of(os.stat(one.file.path))
-                one.ctime = status.st_ctime_ns  # another mode, or one more name: no matter
-            except OSError:
-                found = expected  # deleted: asked again each time, for what comes in its place
-        if found != expected:
-            one.ctime = -1  # a file that was replaced stays so
-            raise changed(one.file.path, expected, found)
-        if one.taken:
-            raise ChangedError(
-                one.file.path, "opened for writing since it was indexed; open the dataset again"
-            )
+        path, expected = one.file.path, self._files.expected(one.number)
+        if one.found is None:
+            status = os.fstat(one.file.fd)
+            found = Identity.of(status)
+            if found != expected and found.same_data(expected):
+                found = _behind_name(path, status) or expected
+            if found == expected and not one.taken:
+                if one.number in self._lost:
+                    raise Unmappable(path, "a part of it could not be read")
+                return
+            if found == expected:
+                problem = "opened for writing since it was indexed; open the dataset again"
+                raise ChangedError(path, problem)
+            one.found = found  # a file that was replaced stays so
+        raise changed(path, expected, one.found)
 
     def tend(self) -> bool:
         """Give up what writers wait for, or all when idle; is there anything left to tend?"""
-        began = time.monotonic()
+        began = elapsed()
+        sigbus.ensure()
         with self._lock:
             self._unused += 1
             idle = self._unused > _IDLE_LOOKS
@@ -310,12 +371,24 @@ class Maps:
                 while self._inside:
                     time.sleep(_MOMENT)
                 with self._lock:
+                    self._complete = False
                     self._ready[[one.number for one in over]] = False
                     for one in over:
                         one.taken |= one.leased and one.wanted()
                         one.give_up()
             finally:
                 self._closing = False
+
+
+def _behind_name(path: bytes, status: os.stat_result) -> Identity | None:
+    """What has the name now of a file whose attributes changed; nothing if it was deleted.
+
+    Deleting a file changes no more than that, and its bytes stay.
+    """
+    try:
+        return Identity.of(os.stat(path))
+    except OSError:
+        return Identity.of(status) if status.st_nlink else None
 
 
 def _close(maps: list[_Map | None], cost: int, generation: int) -> None:

@@ -8,8 +8,10 @@ import mmap
 import os
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 try:
     import fcntl as fcntl
@@ -40,10 +42,19 @@ class Capabilities:
     lock: bool = hasattr(fcntl, "flock")
     # Names looked up below an open folder, without following links.
     beneath: bool = {os.open, os.unlink, os.rename} <= os.supports_dir_fd
+    catch_sigbus: bool = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64")
+    maps_keep_size: bool = sys.platform == "win32"  # nobody can shorten a file that is mapped
 
 
 can = Capabilities()
 _seek = threading.Lock()
+
+# Seconds by a clock that also runs while the machine is suspended, where there is one.
+elapsed: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    if hasattr(time, "CLOCK_BOOTTIME")
+    else time.monotonic
+)
 
 
 def pread(fd: int, length: int, start: int) -> bytes:

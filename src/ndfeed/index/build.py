@@ -44,7 +44,7 @@ class Chunk:
 
     def __init__(self) -> None:
         self.paths: list[bytes] = []
-        self.identity: list[tuple[int, int, int, int, int]] = []
+        self.identity: list[Identity] = []
         self.format: list[int] = []
         self.arrays: list[tuple[int, ...]] = []
         self.names: dict[str, int] = {}
@@ -59,7 +59,7 @@ class Chunk:
         status = file.status
         number = len(self.paths)
         self.paths.append(file.path)
-        self.identity.append((*Identity.of(status), status.st_ctime_ns))
+        self.identity.append(Identity.of(status))
         self.format.append(FORMATS.index(found.format))
         for array in found.arrays:
             self.arrays.append(self._row(number, array))

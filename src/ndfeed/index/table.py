@@ -86,8 +86,8 @@ class Table:
 
     def expected(self, file: int) -> Identity:
         """The identity a file had when it was described."""
-        device, inode, size, mtime = self.identity[file, :4].tolist()
-        return Identity(device, inode, size, mtime)
+        device, inode, size, mtime, ctime = self.identity[file].tolist()
+        return Identity(device, inode, size, mtime, ctime)
 
     def dimensions(self, place: int) -> tuple[int, ...]:
         """The shape or the strides kept at ``place`` of ``dims``."""

@@ -22,7 +22,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
@@ -147,7 +147,10 @@ class Child:
 
 
 def started(main: Main, argument: object) -> Child:
-    """A new process that runs ``main(parent, argument)``."""
+    """A new process that runs ``main(parent, argument)``.
+
+    Not for a thread that may be interrupted: nobody would know of the process.
+    """
     with _starting:
         ours, theirs = multiprocessing.Pipe()
         _pipes.add(ours)
@@ -168,18 +171,22 @@ def _forked(main: Main, argument: object, pipe: Pipe) -> int:
         # Python and JAX warn of forks beside threads. The child touches none of their locks.
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+        # A Ctrl-C before the child ignores it would be raised there, in its parent's code.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         pid = os.fork()
-    if not pid:
-        _live(main, argument, pipe, parent)
+        if not pid:
+            _live(main, argument, pipe, parent, blocked)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return pid
 
 
-def _live(main: Main, argument: object, pipe: Pipe, parent: int) -> NoReturn:
+def _live(main: Main, argument: object, pipe: Pipe, parent: int, mask: Iterable[int]) -> NoReturn:
     """All of a forked child's life."""
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for other in list(_pipes):
             other.close()
         _serve(main, argument, pipe, parent)

@@ -8,6 +8,10 @@ Guarantees:
 - What goes wrong in a batch is raised where that batch would have been delivered.
 - ``stop`` wakes everybody; whoever waits for a batch that will not come gets
   ``RuntimeError``. Threads end with the piece of work they are at.
+- Ctrl-C at any moment leaves no lock held, and no thread that ``stop`` would not end.
+
+There is no ``Condition`` here, since an interrupt could leave it locked (see ``loader.helper``):
+who waits, waits for a bell to ring and then looks for itself. A ring too many does no harm.
 
 The one lock is held for choosing work, never while working. Handing over a batch that is ready
 takes no lock: the slots are a dict, which changes in one step. It works since each side first
@@ -18,9 +22,11 @@ whether anybody waits.
 import threading
 import time
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from ndfeed.loader.clock import Clock
+from ndfeed.loader.helper import uninterrupted
 
 _JOIN = 2.0  # seconds for threads to end; what runs longer is left behind
 
@@ -75,6 +81,24 @@ def counted(found: Any) -> int:  # noqa: ANN401
     return found.count if isinstance(found, Several) else 1
 
 
+class _Bell:
+    """Wakes one who waits. A ring that nobody has heard yet is enough for many."""
+
+    __slots__ = ("_rings",)
+
+    def __init__(self) -> None:
+        self._rings: SimpleQueue[None] = SimpleQueue()
+
+    def ring(self) -> None:
+        """Wake somebody who waits, or the next who does."""
+        if self._rings.empty():
+            self._rings.put(None)
+
+    def wait(self) -> None:
+        """Wait for a ring."""
+        self._rings.get()
+
+
 class _Run:
     """One course under way."""
 
@@ -85,6 +109,46 @@ class _Run:
         self.given = 0  # batches the consumer has
         self.over = False  # stopped, or failed: nothing new is begun
         self.stopped = False
+        self._waiting = False
+        self._arrived = _Bell()
+
+    def stop(self) -> None:
+        """Begin nothing more, and tell whoever waits."""
+        self.over = self.stopped = True
+        self._arrived.ring()
+
+    def tell(self) -> None:
+        """Batches are ready: wake the consumer if it waits."""
+        if self._waiting:
+            self._arrived.ring()
+
+    def wait(self, number: int) -> Any:  # noqa: ANN401
+        """Batch ``number``, when it is there."""
+        self._waiting = True
+        try:
+            while (found := self.slots.pop(number, None)) is None:
+                if self.stopped:
+                    self._arrived.ring()  # for others who wait
+                    raise RuntimeError("another pass over this loader began, or it was closed")
+                self._arrived.wait()
+        finally:
+            self._waiting = False
+        return found
+
+
+class _Crew:
+    """Threads that end together, by number, and what each number has done so far."""
+
+    def __init__(self) -> None:
+        self.threads: dict[int, threading.Thread] = {}
+        self.clocks: dict[int, Clock] = {}
+        self.over = False
+        self.bell = _Bell()  # for those who rest
+
+    def end(self) -> None:
+        """Tell the threads to end; each who hears of it tells the next."""
+        self.over = True
+        self.bell.ring()
 
 
 class Engine:
@@ -95,38 +159,30 @@ class Engine:
         self.starved = 0.0  # seconds the consumer waited for us
         self._depth = depth
         self._wanted = threads
-        self._changed = threading.Condition()
-        self._done = threading.Condition(self._changed._lock)  # type: ignore[attr-defined]
-        self._spare = threading.Condition(self._changed._lock)  # type: ignore[attr-defined]
-        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._crew = _Crew()
         self._run: _Run | None = None
         self._coming: _Run | None = None
         self._resting = 0
-        self._waiting = False
-        self._closed = False
 
     # The consumer's side: one thread.
 
     def begin(self, course: Course) -> None:
         """Start to make the batches of a course, or go on if it was begun ahead."""
-        with self._changed:
+        with self._lock:
             for run in (self._run, self._coming):
                 if run is not None and run.course is not course:
-                    run.over = run.stopped = True
+                    run.stop()
             coming, self._coming = self._coming, None
             ahead = coming is not None and coming.course is course
             self._run = coming if ahead else _Run(course)
-            self._closed = False
-            if not any(thread.is_alive() for thread in self._threads):
-                self.clocks = [sum(self.clocks, Clock())]
-            self._start()
-            self._changed.notify_all()
+        self._staff()
 
     def prepare(self, course: Course) -> None:
         """Begin a course ahead, as soon as all batches of the current one are begun."""
-        with self._changed:
+        with self._lock:
             self._coming = _Run(course)
-            self._changed.notify_all()
+        self._crew.bell.ring()
 
     def take(self, *, wait: bool = True) -> Any:  # noqa: ANN401
         """The next batch of the course; without waiting for it, nothing if it is not ready."""
@@ -138,27 +194,14 @@ class Engine:
         if found is None:
             if not wait:
                 return None
-            found = self._wait(run, number)
+            began = time.perf_counter()
+            found = run.wait(number)
+            self.starved += time.perf_counter() - began
         run.given = number + counted(found)
         if self._resting:
             coming = self._next_run()
             if coming is not None and self._room(coming):
-                with self._changed:
-                    self._changed.notify()
-        return found
-
-    def _wait(self, run: _Run, number: int) -> Any:  # noqa: ANN401
-        began = time.perf_counter()
-        with self._changed:
-            self._waiting = True
-            try:
-                while (found := run.slots.pop(number, None)) is None:
-                    if run.stopped:
-                        raise RuntimeError("another pass over this loader began, or it was closed")
-                    self._done.wait()
-            finally:
-                self._waiting = False
-        self.starved += time.perf_counter() - began
+                self._crew.bell.ring()
         return found
 
     @property
@@ -178,34 +221,27 @@ class Engine:
 
     def use(self, threads: int) -> None:
         """Go on with more or fewer threads."""
-        with self._changed:
-            self._wanted = threads
-            if self._run is not None and not self._closed:
-                self._start()
-            self._changed.notify_all()
-            self._spare.notify_all()
+        self._wanted = threads
+        if self._run is not None:
+            self._staff()
 
     def stop(self) -> list[threading.Thread]:
         """Leave the course and tell the threads to end; ``join`` waits for them."""
-        with self._changed:
-            self._closed = True
+        with self._lock:
+            self._crew.end()
             for run in (self._run, self._coming):
                 if run is not None:
-                    run.over = run.stopped = True
+                    run.stop()
                     run.slots.clear()
             self._run = self._coming = None
-            threads, self._threads = self._threads, []
-            self._changed.notify_all()
-            self._spare.notify_all()
-            self._done.notify_all()
-        return threads
+            return list(self._crew.threads.values())
 
     def join(self, threads: list[threading.Thread]) -> None:
         """Wait for threads to end, for a while."""
         until = time.monotonic() + _JOIN
         for thread in threads:
             # The last reference to a loader may be dropped in one of its own threads.
-            if thread is not threading.current_thread() and thread.ident is not None:
+            if thread.ident != threading.get_ident():
                 thread.join(max(until - time.monotonic(), 0))
 
     def end(self) -> None:
@@ -214,18 +250,30 @@ class Engine:
 
     # The threads' side.
 
+    def _staff(self) -> None:
+        """Have as many threads as are wanted, and some of them look for work."""
+        crew = self._crew
+        if crew.over or len(crew.threads) < self._wanted:
+            uninterrupted(self._start)
+        self._crew.bell.ring()
+
     def _start(self) -> None:
-        """As many threads as are wanted; the lock is held."""
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        while len(self._threads) < self._wanted:
-            number = len(self._threads)
-            clock = Clock()
-            self.clocks.append(clock)
-            thread = threading.Thread(
-                target=self._work, args=(number, clock), name=f"ndfeed-{number}", daemon=True
-            )
-            self._threads.append(thread)
-            thread.start()
+        with self._lock:
+            if self._run is None:  # stopped meanwhile
+                return
+            if self._crew.over:
+                self._crew = _Crew()
+                self.clocks = [sum(self.clocks, Clock())]
+            crew = self._crew
+            for number in range(self._wanted):
+                if number not in crew.threads:
+                    if number not in crew.clocks:
+                        crew.clocks[number] = Clock()
+                        self.clocks.append(crew.clocks[number])
+                    args, name = (crew, number, crew.clocks[number]), f"ndfeed-{number}"
+                    thread = threading.Thread(target=self._work, args=args, name=name, daemon=True)
+                    thread.start()
+                    crew.threads[number] = thread
 
     def _room(self, run: _Run) -> bool:
         """May the next batches of the run be begun?"""
@@ -255,48 +303,44 @@ class Engine:
             stop = min(first + size, run.course.count)
             if run.course.ready(stop):
                 run.next = stop
-                return _Ticket(self, run, first, stop)
+                return _Ticket(run, first, stop)
         errand = run.course.errand()
         return None if errand is None else _Errand(self, run, errand)
 
-    def _work(self, number: int, clock: Clock) -> None:
-        me = threading.current_thread()
-        while True:
-            with self._changed:
-                began = time.perf_counter()
-                while True:
-                    if self._closed or me not in self._threads:
-                        return
-                    if number >= self._wanted:
-                        self._spare.wait()
-                        continue
-                    # Said before it is looked: whoever makes room afterwards will see it.
-                    self._resting += 1
-                    try:
-                        job = self._claim()
-                        if job is None:
-                            self._changed.wait()
-                    finally:
-                        self._resting -= 1
-                    if job is not None:
-                        break
-                if self._resting:
-                    self._changed.notify()  # there may be something for the next one too
-                clock.idle += time.perf_counter() - began
-            job(clock)
-            del job  # or a batch would be kept alive while this thread rests
+    def _work(self, crew: _Crew, number: int, clock: Clock) -> None:
+        try:
+            while (job := self._next_job(crew, number, clock)) is not None:
+                job(clock)
+                del job  # or a batch would be kept alive while this thread rests
+        finally:
+            with self._lock:
+                if not crew.over:  # one too many, or an error of ours: another may be started
+                    del crew.threads[number]
+            crew.bell.ring()  # what was meant for this thread is for another
 
-    def tell(self) -> None:
-        """Batches are ready: wake the consumer if it waits."""
-        if self._waiting:
-            with self._changed:
-                self._done.notify()
+    def _next_job(self, crew: _Crew, number: int, clock: Clock) -> Callable[[Clock], None] | None:
+        """Wait for something to do; nothing where the thread is to end."""
+        began = time.perf_counter()
+        while not crew.over and number < self._wanted:
+            with self._lock:
+                # Said before it is looked: whoever makes room afterwards will see it.
+                self._resting += 1
+                job = self._claim()
+                self._resting -= job is not None
+            if job is not None:
+                if self._resting:
+                    crew.bell.ring()  # there may be something for the next one too
+                clock.idle += time.perf_counter() - began
+                return job
+            crew.bell.wait()
+            with self._lock:
+                self._resting -= 1
+        return None
 
     def done(self, run: _Run) -> None:
         """Something was finished that others may have waited for."""
         if self._resting and not run.over:
-            with self._changed:
-                self._changed.notify_all()
+            self._crew.bell.ring()
 
 
 class _Errand:
@@ -318,10 +362,10 @@ class _Errand:
 class _Ticket:
     """A few batches in a row, for one thread to make."""
 
-    __slots__ = ("_engine", "_first", "_run", "_stop")
+    __slots__ = ("_first", "_run", "_stop")
 
-    def __init__(self, engine: Engine, run: _Run, first: int, stop: int) -> None:
-        self._engine, self._run, self._first, self._stop = engine, run, first, stop
+    def __init__(self, run: _Run, first: int, stop: int) -> None:
+        self._run, self._first, self._stop = run, first, stop
 
     def __call__(self, clock: Clock) -> None:
         """Make them."""
@@ -335,10 +379,10 @@ class _Ticket:
                 run.slots[number] = made
                 number += counted(made)
                 if course.slow:
-                    self._engine.tell()
+                    run.tell()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer is to see it
             run.over = True
             run.slots[number] = Failure(error)
         finally:
             # Once for all, if they are quick: waking a thread costs as much as a small batch.
-            self._engine.tell()
+            run.tell()

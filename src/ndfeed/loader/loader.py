@@ -15,6 +15,7 @@ from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.loader.adapter import Adapter
 from ndfeed.loader.engine import Failure, counted
+from ndfeed.loader.helper import interrupt_later
 from ndfeed.loader.machine import Machine
 from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only
 from ndfeed.loader.plan import batch_bytes, planned
@@ -62,17 +63,17 @@ class Batches(Iterator[Any]):
             Batches.__init__(self, loader, self._number)
             machine = self._machine
         if self._given == self._count:
-            self._loader = None
             loader._finished()
+            self._loader = None
             raise StopIteration
         try:
             found = self._next(machine)
+            self._given += counted(found)
+            loader._position = loader.share.consumed(self._given, self._start)
+            machine.look()
         except BaseException:  # interrupted, closed meanwhile, or an error of the batch's own
             self._leave(loader)
             raise
-        self._given += counted(found)
-        loader._position = loader.share.consumed(self._given, self._start)
-        machine.look()
         return found
 
     def _next(self, machine: Machine) -> Any:  # noqa: ANN401
@@ -88,13 +89,13 @@ class Batches(Iterator[Any]):
         return adapter.receive(_raised(sent.popleft()))
 
     def _leave(self, loader: "Loader") -> None:
-        self._loader = None
         loader._left()
+        self._loader = None
 
     def __del__(self) -> None:
         loader = getattr(self, "_loader", None)
         if loader is not None and loader._pass == self._number:
-            self._leave(loader)
+            _let_interrupts_through(lambda: self._leave(loader))
 
 
 class Loader:
@@ -129,7 +130,7 @@ class Loader:
         self._passes = 0
         self._pass = 0  # the one under way, or none
         self._machines: list[Machine] = []
-        self._end = weakref.finalize(self, _end, self._machines)
+        self._end = weakref.finalize(self, _end_at_last, self._machines)
 
     def __len__(self) -> int:
         return self.share.batches()
@@ -168,7 +169,11 @@ class Loader:
         self._begun = True
         self._passes += 1
         self._pass = self._passes
-        return Batches(self, self._pass)
+        try:
+            return Batches(self, self._pass)
+        except BaseException:
+            self._left()
+            raise
 
     def _machine(self) -> Machine:
         """What makes batches in this process."""
@@ -194,8 +199,8 @@ class Loader:
     def _left(self) -> None:
         """A pass was left before its end, if one was under way."""
         if self._pass:
-            self._pass = 0
             _end(self._machines)
+            self._pass = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Where the consumer stands, as JSON of a few hundred bytes.
@@ -234,8 +239,8 @@ class Loader:
 
     def close(self) -> None:
         """End threads and processes and let go of memory. Iterating begins anew."""
-        self._pass = 0
         _end(self._machines)
+        self._pass = 0
 
     def __enter__(self) -> Self:
         return self
@@ -251,6 +256,18 @@ def _end(machines: list[Machine]) -> None:
     for machine in machines:
         if machine.pid == os.getpid():  # a fork's copy has no threads, and perhaps a held lock
             machine.stop()
+
+
+def _end_at_last(machines: list[Machine]) -> None:
+    _let_interrupts_through(lambda: _end(machines))
+
+
+def _let_interrupts_through(work: Callable[[], None]) -> None:
+    """Do what is done while an object is collected, where Python drops every exception."""
+    try:
+        work()
+    except KeyboardInterrupt:
+        interrupt_later()
 
 
 def loader(  # noqa: PLR0913 - the words that every loader shares

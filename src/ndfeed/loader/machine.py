@@ -17,6 +17,7 @@ from ndfeed.loader.clock import Clock, Disk
 from ndfeed.loader.course import Pass
 from ndfeed.loader.engine import Engine
 from ndfeed.loader.fill import Filler, Skipped
+from ndfeed.loader.helper import uninterrupted
 from ndfeed.loader.host import Host
 from ndfeed.loader.joint import Joiner
 from ndfeed.loader.options import Options
@@ -168,17 +169,20 @@ class Machine:
         self.engine.end()
 
     def stop(self) -> None:
-        """Leave the pass, end the threads, let go of memory."""
+        """Leave the pass, end the threads, let go of memory. May be repeated if interrupted."""
         self.ended = self.ended or time.perf_counter()
         self._ahead = None
         self.given = self.engine.given or self.given
+        uninterrupted(self._stop)
+        self.adapter.close()
+
+    def _stop(self) -> None:
         threads = self.engine.stop()
         if self.processes is not None:
             self.processes.close()
         self.engine.join(threads)
         self.decoded.clear()
         self.pool.clear()
-        self.adapter.close()
 
 
 def _depth(machine: Machine | None) -> int:

@@ -15,7 +15,9 @@ import heapq
 import threading
 import traceback
 from collections.abc import Sequence
+from itertools import count as count_up
 from multiprocessing.reduction import ForkingPickler
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +28,7 @@ from ndfeed.errors import WorkerError
 from ndfeed.files.shared import Block, Handle, attached
 from ndfeed.loader.child import Child, Died, Orphaned, Parent, started
 from ndfeed.loader.draws import Seeded
+from ndfeed.loader.helper import uninterrupted
 from ndfeed.loader.pool import SMALL, Pool, piece_of
 
 _ALIGNED = 64
@@ -47,25 +50,36 @@ class Processes:
         self.count = count
         self.pool = Pool(2 * count + 2, Block.of)
         self._steps = steps
-        self._free = threading.Condition()
+        self._lock = threading.Lock()
         self._idle: list[Child] = []
         self._all: list[Child] = []
-        self._waiting: list[int] = []  # positions of batches that wait for a process, a heap
+        # Positions of batches that wait for a process, a heap, and where it is handed over.
+        self._waiting: list[tuple[int, int, SimpleQueue[Child | None]]] = []
+        self._number = count_up()
         self._room = 0  # bytes that results needed so far
         self._closed = False
 
     def start(self) -> None:
         """Have all processes running."""
-        with self._free:
-            self._closed = False
-            while len(self._all) < self.count:
+        self._closed = False
+        uninterrupted(self._start)
+
+    def _start(self) -> None:
+        with self._lock:
+            while len(self._all) < self.count and not self._closed:
                 self._add()
 
     def _add(self) -> None:
         made = started(_serve, tuple(self._steps))
         self._all.append(made)
-        self._idle.append(made)
-        self._free.notify_all()
+        self._hand_over(made)
+
+    def _hand_over(self, process: Child) -> None:
+        """To the earliest batch that waits, if one does; the lock is held."""
+        if self._waiting:
+            heapq.heappop(self._waiting)[2].put(process)
+        else:
+            self._idle.append(process)
 
     def __call__(self, batch: Batch, steps: Sequence[Step], draws: Seeded) -> Batch:
         """What the steps make of the batch, in a process."""
@@ -85,24 +99,23 @@ class Processes:
 
     def _borrow(self, position: int) -> Child:
         """A process that is idle, for the earliest batch that waits for one."""
-        with self._free:
-            heapq.heappush(self._waiting, position)
-            try:
-                while not self._idle or self._waiting[0] != position:
-                    if self._closed:
-                        raise WorkerError("the loader was closed")
-                    self._free.wait()
-                return self._idle.pop()
-            finally:
-                self._waiting.remove(position)
-                heapq.heapify(self._waiting)
-                self._free.notify_all()
+        handed: SimpleQueue[Child | None] = SimpleQueue()
+        with self._lock:
+            if self._closed:
+                handed.put(None)
+            elif self._idle:  # then nobody waits
+                handed.put(self._idle.pop())
+            else:
+                heapq.heappush(self._waiting, (position, next(self._number), handed))
+        found = handed.get()
+        if found is None:
+            raise WorkerError("the loader was closed")
+        return found
 
     def _return(self, process: Child, alive: bool) -> None:
-        with self._free:
+        with self._lock:
             if alive and not self._closed:
-                self._idle.append(process)
-                self._free.notify_all()
+                self._hand_over(process)
                 return
             if process in self._all:
                 self._all.remove(process)
@@ -128,10 +141,12 @@ class Processes:
 
     def close(self) -> None:
         """End all processes; those who wait for one are told."""
-        with self._free:
+        with self._lock:
             self._closed = True
             ending, self._all, self._idle = self._all, [], []
-            self._free.notify_all()
+            for _, _, handed in self._waiting:
+                handed.put(None)
+            self._waiting.clear()
         for process in ending:
             process.terminate()
         for process in ending:

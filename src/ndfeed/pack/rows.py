@@ -153,7 +153,7 @@ def _shapes(group: Group, column: Column, samples: Ints) -> Ints:
 def _check_unchanged(table: Table) -> None:
     for start in range(0, table.files, _AT_ONCE):
         files = np.arange(start, min(start + _AT_ONCE, table.files))
-        expected = table.identity[files, :4].tolist()
+        expected = table.identity[files].tolist()
         for path, before in zip(table.paths_of(files), expected, strict=True):
             try:
                 after = Identity.of(os.stat(path))

@@ -1,0 +1,55 @@
+"""Work that Ctrl-C must not cut short.
+
+Python runs signal handlers in the main thread, between any two calls: a ``KeyboardInterrupt`` may
+come between starting a thread and keeping it, or behind a fork, or inside of the standard
+library's own locks, which are then held for ever. So what must be done whole is done by a thread
+made for it, which no signal disturbs, while the main thread waits.
+
+What the main thread does itself is safe where it consists of single steps in C: ``with`` on a plain
+lock, appending to a list, ``put`` and ``get`` of a ``SimpleQueue``. Objects written in Python
+(``Condition``, ``Event``, ``Thread``) are not.
+"""
+
+import _thread
+import sys
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_MOMENT = 0.002
+
+
+def uninterrupted(work: Callable[[], T]) -> T:
+    """What ``work`` returns, or raises. Ctrl-C ends the wait for it, not the work."""
+    if threading.get_ident() != threading.main_thread().ident or sys.is_finalizing():
+        return work()  # where no signal comes, or no thread can run any more
+    done: SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((work(), None))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised where we wait
+            done.put((None, error))
+
+    try:
+        _thread.start_new_thread(run, ())
+    except RuntimeError:  # no more threads, or the interpreter is about to end
+        return work()
+    found, error = done.get()
+    if error is not None:
+        raise error
+    return found  # type: ignore[return-value]
+
+
+def interrupt_later() -> None:
+    """Repeat a Ctrl-C that came where Python would not let it through, such as in ``__del__``."""
+
+    def interrupt() -> None:
+        time.sleep(_MOMENT)
+        _thread.interrupt_main()
+
+    _thread.start_new_thread(interrupt, ())
