@@ -20,7 +20,7 @@ from ndfeed.loader.ragged import Ragged, Room, formed, owner
 from ndfeed.order.permutation import Ints
 
 _NAMED = 8
-_LISTED = 1000
+LISTED = 1000  # samples that were left out, of which the row and the error are kept
 
 
 class Source(Protocol):
@@ -49,7 +49,7 @@ class Skipped:
     def add(self, row: int, error: BaseException) -> None:
         """One more."""
         self.count += 1
-        if len(self.listed) < _LISTED:
+        if len(self.listed) < LISTED:
             self.listed.append((row, f"{error}"))
 
 
