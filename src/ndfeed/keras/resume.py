@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import keras
 
 from ndfeed.dataset.arguments import as_count
+from ndfeed.keras.dataset import Batches
 
 
 class Counter(Protocol):
@@ -43,10 +44,13 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     def __init__(
-        self, state: Counter, save: Callable[[], Any] | None = None, every: int | None = None
+        self,
+        state: "Counter | Batches",
+        save: Callable[[], Any] | None = None,
+        every: int | None = None,
     ) -> None:
         super().__init__()
-        self._state = state
+        self._state: Counter = state.state if isinstance(state, Batches) else state
         self._save = save
         self._every = None if every is None else as_count("every", every, 1, 1 << 62)
         self._seen = 0  # batches of this epoch of fit

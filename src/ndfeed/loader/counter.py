@@ -23,7 +23,7 @@ class Counter:
 
     def __init__(self) -> None:
         self._loader: Loader | None = None
-        self._epochs: int | None = 1
+        self.epochs: int | None = 1
         self._restored: State | None = None
         self._epoch = 0
         self._start = 0  # samples of the epoch that were used before it was gone on with
@@ -32,7 +32,7 @@ class Counter:
 
     def bind(self, loader: Loader, epochs: int | None) -> None:
         """Count the batches of a loader."""
-        self._loader, self._epochs = loader, epochs
+        self._loader, self.epochs = loader, epochs
         if self._restored is not None:
             self._go_to(self._restored)
 
@@ -51,10 +51,10 @@ class Counter:
     @property
     def left(self) -> int | None:
         """Batches until the pass over the dataset ends; nothing where it never does."""
-        if self._epochs is None:
+        if self.epochs is None:
             return None
         share = self._bound().share
-        more = self._epochs - self._epoch % self._epochs - 1
+        more = self.epochs - self._epoch % self.epochs - 1
         return share.batches(self._start) - self._batches + more * share.batches()
 
     def advance(self, batches: int = 1) -> None:
@@ -63,9 +63,10 @@ class Counter:
         self._bound()
         if self._in_fit:  # that was interrupted, and this is a loop that began where it had
             self._in_fit, self._batches = False, 0
-        self._count(number)
+        self.count(number)
 
-    def _count(self, batches: int) -> None:
+    def count(self, batches: int) -> None:
+        """Count batches, whoever counts."""
         share = self._bound().share
         self._batches += batches
         while self._batches >= (count := share.batches(self._start)) > 0:
@@ -96,11 +97,16 @@ class Counter:
     def count_fit(self, batches: int) -> None:
         """Batches that ``fit`` has used."""
         self._in_fit = True
-        self._count(batches)
+        self.count(batches)
 
     def end_fit(self) -> None:
         """``fit`` has ended."""
         self._in_fit = False
+
+    @property
+    def fresh(self) -> bool:
+        """Was nothing counted since it was said where the next pass begins?"""
+        return not self._batches
 
     @property
     def in_fit(self) -> bool:
@@ -124,7 +130,7 @@ class Counter:
     def _go_to(self, place: State) -> None:
         self._bound().load_state_dict(place.as_dict())  # refuses one of other data
         self.go_to(place.epoch, place.samples)
-        self._count(0)  # an epoch of which nothing is left is over
+        self.count(0)  # an epoch of which nothing is left is over
 
     def _bound(self) -> Loader:
         if self._loader is None:

@@ -18,7 +18,7 @@ from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.loader.adapter import Adapter
 from ndfeed.loader.engine import Failure, counted
-from ndfeed.loader.fill import LISTED
+from ndfeed.loader.fill import listed
 from ndfeed.loader.machine import Machine
 from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only
 from ndfeed.loader.plan import batch_bytes, planned
@@ -273,9 +273,11 @@ class Loader:
 
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:
-        """Samples left out by ``on_error="skip"``: the row and what was wrong, the first 1,000."""
-        listed = (one for machine in self._machines for one in machine.skipped.listed)
-        return tuple(itertools.islice(listed, LISTED))
+        """Samples left out by ``on_error="skip"``: the row and what was wrong, the first 1,000.
+
+        Each is listed once, however many epochs it was left out of.
+        """
+        return listed(machine.skipped for machine in self._machines)
 
     def close(self) -> None:
         """End threads and processes and let go of memory. Iterating begins anew."""
