@@ -100,6 +100,22 @@ def test_maps_of_numpy_run_as_in_the_loader(ds):
     assert ndfeed.tf.dataset(noisy, 8).element_spec["z"] == tf.TensorSpec((None,), tf.float64)
 
 
+@pytest.mark.parametrize("size", [8, 33])
+def test_maps_may_return_tensors(ds, size):
+    """TensorFlow's own, or those of any framework that NumPy can look at."""
+    mapped = ds.map(
+        lambda batch: {
+            "x": tf.cast(batch["label"], tf.float32)[:, None] * tf.ones((1, 12)),
+            "label": batch["label"],
+        }
+    )
+    data = ndfeed.tf.dataset(mapped, size, shuffle=True)
+
+    assert data.element_spec["x"] == tf.TensorSpec((None, 12), tf.float32)
+    for batch in data:
+        np.testing.assert_array_equal(batch["x"][:, 3], batch["label"])
+
+
 def scattered(batch, rng):
     n = len(batch["label"])
     return {"label": batch["label"], "z": rng.random((n, 3)), "by": np.full(n, os.getpid())}

@@ -15,6 +15,7 @@ from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
 from ndfeed.keras.feed import Passes, adopt
+from ndfeed.loader.adapter import Arrays
 from ndfeed.loader.at import At
 from ndfeed.loader.counter import Counter
 from ndfeed.loader.loader import Loader
@@ -172,7 +173,7 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and Keras's
     for name, field in ds.fields.items():
         if options.fields is None or name in options.fields:
             _check(ds, field)
-    loader = Loader(ds, share, shuffle, options)
+    loader = Loader(ds, share, shuffle, options, Arrays)
     at = At(ds, share, shuffle, replace(options, processes=0))
     return Batches(loader, at, options.fields)
 

@@ -46,7 +46,7 @@ class Passes:
         if not epoch or not whole:
             return
         begun, batches = divmod(epoch * (steps or whole), whole)
-        if not (counter.fresh and counter.epoch == begun):
+        if not (counter.epoch == begun and not counter.batches):
             counter.go_to(begun, share.consumed(batches))
 
     def train(self) -> Iterator[Any]:

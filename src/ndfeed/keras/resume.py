@@ -1,33 +1,13 @@
 """A callback that counts what ``fit`` has used, so that it can be saved and gone on from."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 
 from ndfeed.dataset.arguments import as_count
 from ndfeed.keras.dataset import Batches
-
-
-class Counter(Protocol):
-    """Somebody who is told how many batches were used: ``ndfeed.tf.State``, or the dataset."""
-
-    @property
-    def left(self) -> int | None:
-        """Batches until the pass over the dataset ends; nothing where it never does."""
-        ...
-
-    def begin_fit(self) -> None:
-        """``fit`` begins, with what is left of the epoch."""
-        ...
-
-    def count_fit(self, batches: int) -> None:
-        """Batches that ``fit`` has used."""
-        ...
-
-    def end_fit(self) -> None:
-        """``fit`` has ended."""
-        ...
+from ndfeed.loader.counter import Counter
 
 
 class Resume(keras.callbacks.Callback):  # type: ignore[misc]
@@ -45,7 +25,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(
         self,
-        state: "Counter | Batches",
+        state: Counter | Batches,
         save: Callable[[], Any] | None = None,
         every: int | None = None,
     ) -> None:
@@ -62,7 +42,8 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         """Called by Keras; an epoch that was interrupted is gone on with."""
         self._unsaved = 0
         self._ended = False
-        self._state.begin_fit()
+        self._state.settle()
+        self._state.in_fit = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Called by Keras."""
@@ -79,7 +60,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         new = last - self._seen
         self._seen = last
         self._unsaved += new
-        self._state.count_fit(new)
+        self._state.count(new)
         steps = self.params.get("steps")
         short = steps is None or self._seen < steps
         if self._seen == self._left and short and not self.model.stop_training:
@@ -97,7 +78,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Called by Keras."""
-        self._state.end_fit()
+        self._state.in_fit = False
 
     def _saved(self) -> None:
         self._unsaved = 0

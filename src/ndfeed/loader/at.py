@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.loader.adapter import Adapter
+from ndfeed.loader.adapter import Arrays
 from ndfeed.loader.clock import Clock
 from ndfeed.loader.draws import Key, Seeded, key_of
 from ndfeed.loader.fill import listed
@@ -47,7 +47,7 @@ class At:
         spans = self.share.spans(number)
         machine = self._machine
         if machine is None or machine.pid != os.getpid():
-            machine = Machine(self.dataset, self._options, self._plan, self._bytes, Adapter())
+            machine = Machine(self.dataset, self._options, self._plan, self._bytes, Arrays())
             self._machine = machine
         found = self._plan.places(np.concatenate([rows.rows(*span) for span in spans]))
         return machine.filler.make(found, Seeded.of(key, spans), Clock())

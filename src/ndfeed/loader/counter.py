@@ -27,8 +27,8 @@ class Counter:
         self._restored: State | None = None
         self._epoch = 0
         self._start = 0  # samples of the epoch that were used before it was gone on with
-        self._batches = 0  # counted since
-        self._in_fit = False
+        self.batches = 0  # counted since
+        self.in_fit = False  # does ``ndfeed.keras.Resume`` count?
 
     def bind(self, loader: Loader, epochs: int | None) -> None:
         """Count the batches of a loader."""
@@ -46,7 +46,7 @@ class Counter:
         """Samples of the epoch that were used, by all ranks together."""
         if self._loader is None:
             return self._start
-        return self._loader.share.consumed(self._batches, self._start)
+        return self._loader.share.consumed(self.batches, self._start)
 
     @property
     def left(self) -> int | None:
@@ -55,63 +55,37 @@ class Counter:
             return None
         share = self._bound().share
         more = self.epochs - self._epoch % self.epochs - 1
-        return share.batches(self._start) - self._batches + more * share.batches()
+        return share.batches(self._start) - self.batches + more * share.batches()
 
     def advance(self, batches: int = 1) -> None:
         """Count batches that were used."""
         number = as_count("batches", batches, 0, 1 << 62)
         self._bound()
-        if self._in_fit:  # that was interrupted, and this is a loop that began where it had
-            self._in_fit, self._batches = False, 0
+        if self.in_fit:  # that was interrupted, and this is a loop that began where it had
+            self.in_fit, self.batches = False, 0
         self.count(number)
 
     def count(self, batches: int) -> None:
         """Count batches, whoever counts."""
         share = self._bound().share
-        self._batches += batches
-        while self._batches >= (count := share.batches(self._start)) > 0:
-            self._batches -= count
+        self.batches += batches
+        while self.batches >= (count := share.batches(self._start)) > 0:
+            self.batches -= count
             self._epoch, self._start = self._epoch + 1, 0
 
     def begin(self) -> tuple[int, int]:
         """The epoch and the samples of it that a pass begins with; called by the dataset."""
-        if self._batches and not self._in_fit:  # it was left early, and counts as begun
+        if self.batches and not self.in_fit:  # it was left early, and counts as begun
             self.go_to(self._epoch + 1)
         return self._epoch, self._start
 
     def go_to(self, epoch: int, samples: int = 0) -> None:
         """Stand at a place in an epoch: the next pass begins there."""
-        self._epoch, self._start, self._batches = epoch, samples, 0
+        self._epoch, self._start, self.batches = epoch, samples, 0
 
     def settle(self) -> None:
         """The next pass begins where the counter stands, also if that is inside of an epoch."""
-        self._start, self._batches = self.samples, 0
-
-    # What ``ndfeed.keras.Resume`` says.
-
-    def begin_fit(self) -> None:
-        """``fit`` begins, with what is left of the epoch, and counts by ``count_fit``."""
-        self.settle()
-        self._in_fit = True
-
-    def count_fit(self, batches: int) -> None:
-        """Batches that ``fit`` has used."""
-        self._in_fit = True
-        self.count(batches)
-
-    def end_fit(self) -> None:
-        """``fit`` has ended."""
-        self._in_fit = False
-
-    @property
-    def fresh(self) -> bool:
-        """Was nothing counted since it was said where the next pass begins?"""
-        return not self._batches
-
-    @property
-    def in_fit(self) -> bool:
-        """Does ``fit`` count?"""
-        return self._in_fit
+        self._start, self.batches = self.samples, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Where the consumer stands, as JSON of a few hundred bytes."""
