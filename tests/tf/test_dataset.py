@@ -239,6 +239,26 @@ def test_many_passes_at_a_time(tmp_path):
     np.testing.assert_array_equal(np.bincount(rows), np.full(3000, 4))
 
 
+def test_the_service_of_tf_data_in_this_process(ds):
+    """It asks for passes from threads of its own, and for one it does not use."""
+    code = """
+import json, os, sys
+import tensorflow as tf
+import ndfeed, ndfeed.tf
+
+service = tf.data.experimental.service
+dispatcher = service.DispatchServer()
+address = dispatcher.target.split("://")[1]
+worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=address))
+data = ndfeed.tf.dataset(ndfeed.open(sys.argv[1]), 10, shuffle=True)
+served = data.apply(service.distribute(service.ShardingPolicy.DYNAMIC, dispatcher.target))
+print(json.dumps([sorted(v for batch in served for v in batch["label"].numpy().tolist())
+                  for _ in range(2)]), flush=True)
+os._exit(0)
+"""
+    assert run(code, ds.files[0])[0] == [list(range(100))] * 2
+
+
 def test_validation_and_evaluation_beside_the_training(ds):
     """On the very dataset that is trained on, in the middle of an epoch: both are whole."""
     data = ndfeed.tf.dataset(ds, 10, shuffle=True)
