@@ -64,7 +64,8 @@ class Batches(Iterator[Any]):
         loader = self._loader
         if loader is None:
             raise StopIteration
-        if self._number not in loader._live:
+        last = self._number == loader._pass  # is it the one that says where the loader stands?
+        if not last and self._number not in loader._live:
             self._loader = None
             raise RuntimeError(
                 "the loader was closed, or another pass was begun from a state; iterate it again"
@@ -83,7 +84,7 @@ class Batches(Iterator[Any]):
             self._leave(loader)
             raise
         self._given += counted(found)
-        if self._number == loader._pass:
+        if last:
             loader._position = self._share.consumed(self._given, self._start)
         machine.look()
         return found
