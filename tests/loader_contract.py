@@ -1,7 +1,9 @@
 """What every framework's loader promises: the batches of ``ndfeed.loader``, in its own arrays."""
 
+import copy
 import inspect
 import json
+import pickle
 import subprocess
 import sys
 
@@ -22,7 +24,66 @@ SHARES = {
 }
 
 
-class LoaderContract:
+def pickled(loader):
+    """What comes out of another process."""
+    return pickle.loads(pickle.dumps(loader))
+
+
+class IteratorContract:
+    """What holds for the iterators and copies of every loader; ``package`` makes the loader."""
+
+    package = ndfeed
+
+    def test_iterators_are_independent(self, tmp_path):
+        """As those of a list: each is an epoch, whole, whoever else is in the middle of one."""
+        ds = images(tmp_path)
+        loader, expected = (p.loader(ds, 10, shuffle=True) for p in (self.package, ndfeed))
+        epochs = [labels(expected) for _ in range(5)]
+        first = iter(loader)
+        seen = labels([next(first)])
+        second = labels(loader)
+        assert (seen + labels(first), second) == (epochs[0], epochs[1])
+        left, right = zip(*zip(loader, loader, strict=True), strict=True)
+
+        assert (labels(left), labels(right)) == (epochs[2], epochs[3])
+        assert labels(loader) == epochs[4]
+        assert loader.epoch == 5
+
+    def test_the_loader_stands_where_the_iterator_begun_last_stands(self, tmp_path):
+        """Its state is that of one place, whatever others do."""
+        loader = self.package.loader(images(tmp_path), 10, shuffle=True)
+        first, second = iter(loader), iter(loader)
+        next(first), next(second), next(second), next(first), next(first)
+        state = loader.state_dict()
+        assert (state["epoch"], state["samples"], loader.epoch) == (1, 20, 1)
+        list(first)
+        assert loader.state_dict() == state
+        list(second)
+
+        assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (2, 0)
+
+    @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickled])
+    def test_copies_go_on_where_it_stands(self, tmp_path, again):
+        """Without its threads, and without a say in what it does."""
+        loader = self.package.loader(images(tmp_path), 10, shuffle=True, seed=3)
+        fresh = again(loader)
+        first = labels(loader)
+        batches = iter(loader)
+        next(batches), next(batches)
+        within = again(loader)
+        rest = labels(batches)
+        for _ in loader:
+            break
+        left = again(loader)
+        last = labels(loader)
+
+        assert labels(fresh) == first
+        assert (labels(within), labels(left)) == (rest, last)
+        assert within.epoch == 2
+        assert (loader.epoch, len(left)) == (4, len(loader))
+
+
+class LoaderContract(IteratorContract):
     """Subclass in a test module, and say what is the framework's own.
 
     ``package`` is its package of ours, ``kind`` the class of its arrays, ``more`` the words that
@@ -88,16 +149,6 @@ class LoaderContract:
 
         assert label.tolist() == [0, 1, 2]
         assert image.shape == (3, 4, 4, 3)
-
-    def test_a_second_pass_ends_the_first(self, tmp_path):
-        """Two at a time would be two places in one order."""
-        loader = self.package.loader(images(tmp_path), 10)
-        first = iter(loader)
-        next(first)
-        next(iter(loader))
-
-        with pytest.raises(RuntimeError, match="another pass"):
-            next(first)
 
     def test_any_size_any_rank_and_the_state_at_any_batch(self, tmp_path_factory):
         """Short batches and empty ones come as they should, and only what was delivered counts."""

@@ -18,13 +18,13 @@ import ndfeed.jax  # noqa: E402
 from ndfeed.jax.adapt import Away  # noqa: E402
 
 
+def feed(form, layout, size, room):
+    return Away(form, layout, jax.config.jax_default_device, "device", size, room)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def away():
     """Also the CPU counts as another device."""
-
-    def feed(form, layout, size, room):
-        return Away(form, layout, jax.config.jax_default_device, "device", size, room)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["ndfeed.jax.loader"], "feed", feed)
         yield

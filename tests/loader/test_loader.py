@@ -17,6 +17,7 @@ from loader.making import (
     compressed,
     doubled,
     epoch_of,
+    eventually,
     large_rows,
     made,
     noisy,
@@ -24,6 +25,7 @@ from loader.making import (
     rows_of,
     threads,
 )
+from loader_contract import IteratorContract
 
 import ndfeed
 
@@ -484,17 +486,28 @@ def test_an_epoch_set_inside_a_pass_comes_next(tmp_path):
         assert rows_of(loader) == fifth
 
 
-def test_only_one_pass_at_a_time(tmp_path):
-    """Two would each get some of the batches; the older one is told."""
-    with ndfeed.loader(numbers(tmp_path, 20), 4, threads=1) as loader:
-        first = iter(loader)
-        next(first)
-        second = iter(loader)
-        next(second)
-        with pytest.raises(RuntimeError, match="another pass over this loader was begun"):
-            next(first)
-        assert len(list(second)) == 4
-        assert len(threads()) == 1
+def test_threads_of_passes_end_with_them(tmp_path):
+    """Each pass under way has some; behind them those of one rest, as behind any loop."""
+    with ndfeed.loader(numbers(tmp_path, 400, width=8), 4, threads=2, memory="4KB") as loader:
+        first, second = iter(loader), iter(loader)
+        next(first), next(second)
+        assert len(threads()) == 4
+        del first
+        assert eventually(lambda: len(threads()) == 2)
+        assert len(list(second)) == 99
+        assert sum(1 for _ in zip(loader, loader, strict=True)) == 100
+        assert eventually(lambda: len(threads()) == 2)
+        third = iter(loader)
+        next(third), next(iter(loader))
+        loader.close()
+        with pytest.raises(RuntimeError, match="the loader was closed"):
+            next(third)
+
+    assert not threads()
+
+
+class TestIterators(IteratorContract):
+    """Of arrays."""
 
 
 def test_a_pass_stays_at_its_end(tmp_path):

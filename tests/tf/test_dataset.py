@@ -100,6 +100,22 @@ def test_maps_of_numpy_run_as_in_the_loader(ds):
     assert ndfeed.tf.dataset(noisy, 8).element_spec["z"] == tf.TensorSpec((None,), tf.float64)
 
 
+@pytest.mark.parametrize("size", [8, 33])
+def test_maps_may_return_tensors(ds, size):
+    """TensorFlow's own, or those of any framework that NumPy can look at."""
+    mapped = ds.map(
+        lambda batch: {
+            "x": tf.cast(batch["label"], tf.float32)[:, None] * tf.ones((1, 12)),
+            "label": batch["label"],
+        }
+    )
+    data = ndfeed.tf.dataset(mapped, size, shuffle=True)
+
+    assert data.element_spec["x"] == tf.TensorSpec((None, 12), tf.float32)
+    for batch in data:
+        np.testing.assert_array_equal(batch["x"][:, 3], batch["label"])
+
+
 def scattered(batch, rng):
     n = len(batch["label"])
     return {"label": batch["label"], "z": rng.random((n, 3)), "by": np.full(n, os.getpid())}
@@ -138,7 +154,7 @@ def test_the_next_epoch_is_made_while_one_is_used(ds):
         batches = iter(data)
         for _ in range(10):
             next(batches)
-        machine = data.passes._loader._machines[0]
+        machine = data.passes.loader._machines[0]
 
         assert eventually(lambda machine=machine: machine.clock().batches >= 20)
 
@@ -195,6 +211,91 @@ def test_a_pass_left_early_counts_as_begun(ds):
     loader.epoch = 1
 
     assert labels(data) == labels(loader)
+
+
+def test_iterators_are_independent(ds):
+    """As those of any other ``tf.data.Dataset``: each is an epoch, whole, whoever else reads."""
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True)
+    loader = ndfeed.loader(ds, 10, shuffle=True)
+    epochs = [labels(loader) for _ in range(4)]
+    first = iter(data)
+    seen = labels([next(first)])
+    second = iter(data)
+    seen_too = labels([next(second), next(second)])
+
+    assert (seen + labels(first), seen_too + labels(second)) == (epochs[0], epochs[1])
+    left, right = zip(*tf.data.Dataset.zip((data, data)), strict=True)
+    assert sorted([labels(left), labels(right)]) == sorted([epochs[2], epochs[3]])
+
+
+def test_many_passes_at_a_time(tmp_path):
+    """Threads of TensorFlow ask at once: no sample is lost, and none comes twice."""
+    data = ndfeed.tf.dataset(numbers(tmp_path, 3000), 20, shuffle=True)
+    several = tf.data.Dataset.range(4).interleave(
+        lambda _: data, cycle_length=4, num_parallel_calls=4, deterministic=False
+    )
+    rows = np.concatenate([batch["data"].numpy() for batch in several])
+
+    np.testing.assert_array_equal(np.bincount(rows), np.full(3000, 4))
+
+
+def test_the_service_of_tf_data_in_this_process(ds):
+    """It asks for passes from threads of its own, and for one it does not use."""
+    code = """
+import json, os, sys
+import tensorflow as tf
+import ndfeed, ndfeed.tf
+
+service = tf.data.experimental.service
+dispatcher = service.DispatchServer()
+address = dispatcher.target.split("://")[1]
+worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=address))
+data = ndfeed.tf.dataset(ndfeed.open(sys.argv[1]), 10, shuffle=True)
+served = data.apply(service.distribute(service.ShardingPolicy.DYNAMIC, dispatcher.target))
+print(json.dumps([sorted(v for batch in served for v in batch["label"].numpy().tolist())
+                  for _ in range(2)]), flush=True)
+os._exit(0)
+"""
+    assert run(code, ds.files[0])[0] == [list(range(100))] * 2
+
+
+def test_validation_and_evaluation_beside_the_training(ds):
+    """On the very dataset that is trained on, in the middle of an epoch: both are whole."""
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True)
+    expected = ndfeed.loader(ds, 10, shuffle=True)
+    model = recorder()
+    other = recorder()
+    evaluated = []
+
+    class Evaluate(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 3:
+                other.fit(data, verbose=0, shuffle=False)
+                evaluated.append(sorted(chained(other.seen)))
+                other.seen.clear()
+
+    model.test_step = model.train_step
+    model.fit(data, validation_data=data, epochs=2, verbose=0, shuffle=False,
+              callbacks=[Evaluate()])  # fmt: skip
+    epochs = [labels(expected) for _ in range(6)]
+    passes = [chained(model.seen[i : i + 10]) for i in range(0, 40, 10)]
+
+    assert passes == [epochs[0], epochs[2], epochs[3], epochs[5]]  # trained, validated, twice
+    assert evaluated == [list(range(100))] * 2
+
+
+def test_report_order_and_epoch(ds):
+    """What a loader can say of itself, a dataset can as well."""
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True)
+    assert (data.order, data.epoch) == (ndfeed.Exact(), 0)
+    assert "nothing was read yet" in f"{data.report()}"
+    first = labels(data)
+    assert (data.epoch, data.report().rows) == (1, 100)
+    list(data)
+    data.epoch = 0
+    assert labels(data) == first
+
+    assert data.epoch == 1
 
 
 def test_kept_batches_never_change(tmp_path):
@@ -320,6 +421,9 @@ def test_bad_samples_can_be_skipped(tmp_path):
 
     assert data.element_spec["n"].shape.as_list() == [None]
     assert sum(len(batch["n"]) for batch in data) == 30
+    assert sorted({row for row, _ in data.skipped}) == list(range(20, 30))
+    assert all("002.npz" in problem for _, problem in data.skipped)
+    assert data.report().skipped == 10
 
 
 def test_threads_end_with_a_pass_that_is_left(ds):

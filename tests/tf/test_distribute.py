@@ -102,6 +102,24 @@ found["own"] = [v for b in shared
 print(json.dumps(found))
 """
 
+OUTSIDE = """
+import json, sys
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+import ndfeed, ndfeed.tf
+
+ds = ndfeed.open(sys.argv[1])
+found = {}
+for name, n, size, words in (("all", 100, 8, {}), ("odd", 97, 10, {}), ("one", 100, 100, {}),
+                             ("dropped", 97, 10, {"drop_last": True}),
+                             ("everything", 20, 5, {"shard": (0, 1)})):
+    data = ndfeed.tf.dataset(ds.take(range(n)), size, shuffle=True, seed=1, **words)
+    data = strategy.experimental_distribute_dataset(data.map(lambda batch: batch["label"]))
+    found[name] = [[strategy.experimental_local_results(batch)[0].numpy().tolist()
+                    for batch in data] for epoch in range(2)]
+print(json.dumps(found))
+"""
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
@@ -146,6 +164,26 @@ def test_workers_read_their_own_parts(source):
     assert sorted(first["own"] + second["own"]) == list(range(100))
     assert "distribute_datasets_from_function" in first["refused"]
     assert "multiple of 2" in first["odd"]
+    assert "shard" not in (first_log + second_log).lower()
+
+
+def test_workers_divide_a_dataset_that_was_made_outside_of_the_scope(source):
+    """Nobody said whose part it is: each sample goes to one worker, not to all of them."""
+    ds, path = source
+    (first, first_log), (second, second_log) = run_workers(OUTSIDE, 2, path)
+
+    for name, n, size, drop_last in (
+        ("all", 100, 8, False),
+        ("odd", 97, 10, False),
+        ("one", 100, 100, False),
+        ("dropped", 97, 10, True),
+    ):
+        expected = whole(ds.take(range(n)), size, 2, drop_last=drop_last)
+        both = zip(chained(first[name]), chained(second[name]), strict=True)
+        assert [a + b for a, b in both] == expected
+    # With shard=(0, 1) each worker asked for everything.
+    for found in (first, second):
+        assert [sorted(chained(epoch)) for epoch in found["everything"]] == [[*range(20)]] * 2
     assert "shard" not in (first_log + second_log).lower()
 
 

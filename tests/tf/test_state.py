@@ -233,6 +233,82 @@ def test_fit_goes_on_where_it_was(ds, tmp_path):
     assert (again.epoch, again.samples) == (4, 0)
 
 
+class Interrupt(tf.keras.callbacks.Callback):
+    """Somebody presses Ctrl-C behind so many batches."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.left = after
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+class Epochs(tf.keras.callbacks.Callback):
+    """How many batches each epoch of fit had."""
+
+    def __init__(self):
+        super().__init__()
+        self.lengths = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.lengths.append(0)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.lengths[-1] += 1
+
+
+def test_fit_that_was_interrupted_is_called_again(ds):
+    """In the same notebook: first what is left of the epoch, then whole ones."""
+    state = ndfeed.tf.State()
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, state=state)
+    model, epochs = recorder(), Epochs()
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(data, epochs=5, verbose=0, shuffle=False,
+                  callbacks=[ndfeed.keras.Resume(state), Interrupt(6)])  # fmt: skip
+    assert (state.epoch, state.samples) == (0, 60)
+    model.fit(data, epochs=5, verbose=0, shuffle=False,
+              callbacks=[ndfeed.keras.Resume(state), epochs])  # fmt: skip
+
+    assert epochs.lengths == [4, 10, 10, 10, 10]
+    assert model.seen == whole(ds, 10, 5)
+    assert (state.epoch, state.samples) == (5, 0)
+
+
+def test_an_evaluation_in_the_middle_of_an_epoch_is_not_counted(ds):
+    """It reads an epoch of its own; training and its state go on as if nothing had been."""
+    state = ndfeed.tf.State()
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, state=state)
+    model, other, places = recorder(), recorder(), []
+
+    class Evaluate(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch in (2, 9):
+                other.fit(data, verbose=0, shuffle=False)
+                places.append((state.epoch, state.samples))
+
+    model.fit(data, epochs=2, verbose=0, shuffle=False,
+              callbacks=[ndfeed.keras.Resume(state), Evaluate()])  # fmt: skip
+
+    assert model.seen == whole(ds, 10, 2)
+    assert places == [(0, 30), (1, 0), (1, 30), (2, 0)]
+    assert [sorted(chained(other.seen[i : i + 10])) for i in (0, 10, 20, 30)] == [[*range(100)]] * 4
+
+
+def test_a_loop_behind_an_interrupted_fit_counts_what_it_uses(ds):
+    """It begins the pass again that was interrupted, and so does what it counts."""
+    state = ndfeed.tf.State()
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, state=state)
+    with pytest.raises(KeyboardInterrupt):
+        recorder().fit(data, verbose=0, shuffle=False,
+                       callbacks=[ndfeed.keras.Resume(state), Interrupt(6)])  # fmt: skip
+
+    assert used(data, state) == whole(ds, 10, 1)
+    assert (state.epoch, state.samples) == (1, 0)
+
+
 def test_several_steps_an_execution_are_counted(ds):
     """Keras calls back once for all of them."""
     state = ndfeed.tf.State()

@@ -3,9 +3,9 @@
     import ndfeed.keras
 
     data = ndfeed.keras.dataset(ds, 256, shuffle=True, fields=("image", "label"))
-    model.fit(data, shuffle=False, epochs=3)
+    model.fit(data, epochs=3, callbacks=[ndfeed.keras.Resume(data, save, every=100)])
 
-With the TensorFlow backend ``ndfeed.tf.dataset`` is faster; ``Resume`` is for that one.
+``Resume`` is for ``ndfeed.tf.dataset`` as well.
 """
 
 from ndfeed.keras.dataset import Batches, dataset

@@ -1,12 +1,12 @@
-"""``ndfeed.keras.dataset``: batches by number, as Keras asks for them.
+"""``ndfeed.keras.dataset``: epochs of batches, as Keras takes them, with any backend.
 
-Keras tells when an epoch begins and ends; behind each one comes the next of ours. It also looks
-at batches to build a model with, and says that an epoch ended before any was begun: neither
-counts.
+Keras gets its batches from passes over a loader (``feed``). Whoever asks for a batch by number gets
+that one, made when it is asked for.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -14,8 +14,20 @@ import keras
 from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
+from ndfeed.keras.feed import Passes, adopt
+from ndfeed.loader.adapter import Arrays
 from ndfeed.loader.at import At
-from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only, unheld
+from ndfeed.loader.counter import Counter
+from ndfeed.loader.loader import Loader
+from ndfeed.loader.options import (
+    OnError,
+    Options,
+    Shuffle,
+    as_shard,
+    only,
+    unheld,
+)
+from ndfeed.loader.report import Report
 from ndfeed.order.orders import Order
 from ndfeed.order.share import Share
 
@@ -27,64 +39,89 @@ _NUMBERS = (
 
 
 class Batches(keras.utils.PyDataset):  # type: ignore[misc]
-    """Batches of an epoch, each made when it is asked for; made by ``ndfeed.keras.dataset``.
+    """Batches of an epoch for Keras; made by ``ndfeed.keras.dataset``.
 
     ``data[i]`` is batch ``i`` of the epoch in progress, and ``len(data)`` how many there are.
+    ``fit`` takes epoch after epoch, made ahead of use. ``evaluate``, ``predict`` and loops over
+    it read the epoch in progress and do not move it on.
     """
 
-    def __init__(
-        self, at: At, *, workers: int, use_multiprocessing: bool, max_queue_size: int
-    ) -> None:
-        super().__init__(
-            workers=workers, use_multiprocessing=use_multiprocessing, max_queue_size=max_queue_size
-        )
+    def __init__(self, loader: Loader, at: At, names: tuple[str, ...] | None) -> None:
+        super().__init__()
+        self._loader = loader
         self._at = at
-        self._epoch = 0
+        self._counter = Counter()
+        self._counter.bind(loader, 1)
         self._within = False
+        self.passes = Passes(loader, self._counter, names)
+
+    @property
+    def workers(self) -> int:
+        """How many workers Keras is to start: none, since batches are made ahead already."""
+        adopt(sys._getframe(1))
+        return 1
 
     def __len__(self) -> int:
-        return self._at.share.batches()
+        return len(self._loader)
 
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401
-        return self._at.batch(self._epoch, index)
+        return self._at.batch(self.epoch, index)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.passes.look()
 
     @property
     def order(self) -> Order:
         """How samples are ordered within an epoch."""
-        return self._at.order
+        return self._loader.order
 
     @property
     def epoch(self) -> int:
         """The epoch in progress, or the next if none is; it can be set between two."""
-        return self._epoch
+        return self._counter.epoch
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self._epoch = as_count("epoch", epoch, 0, 1 << 62)
+        self._counter.go_to(as_count("epoch", epoch, 0, 1 << 62))
+
+    def report(self) -> Report:
+        """How fast the pass begun last is, where its time goes, and what limits it."""
+        return self._loader.report()
+
+    @property
+    def skipped(self) -> Sequence[tuple[int, str]]:
+        """Samples left out by ``on_error="skip"``: the row and what was wrong, the first 1,000."""
+        return tuple((dict(self._loader.skipped) | dict(self._at.skipped)).items())
+
+    @property
+    def state(self) -> Counter:
+        """Where the training stands, to be saved and gone on from; for ``ndfeed.keras.Resume``."""
+        return self._counter
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training stands, as JSON of a few hundred bytes.
+
+        With ``ndfeed.keras.Resume`` it counts what ``fit`` has used; without, what Keras was
+        given, which may be some batches ahead of that.
+        """
+        return self._counter.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state: the next ``fit`` begins with what is left of its epoch.
+
+        Refuses a state of other data or of another order.
+        """
+        self._counter.load_state_dict(state)
 
     def on_epoch_begin(self) -> None:
-        """Called by Keras."""
-        self._within = not _building()
+        """Called by whoever goes through the batches by number."""
+        self._within = True
 
     def on_epoch_end(self) -> None:
-        """Called by Keras; the next epoch is another."""
+        """Called by the same; the next epoch is another."""
         if self._within:
             self._within = False
-            self._epoch += 1
-
-
-def _building() -> bool:
-    """Does Keras only want a batch to build a model with?
-
-    It says that an epoch begins, takes a batch, and says that it ended, as with a real one; who
-    asks is all that tells.
-    """
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code.co_name.endswith("_symbolic_build"):
-            return True
-    return False
+            self._counter.go_to(self.epoch + 1)
 
 
 def dataset(  # noqa: PLR0913 - the words that every loader shares, and Keras's
@@ -97,6 +134,8 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and Keras's
     fields: Sequence[str] | None = None,
     shard: Sequence[int] | None = None,
     memory: int | str | None = None,
+    threads: int | None = None,
+    processes: int = 0,
     on_error: OnError = "raise",
     workers: int = 1,
     use_multiprocessing: bool = False,
@@ -105,21 +144,26 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and Keras's
     """Batches of a dataset for ``fit``, ``evaluate`` and ``predict``, with any backend.
 
     The words of ``ndfeed.loader`` mean the same here, and the same seed gives the same batches:
-    pass ``shuffle=False`` to ``fit``, or Keras shuffles the order of batches once more. Samples
-    of different shapes are padded.
+    the order is this one, whatever ``shuffle`` of ``fit`` says. Samples of different shapes are
+    padded.
 
-    - ``workers``, ``use_multiprocessing``, ``max_queue_size``: those of ``PyDataset``. With more
-      than one worker and PyTorch or JAX, have the model built before ``fit``, such as by
-      ``model.test_on_batch(*data[0])``: else Keras takes batches to build it with, and hands
-      those that it fetched meanwhile out once more.
+    - ``workers``, ``use_multiprocessing``: for those who have them in their code; more than one
+      worker are so many ``threads``, or ``processes``. Keras starts none of its own.
+    - ``max_queue_size``: for the same; how much is read ahead is said by ``memory``.
     """
+    workers = as_count("workers", workers, 0, 1 << 16)
+    as_count("max_queue_size", max_queue_size, 1, 1 << 30)
+    if use_multiprocessing and not processes:
+        processes = max(workers, 1)
+    elif workers > 1 and threads is None:
+        threads = workers
     options = Options.of(
         ds,
         seed=seed,
         fields=fields,
         memory=memory,
-        threads=None,
-        processes=0,
+        threads=threads,
+        processes=processes,
         ragged="pad",
         on_error=on_error,
     )
@@ -129,12 +173,9 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and Keras's
     for name, field in ds.fields.items():
         if options.fields is None or name in options.fields:
             _check(ds, field)
-    return Batches(
-        At(ds, share, shuffle, options),
-        workers=as_count("workers", workers, 0, 1 << 16),
-        use_multiprocessing=bool(use_multiprocessing),
-        max_queue_size=as_count("max_queue_size", max_queue_size, 1, 1 << 30),
-    )
+    loader = Loader(ds, share, shuffle, options, Arrays)
+    at = At(ds, share, shuffle, replace(options, processes=0))
+    return Batches(loader, at, options.fields)
 
 
 def _check(ds: Dataset, field: Field) -> None:

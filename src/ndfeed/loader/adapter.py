@@ -3,9 +3,24 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ndfeed.loader.fill import Source
 from ndfeed.loader.host import Host
 from ndfeed.loader.pool import Bytes
+
+
+def as_arrays(made: Any) -> Any:  # noqa: ANN401
+    """A batch whose fields are arrays, also where a map made tensors of some framework."""
+    if isinstance(made, tuple):
+        return tuple([_array(values) for values in made])
+    return {name: _array(values) for name, values in made.items()}
+
+
+def _array(values: Any) -> Any:  # noqa: ANN401
+    if type(values) is np.ndarray or not hasattr(values, "__array__"):
+        return values
+    return np.asanyarray(values)
 
 
 class Adapter:
@@ -55,3 +70,11 @@ class Adapter:
 
     def close(self) -> None:
         """Let go of everything."""
+
+
+class Arrays(Adapter):
+    """For frameworks that are handed arrays, whatever maps made."""
+
+    def finish(self, made: Any) -> Any:  # noqa: ANN401
+        """Nothing but arrays."""
+        return as_arrays(made)

@@ -6,14 +6,16 @@ first, and kept within ``memory``.
 """
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.loader.adapter import Adapter
+from ndfeed.loader.adapter import Arrays
 from ndfeed.loader.clock import Clock
 from ndfeed.loader.draws import Key, Seeded, key_of
+from ndfeed.loader.fill import listed
 from ndfeed.loader.machine import Machine
 from ndfeed.loader.options import Options, Shuffle
 from ndfeed.loader.plan import batch_bytes, planned
@@ -45,10 +47,15 @@ class At:
         spans = self.share.spans(number)
         machine = self._machine
         if machine is None or machine.pid != os.getpid():
-            machine = Machine(self.dataset, self._options, self._plan, self._bytes, Adapter())
+            machine = Machine(self.dataset, self._options, self._plan, self._bytes, Arrays())
             self._machine = machine
         found = self._plan.places(np.concatenate([rows.rows(*span) for span in spans]))
         return machine.filler.make(found, Seeded.of(key, spans), Clock())
+
+    @property
+    def skipped(self) -> Sequence[tuple[int, str]]:
+        """Samples left out by ``on_error="skip"``: the row and what was wrong, the first 1,000."""
+        return () if self._machine is None else listed([self._machine.skipped])
 
     def _epoch(self, epoch: int) -> tuple[Epoch, Key]:
         begun = self._begun

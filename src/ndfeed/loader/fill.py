@@ -1,7 +1,8 @@
 """One batch: rows read into memory of the pool, the maps run, ragged fields brought into form."""
 
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +21,7 @@ from ndfeed.loader.ragged import Ragged, Room, formed, owner
 from ndfeed.order.permutation import Ints
 
 _NAMED = 8
-_LISTED = 1000
+LISTED = 1000  # samples that were left out, of which the row and the error are kept
 
 
 class Source(Protocol):
@@ -40,17 +41,25 @@ class Transform(Protocol):
 
 
 class Skipped:
-    """Samples that were left out: how many, and the first of them, each with its error."""
+    """Samples that were left out: how often, and the first of them, each with its error."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.listed: list[tuple[int, str]] = []
+        self.listed: dict[int, str] = {}  # row to what was wrong with it
 
     def add(self, row: int, error: BaseException) -> None:
-        """One more."""
+        """One more, or the same in another epoch."""
         self.count += 1
-        if len(self.listed) < _LISTED:
-            self.listed.append((row, f"{error}"))
+        if len(self.listed) < LISTED:
+            self.listed.setdefault(row, f"{error}")
+
+
+def listed(some: Iterable[Skipped]) -> tuple[tuple[int, str], ...]:
+    """The samples that were left out, each once, the first of them."""
+    found: dict[int, str] = {}
+    for one in some:
+        found |= one.listed
+    return tuple(itertools.islice(found.items(), LISTED))
 
 
 class Filler:

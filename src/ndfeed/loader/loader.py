@@ -1,11 +1,14 @@
 """``ndfeed.loader``: epochs of batches out of a dataset.
 
-A loader is used by one thread at a time. Each ``iter()`` begins the next epoch; threads live
-from one epoch to the next and end when a pass is left early, when something went wrong, at
-``close()``, and with the loader itself.
+A loader is used by one thread at a time. Each ``iter()`` begins the next epoch, whether or not
+another is still under way; threads live from one epoch to the next and end when a pass is left
+early, when something went wrong, at ``close()``, and with the loader itself.
 """
 
+import copy
+import itertools
 import os
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +18,7 @@ from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.loader.adapter import Adapter
 from ndfeed.loader.engine import Failure, counted
+from ndfeed.loader.fill import listed
 from ndfeed.loader.helper import interrupt_later
 from ndfeed.loader.machine import Machine
 from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only
@@ -36,16 +40,23 @@ def _raised(found: Any) -> Any:  # noqa: ANN401
 
 
 class Batches(Iterator[Any]):
-    """One pass over a loader. A batch is the consumer's own, for as long as it is kept."""
+    """One pass over a loader. A batch is the consumer's own, for as long as it is kept.
 
-    def __init__(self, loader: "Loader", number: int) -> None:
+    Passes are independent: each has threads and memory of its own while it is under way.
+    """
+
+    def __init__(self, loader: "Loader", number: int, epoch: int, start: int) -> None:
         self._loader: Loader | None = loader
         self._number = number  # which of the loader's passes
-        self._start = loader._position
+        self._share, self._seed, self._epoch = loader.share, loader._seed, epoch
+        self._begin(loader, start)
+
+    def _begin(self, loader: "Loader", start: int) -> None:
+        self._start = start
         self._given = 0
         self._sent: deque[Any] = deque()  # taken, and on their way to where they are used
-        self._machine = loader._machine()
-        self._count = self._machine.begin(loader.share, loader._seed, loader._epoch, self._start)
+        self._machine = loader._lend(self._number)
+        self._count = self._machine.begin(self._share, self._seed, self._epoch, start)
 
     def __iter__(self) -> "Batches":
         return self
@@ -54,22 +65,25 @@ class Batches(Iterator[Any]):
         loader = self._loader
         if loader is None:
             raise StopIteration
-        if loader._pass != self._number:
+        last = self._number == loader._pass  # is it the one that says where the loader stands?
+        if not last and self._number not in loader._live:
             self._loader = None
-            raise RuntimeError("another pass over this loader was begun, or it was closed")
-        machine = self._machine
-        if machine.pid != os.getpid():
+            raise RuntimeError(
+                "the loader was closed, or another pass was begun from a state; iterate it again"
+            )
+        if self._machine.pid != os.getpid():
             # Forked in the middle: the threads stayed behind, so go on with some of our own.
-            Batches.__init__(self, loader, self._number)
-            machine = self._machine
+            self._begin(loader, self._share.consumed(self._given, self._start))
+        machine = self._machine
         if self._given == self._count:
-            loader._finished()
+            loader._finished(self._number)
             self._loader = None
             raise StopIteration
         try:
             found = self._next(machine)
             self._given += counted(found)
-            loader._position = loader.share.consumed(self._given, self._start)
+            if last:
+                loader._position = self._share.consumed(self._given, self._start)
             machine.look()
         except BaseException:  # interrupted, closed meanwhile, or an error of the batch's own
             self._leave(loader)
@@ -89,12 +103,12 @@ class Batches(Iterator[Any]):
         return adapter.receive(_raised(sent.popleft()))
 
     def _leave(self, loader: "Loader") -> None:
-        loader._left()
+        loader._left(self._number)
         self._loader = None
 
     def __del__(self) -> None:
         loader = getattr(self, "_loader", None)
-        if loader is not None and loader._pass == self._number:
+        if loader is not None:
             _let_interrupts_through(lambda: self._leave(loader))
 
 
@@ -104,6 +118,10 @@ class Loader:
     ``for batch in loader`` is one epoch, and each such loop the next one. ``epoch`` is the one in
     progress, or the next if none is; it can be set. ``order`` says how samples are ordered, and
     ``share`` which of them are this rank's.
+
+    Several iterators may be in use at a time, as in ``zip(loader, loader)``: each is an epoch of
+    its own, with threads and ``memory`` of its own, and the loader stands where the one stands
+    that was begun last. A loader pickles, and its copies go on from where it stands.
     """
 
     def __init__(
@@ -117,6 +135,7 @@ class Loader:
     ) -> None:
         self.dataset = ds
         self.share = share
+        self._shuffle = shuffle
         self._options = options
         self._seed = options.seed
         self._plan = planned(ds, shuffle)
@@ -127,9 +146,11 @@ class Loader:
         self._position = 0  # samples of the epoch delivered, to all ranks together
         self._begun = False
         self._next: int | None = None  # the epoch to go on with, where it was said in a pass
-        self._passes = 0
-        self._pass = 0  # the one under way, or none
-        self._machines: list[Machine] = []
+        self._numbers = itertools.count(1)
+        self._pass = 0  # the one that was begun last, while it is under way, or none
+        self._live: dict[int, Machine] = {}  # passes under way, each with what makes its batches
+        self._machines: list[Machine] = []  # the one used last comes first
+        self._lending = threading.RLock()
         self._end = weakref.finalize(self, _end_at_last, self._machines)
 
     def __len__(self) -> int:
@@ -160,35 +181,57 @@ class Loader:
         self._epoch, self._begun = number, False
 
     def __iter__(self) -> Batches:
-        self._left()
+        self._pass = 0
         if self._begun:
             self._advance()
             self._begun = False
         if self._check is not None:
             self._check(self)
         self._begun = True
-        self._passes += 1
-        self._pass = self._passes
+        self._pass = number = next(self._numbers)
         try:
-            return Batches(self, self._pass)
+            return Batches(self, number, self._epoch, self._position)
         except BaseException:
-            self._left()
+            self._left(number)
             raise
 
-    def _machine(self) -> Machine:
-        """What makes batches in this process."""
-        if not self._machines or self._machines[0].pid != os.getpid():
-            self._machines[:] = [
-                Machine(self.dataset, self._options, self._plan, self._batch_bytes, self._adapt())
-            ]
-        return self._machines[0]
+    def at(self, epoch: int, samples: int = 0) -> Batches:
+        """The batches of an epoch behind its first ``samples``, beside the passes of ``iter()``.
 
-    def _finished(self) -> None:
-        """A pass came to its end."""
-        self._machine().end()
-        self._pass = 0
-        self._advance()
-        self._begun = False
+        Where the loader stands does not change.
+        """
+        return Batches(self, next(self._numbers), epoch, samples)
+
+    def _lend(self, number: int) -> Machine:
+        """What makes the batches of a pass, in this process: one that no other pass uses."""
+        with self._lending:
+            machines, pid = self._machines, os.getpid()
+            machines[:] = [one for one in machines if one.pid == pid]
+            used = {id(machine) for machine in self._live.values()}
+            idle = next((one for one in machines if id(one) not in used), None)
+            if idle is None:
+                idle = Machine(
+                    self.dataset, self._options, self._plan, self._batch_bytes, self._adapt()
+                )
+            else:
+                machines.remove(idle)
+            machines.insert(0, idle)
+            self._live[number] = idle
+            return idle
+
+    def _finished(self, number: int) -> None:
+        """A pass came to its end; threads of one machine rest until the next."""
+        with self._lending:
+            machine = self._live.pop(number, None)
+            used = {id(one) for one in (machine, *self._live.values())}
+            spare = [one for one in self._machines if id(one) not in used]
+        if machine is not None:
+            machine.end()
+        _end(spare)
+        if number == self._pass:
+            self._pass = 0
+            self._advance()
+            self._begun = False
 
     def _advance(self) -> None:
         """On to the next epoch, or to the one that was asked for."""
@@ -196,10 +239,13 @@ class Loader:
         self._next = None
         self._position = 0
 
-    def _left(self) -> None:
-        """A pass was left before its end, if one was under way."""
-        if self._pass:
-            _end(self._machines)
+    def _left(self, number: int) -> None:
+        """A pass was left before its end, if it was under way."""
+        machine = self._live.get(number)
+        if machine is not None:
+            _end([machine])
+        self._live.pop(number, None)
+        if number == self._pass:
             self._pass = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -224,7 +270,7 @@ class Loader:
         found = State.of(state)
         mine = self._state()
         found.check(mine.data, mine.rows, mine.order)
-        self._left()
+        self._left(self._pass)
         self._seed, self._epoch, self._position = found.seed, found.epoch, found.samples
         self._begun, self._next = False, None
 
@@ -234,13 +280,32 @@ class Loader:
 
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:
-        """Samples left out by ``on_error="skip"``: the row and what was wrong, the first 1,000."""
-        return tuple(self._machines[0].skipped.listed) if self._machines else ()
+        """Samples left out by ``on_error="skip"``: the row and what was wrong, the first 1,000.
+
+        Each is listed once, however many epochs it was left out of.
+        """
+        return listed(machine.skipped for machine in self._machines)
 
     def close(self) -> None:
         """End threads and processes and let go of memory. Iterating begins anew."""
         _end(self._machines)
+        self._live.clear()
         self._pass = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What is in use is not in it: neither threads nor memory nor open files.
+        made = self.dataset, self.share, self._shuffle, self._options, self._adapt, self._check
+        return _again, (made, self._where())
+
+    def __copy__(self) -> "Loader":
+        remake, (made, where) = self.__reduce__()
+        return remake(made, where)  # type: ignore[no-any-return]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Loader":
+        return copy.copy(self)  # a dataset does not change, so it need not be copied
+
+    def _where(self) -> tuple[int, int, int, bool, int | None]:
+        return self._seed, self._epoch, self._position, self._begun and not self._pass, self._next
 
     def __enter__(self) -> Self:
         return self
@@ -250,6 +315,13 @@ class Loader:
 
     def __repr__(self) -> str:
         return f"{self.report()}"
+
+
+def _again(made: tuple[Any, ...], where: tuple[int, int, int, bool, int | None]) -> Loader:
+    """A loader like another, which stands where that one stood."""
+    loader = Loader(*made)
+    loader._seed, loader._epoch, loader._position, loader._begun, loader._next = where
+    return loader
 
 
 def _end(machines: list[Machine]) -> None:

@@ -1,9 +1,9 @@
 """What a loader of arrays is told where its batches go to TensorFlow."""
 
-from ndfeed.loader.adapter import Adapter
+from ndfeed.loader.adapter import Arrays
 
 
-class Pieces(Adapter):
+class Pieces(Arrays):
     """Small batches come several in one piece.
 
     To cross into TensorFlow costs some 100 µs however little is handed over, and there a piece

@@ -20,7 +20,7 @@ from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only, sid
 from ndfeed.loader.plan import batch_bytes
 from ndfeed.order.share import Share
 from ndfeed.tf.adapt import Pieces
-from ndfeed.tf.distribute import batch_and_shard
+from ndfeed.tf.distribute import auto_shard, batch_and_shard
 from ndfeed.tf.eager import Batches
 from ndfeed.tf.form import RAGGED, Form, Ragged
 from ndfeed.tf.passes import Passes, Source, owner
@@ -95,10 +95,17 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and TensorFl
     even = all((len(ds) - start) % share.together == 0 for start in starts)
     full = on_error == "raise" and (bool(drop_last) or even)
     made = Form(ds, options.fields, ragged, size, full=full, joint=joint)
-    return _built(Passes(loader, made, epochs, state), made, len(loader), epochs)
+    policy = auto_shard(shard is not None or context is not None)
+    return _built(Passes(loader, made, epochs, state), made, len(loader), epochs, policy)
 
 
-def _built(passes: Passes, form: Form, count: int, epochs: int | None) -> tf.data.Dataset:
+def _built(
+    passes: Passes,
+    form: Form,
+    count: int,
+    epochs: int | None,
+    policy: tf.data.experimental.AutoShardPolicy,
+) -> tf.data.Dataset:
     made = tf.data.Dataset.from_generator(
         Source(passes), args=owner(passes), output_signature=form.given
     )
@@ -114,7 +121,7 @@ def _built(passes: Passes, form: Form, count: int, epochs: int | None) -> tf.dat
     if form.ragged:
         made = made.map(form.element)
     options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    options.experimental_distribute.auto_shard_policy = policy
     made = made.prefetch(_SMALL_AHEAD if form.joint else 1).with_options(options)
     return Batches(made, passes)
 

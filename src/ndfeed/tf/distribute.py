@@ -2,7 +2,9 @@
 
 One worker with several devices: the strategy splits every batch among them, so the dataset is
 that of one reader. Several workers: each has a dataset of its own, made with the context that
-``distribute_datasets_from_function`` hands over; it gives what one device needs at a time.
+``distribute_datasets_from_function`` hands over; it gives what one device needs at a time. A
+dataset that was told nothing of this and is given to ``experimental_distribute_dataset`` reads
+everything on every worker, and TensorFlow keeps each worker's part of it.
 """
 
 import tensorflow as tf
@@ -28,6 +30,15 @@ def batch_and_shard(
             )
         _check_divides(batch_size, strategy.num_replicas_in_sync)
     return batch_size, shard or (0, 1)
+
+
+def auto_shard(own: bool) -> tf.data.experimental.AutoShardPolicy:
+    """How TensorFlow divides the dataset among workers: not at all where that is done here.
+
+    By batches otherwise. There are no files in the graph, which it would look for first.
+    """
+    policy = tf.data.experimental.AutoShardPolicy
+    return policy.OFF if own else policy.DATA
 
 
 def _check_divides(batch_size: int, replicas: int) -> None:

@@ -6,17 +6,22 @@ What it works out there for elements of any kind is known here once and for all.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import tensorflow as tf
 
+from ndfeed.loader.report import Report
+from ndfeed.order.orders import Order
 from ndfeed.tf.passes import Passes
 
 
 class Batches(tf.data.Dataset):  # type: ignore[misc]
     """The dataset that it is made of, with another iterator for loops outside of graphs.
+
+    ``report()``, ``order``, ``epoch`` and ``skipped`` are those of ``ndfeed.loader``. They belong
+    to this object: what ``map`` and the like make of it does not have them.
 
     Whatever is made of it refers to it, and so does every iterator: ``passes`` are told when all
     of them are gone.
@@ -36,6 +41,38 @@ class Batches(tf.data.Dataset):  # type: ignore[misc]
     def element_spec(self) -> Any:  # noqa: ANN401
         """Types and shapes of a batch."""
         return self._made.element_spec
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that TensorFlow asked for last, or the next if none is under way.
+
+        TensorFlow asks ahead of use: ``ndfeed.tf.State`` knows what was used. Setting it says
+        with which epoch the next pass begins.
+        """
+        return self._source().epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._source().epoch = epoch
+
+    @property
+    def order(self) -> Order:
+        """How samples are ordered within an epoch."""
+        return self._source().loader.order
+
+    def report(self) -> Report:
+        """How fast the pass begun last is, where its time goes, and what limits it."""
+        return self._source().loader.report()
+
+    @property
+    def skipped(self) -> Sequence[tuple[int, str]]:
+        """Samples left out by ``on_error="skip"``: the row and what was wrong, the first 1,000."""
+        return self._source().loader.skipped
+
+    def _source(self) -> Passes:
+        if self.passes is None:
+            raise AttributeError("this dataset has no loader")
+        return self.passes
 
     def __iter__(self) -> Iterator[Any]:
         iterator: Any = super().__iter__()

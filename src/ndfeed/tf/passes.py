@@ -5,6 +5,7 @@ loader. A tensor does, which goes where the dataset goes, also into graphs that 
 where nothing but graphs is left of a dataset, its threads and memory end with every pass.
 """
 
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from ndfeed.dataset.arguments import as_count
 from ndfeed.errors import ResumeError
 from ndfeed.loader.engine import counted
 from ndfeed.loader.loader import Loader
@@ -54,31 +56,53 @@ def owner(passes: "Passes") -> tuple[tf.Tensor, ...]:
 
 
 class Passes:
-    """The passes over a dataset, one at a time. One that goes on in the middle is shorter."""
+    """The passes over a dataset. One that goes on in the middle of an epoch is shorter.
+
+    TensorFlow asks for several at a time, each from a thread of its own.
+    """
 
     def __init__(self, loader: Loader, form: Form, epochs: int | None, state: State | None) -> None:
-        self._loader = loader
+        self.loader = loader
         self._form = form
         self._epochs = epochs
         self._state = state
         self._next = 0  # the epoch that the next pass begins with, where no state says it
+        self._last = 0  # the epoch that was asked for last
         self._begun: tuple[int, int] | None = None  # where the last pass began, with a state
         self._whole = False  # was all of its first epoch handed over?
         self._under_way = 0  # passes
         self._in_graphs = False  # is that all that is left of the dataset?
+        self._lock = threading.Lock()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in progress, as far as anybody can tell."""
+        if self._state is not None:
+            return self._state.epoch
+        return self._last if self._under_way else self._next
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        number = as_count("epoch", epoch, 0, 1 << 62)
+        if self._state is not None:
+            self._state.go_to(number)
+        self._next = number
 
     def arrays(self) -> Iterator[Any]:
         """What the batches of the next pass are made of."""
-        epoch, start = self._begin()
+        with self._lock:
+            epoch, start = self._begin()
+            self._under_way += 1
         chain = self._epochs
         stop = None if chain is None else epoch - epoch % chain + chain
-        self._under_way += 1
         try:
-            while (stop is None or epoch < stop) and len(self._loader):
+            while (stop is None or epoch < stop) and len(self.loader):
+                self._last = epoch
                 yield from self._epoch(epoch, start)
                 epoch, start = epoch + 1, 0
         finally:
-            self._under_way -= 1
+            with self._lock:
+                self._under_way -= 1
             if self._in_graphs:
                 self.leave()
 
@@ -86,12 +110,13 @@ class Passes:
         """Nobody but graphs may ask for passes from now on."""
         self._in_graphs = True
         if not self._under_way:
-            self._loader.close()
+            self.loader.close()
 
     def _begin(self) -> tuple[int, int]:
         if self._state is not None:
             begun, place = self._begun, self._state.begin()
-            if begun == place and self._whole and len(self._loader) > _MANY:
+            forgotten = begun == place and self._whole and not self._state.in_fit
+            if forgotten and len(self.loader) > _MANY:
                 raise RuntimeError(
                     "a pass was used and no batch of it counted; call state.advance() behind "
                     "each, or give fit the callback ndfeed.keras.Resume(state)"
@@ -99,22 +124,19 @@ class Passes:
             self._begun, self._whole = place, False
             return place
         epoch = self._next
-        self._next += self._epochs or 1
+        chain = self._epochs or 1
+        self._next = epoch - epoch % chain + chain
         return epoch, 0
 
     def _epoch(self, epoch: int, start: int) -> Iterator[Any]:
-        loader = self._loader
+        loader = self.loader
         share = loader.share
         if self._form.full and not share.drop_last and (share.n - start) % share.together:
             raise ResumeError(
                 f"batches of {share.batch_size} do not come out after {start} samples; restore "
                 "the state before the dataset is made, or use drop_last=True"
             )
-        if start:
-            loader.load_state_dict(loader.state_dict() | {"epoch": epoch, "samples": start})
-        else:
-            loader.epoch = epoch
-        batches = iter(loader)
+        batches = loader.at(epoch, start)
         left = share.batches(start)
         while left:
             found = next(batches)

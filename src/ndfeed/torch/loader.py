@@ -5,6 +5,7 @@ instead of arrays, on a device if asked; rank and world of ``torch.distributed``
 begin with the first batch asked for, since frameworks call ``iter()`` to look at a loader.
 """
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -150,6 +151,9 @@ class Loader:
     def close(self) -> None:
         """End threads and processes and let go of memory. Iterating begins anew."""
         self._arrays.close()
+
+    def __copy__(self) -> "Loader":
+        return Loader(copy.copy(self._arrays), told=self._told)
 
     def __enter__(self) -> Self:
         return self
