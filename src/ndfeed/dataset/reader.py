@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset import ragged, rows
 from ndfeed.dataset.column import Column, Group, Place
-from ndfeed.dataset.members import Decoded
+from ndfeed.dataset.large import Streams, decoded_for
+from ndfeed.dataset.members import Decoded, kept_by_default
 from ndfeed.dataset.target import Arrays, Target
 from ndfeed.dataset.whole import WholeFiles
 from ndfeed.errors import ChangedError, MissingError, SourceError
+from ndfeed.files import system
 from ndfeed.files.maps import Maps, Unmappable
 from ndfeed.index.cache import doubt
 from ndfeed.index.table import Ints, Table
@@ -27,22 +29,27 @@ from ndfeed.index.table import Ints, Table
 T = TypeVar("T")
 
 _BYTE = np.dtype(np.uint8)
+# Bytes of a large stream that are kept behind the row that was read last.
+_KEPT_BEHIND = 32 << 20
 
 
 class Reader:
     """Reads the samples of one group."""
 
-    def __init__(self, group: Group, maps: Maps | None, decoded: Decoded, token: object) -> None:
+    def __init__(self, group: Group, maps: Maps | None, token: object) -> None:
         self.token = token
         self._columns = group.columns
         self._whole = WholeFiles(group.columns) if group.by_file else None
         self.maps = maps
-        self._decoded = decoded
+        self._group = group
         self._records: list[NDArray[np.void]] = []
         fields = [column.field for column in group.columns]
         self._names = [(f.name, f.dtype, (-1, *(f.shape or ()))) for f in fields]
         alone = len(group.starts) == 2
         self._alone = int(group.columns[0].file[0]) if alone else None
+        row = sum(int(c.nbytes[0]) for c in group.columns if c.even)
+        self._many = -(-system.LARGE // max(row, 1))  # samples that need a look at what is free
+        self._row = row
         self._short = all(
             c.plain and c.size and not c.any_swapped and (alone or c.size <= rows.LARGE_ROW)
             for c in group.columns
@@ -50,6 +57,8 @@ class Reader:
 
     def read(self, group: Group, samples: Ints, batch: dict[str, Any]) -> None:
         """Put ``samples``, which are in range, into ``batch``, in new memory."""
+        if len(samples) >= self._many:
+            system.require_memory(len(samples) * self._row, group.table.path(0))
         if self._shortly(self._read_short, group, samples, batch):
             return
         for target in self.fill(group, samples, {}):
@@ -205,22 +214,27 @@ class Reader:
                 return targets
             for column, target in zip(self._columns, targets, strict=True):
                 try:
-                    self._fill_column(column, place, target, self.maps, decoded or self._decoded)
+                    self._fill_column(column, place, target, self.maps, decoded)
                 except Unmappable:
-                    self._fill_column(column, place, target, None, decoded or self._decoded)
+                    self._fill_column(column, place, target, None, decoded)
         except (ChangedError, MissingError):
             doubt(group.table)
             raise
         return targets
 
     def _fill_column(
-        self, column: Column, place: Place, target: Target, maps: Maps | None, decoded: Decoded
+        self,
+        column: Column,
+        place: Place,
+        target: Target,
+        maps: Maps | None,
+        decoded: Decoded | None,
     ) -> None:
         if column.offsets is not None:
-            ragged.fill(column, place, target, maps, decoded)
+            ragged.fill(column, place, target, maps, decoded or _decoded_of(self._group))
             return
         if not column.plain:
-            rows.from_parts(column, place, target, maps, decoded)
+            rows.from_parts(column, place, target, maps, decoded or _decoded_of(self._group))
             return
         if not column.size:
             return
@@ -284,14 +298,22 @@ def reader_of(group: Group) -> Reader:
 
 def _made(group: Group) -> Reader:
     table = group.table
-    if table not in _process.decoded:
-        _process.decoded[table] = Decoded()
     if group.by_file or not group.mapped:
-        return Reader(group, None, _process.decoded[table], _process.token)
+        return Reader(group, None, _process.token)
     maps = _process.maps.get(id(table))
     if maps is None:
         try:
             maps = _process.maps[id(table)] = Maps(table, guarded=not table.sealed)
         except SourceError:
             maps = None  # more files than may be open: read by position
-    return Reader(group, maps, _process.decoded[table], _process.token)
+    return Reader(group, maps, _process.token)
+
+
+def _decoded_of(group: Group) -> Decoded:
+    """The decoded streams of a group's files, made when they are first needed."""
+    found = _process.decoded.get(group.table)
+    if found is None:
+        made = decoded_for([Streams.of(group)], kept_by_default(), _KEPT_BEHIND)
+        with _process.lock:
+            found = _process.decoded.setdefault(group.table, made)
+    return found

@@ -11,13 +11,14 @@ of files:
 Without maps, rows are sorted by place and neighbours read together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Place
-from ndfeed.dataset.members import Bytes, Decoded, Key, decode, inline_all, is_inline, view
+from ndfeed.dataset.large import stream_size
+from ndfeed.dataset.members import Bytes, Decoded, decode, inline_all, is_inline, key_of, view
 from ndfeed.dataset.rowset import stretches
 from ndfeed.dataset.spent import inflating, reading, spent
 from ndfeed.dataset.target import Target
@@ -182,9 +183,9 @@ def from_parts(
             finally:
                 maps.leave()
         else:
-            stream = stream_of(column, part, decoded)
             skip = int(column.table.skip[column.arrays[part]])
-            _assign(target, at, view(column, part, stream, skip), rows)
+            for some, stream in _streams(column, part, rows, decoded):
+                _assign(target, at[some], view(column, part, stream, skip), rows[some])
 
 
 def _assign(
@@ -211,6 +212,15 @@ def _assign_even(target: Target, at: Ints, samples: NDArray[np.generic], rows: I
         out[at] = samples[rows]
 
 
+def _streams(
+    column: Column, part: int, rows: Ints, decoded: Decoded
+) -> Iterator[tuple[slice | Ints, Bytes]]:
+    """Rows of a part, all or some at a time, and its stream with at least the bytes of those."""
+    if decoded.large is not None and stream_size(column, part) > decoded.large.share:
+        return decoded.large.rows(column, part, rows)
+    return iter([(slice(None), stream_of(column, part, decoded))])
+
+
 def stream_of(column: Column, part: int, decoded: Decoded) -> Bytes:
     """A part's decoded stream, from those kept or anew."""
     table, array = column.table, int(column.arrays[part])
@@ -223,11 +233,4 @@ def stream_of(column: Column, part: int, decoded: Decoded) -> Bytes:
         spent.streams += 1
         return found
 
-    size = int(max(table.decoded[array], table.length[array]))
-    return decoded.stream(key_of(column, part), size, decode_now)
-
-
-def key_of(column: Column, part: int) -> Key:
-    """What a part's stream is kept under."""
-    table, array = column.table, int(column.arrays[part])
-    return id(table), int(table.file[array]), int(table.offset[array])
+    return decoded.stream(key_of(column, part), stream_size(column, part), decode_now)
