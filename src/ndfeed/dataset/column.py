@@ -8,7 +8,7 @@ of the same files: they are located once and, where files are read whole, opened
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from ndfeed.dataset.lazy import lazy
 from ndfeed.formats.array import RAW
 from ndfeed.formats.types import itemsize, swapped
 from ndfeed.index.table import Ints, Table
+
+if TYPE_CHECKING:
+    from ndfeed.dataset.checks import Checks
 
 
 class Place(NamedTuple):
@@ -93,6 +96,12 @@ class Column:
         return int(self.nbytes[0]) if len(self.nbytes) else 0
 
     @lazy
+    def largest_stream(self) -> int:
+        """Bytes of the largest stream among the parts, decoded."""
+        table, arrays = self.table, self.arrays
+        return int(np.maximum(table.decoded[arrays], table.length[arrays]).max(initial=0))
+
+    @lazy
     def even(self) -> bool:
         """Have all samples the same size?"""
         same = len(self.nbytes) and (self.nbytes == self.nbytes[0]).all()
@@ -130,6 +139,7 @@ class Group:
     starts: Ints
     columns: tuple[Column, ...]
     mapped: bool = True  # may the files be mapped?
+    checks: "Checks | None" = None  # checksums to compare when blocks are first read
 
     def __len__(self) -> int:
         return int(self.starts[-1])

@@ -55,6 +55,9 @@ class Reader:
             for c in group.columns
         )
 
+    def check(self, group: Group, samples: Ints) -> None:
+        """For whoever reads past this reader: here nothing is to be compared."""
+
     def read(self, group: Group, samples: Ints, batch: dict[str, Any]) -> None:
         """Put ``samples``, which are in range, into ``batch``, in new memory."""
         if len(samples) >= self._many:
@@ -269,6 +272,58 @@ class Reader:
             raise
 
 
+class CheckedReader(Reader):
+    """Compares the checksum of every block that samples lie in, once, before they are read."""
+
+    def check(self, group: Group, samples: Ints) -> None:
+        """Compare whatever of these samples was not compared yet."""
+        checks, column = group.checks, group.columns[0]
+        if checks is None or not checks.left or not len(samples):
+            return
+        place = group.locate(samples)
+        checks.check_rows(column, place)
+        if column.offsets is not None:
+            checks.check_places(column, place)
+            kept = np.flatnonzero(column.offsets[place.part] >= 0)
+            some = Place(place.part[kept], place.row[kept])
+            found = self.spans(group, column, some)
+            checks.check_values(column, some.part, found.start, found.nbytes)
+
+    def read(self, group: Group, samples: Ints, batch: dict[str, Any]) -> None:
+        """Put ``samples``, which are in range, into ``batch``, in new memory."""
+        self.check(group, samples)
+        super().read(group, samples, batch)
+
+    def lend(
+        self,
+        group: Group,
+        samples: Ints,
+        room: Callable[[], dict[str, NDArray[Any]]],
+        batch: dict[str, Any],
+        decoded: Decoded,
+    ) -> None:
+        """Put ``samples``, which are in range, into ``batch``: in memory that ``room`` lends."""
+        self.check(group, samples)
+        super().lend(group, samples, room, batch, decoded)
+
+    def fill(
+        self,
+        group: Group,
+        samples: Ints,
+        arrays: Mapping[str, Arrays],
+        decoded: Decoded | None = None,
+    ) -> list[Target]:
+        """Copy ``samples``, which are in range, into ``arrays`` or else into new memory."""
+        self.check(group, samples)
+        return super().fill(group, samples, arrays, decoded)
+
+    def shapes(self, group: Group, column: Column, samples: Ints) -> Ints | list[ragged.Shape]:
+        """The shape of each of ``samples`` of a ragged column."""
+        if group.checks is not None and column.offsets is not None and group.checks.left:
+            group.checks.check_places(column, group.locate(samples))
+        return super().shapes(group, column, samples)
+
+
 class _Process:
     """The readers, maps and decoded members of this process."""
 
@@ -298,22 +353,25 @@ def reader_of(group: Group) -> Reader:
 
 def _made(group: Group) -> Reader:
     table = group.table
+    kind = Reader if group.checks is None else CheckedReader
     if group.by_file or not group.mapped:
-        return Reader(group, None, _process.token)
+        return kind(group, None, _process.token)
     maps = _process.maps.get(id(table))
     if maps is None:
         try:
             maps = _process.maps[id(table)] = Maps(table, guarded=not table.sealed)
         except SourceError:
             maps = None  # more files than may be open: read by position
-    return Reader(group, maps, _process.token)
+    return kind(group, maps, _process.token)
 
 
 def _decoded_of(group: Group) -> Decoded:
     """The decoded streams of a group's files, made when they are first needed."""
     found = _process.decoded.get(group.table)
     if found is None:
-        made = decoded_for([Streams.of(group)], kept_by_default(), _KEPT_BEHIND)
+        limit = kept_by_default()
+        small = sum(column.largest_stream for column in group.columns) <= limit
+        made = decoded_for([] if small else [Streams.of(group)], limit, _KEPT_BEHIND)
         with _process.lock:
             found = _process.decoded.setdefault(group.table, made)
     return found

@@ -11,7 +11,7 @@ of files:
 Without maps, rows are sorted by place and neighbours read together.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,9 +183,7 @@ def from_parts(
             finally:
                 maps.leave()
         else:
-            skip = int(column.table.skip[column.arrays[part]])
-            for some, stream in _streams(column, part, rows, decoded):
-                _assign(target, at[some], view(column, part, stream, skip), rows[some])
+            _from_stream(column, part, rows, target, at, decoded)
 
 
 def _assign(
@@ -212,13 +210,21 @@ def _assign_even(target: Target, at: Ints, samples: NDArray[np.generic], rows: I
         out[at] = samples[rows]
 
 
-def _streams(
-    column: Column, part: int, rows: Ints, decoded: Decoded
-) -> Iterator[tuple[slice | Ints, Bytes]]:
-    """Rows of a part, all or some at a time, and its stream with at least the bytes of those."""
-    if decoded.large is not None and stream_size(column, part) > decoded.large.share:
-        return decoded.large.rows(column, part, rows)
-    return iter([(slice(None), stream_of(column, part, decoded))])
+def _from_stream(
+    column: Column, part: int, rows: Ints, target: Target, at: Ints, decoded: Decoded
+) -> None:
+    """Copy samples of a part that must be decoded, or is not mapped."""
+    skip = int(column.table.skip[column.arrays[part]])
+    large = decoded.large
+    if (
+        large is None
+        or column.largest_stream <= large.share
+        or stream_size(column, part) <= large.share
+    ):
+        _assign(target, at, view(column, part, stream_of(column, part, decoded), skip), rows)
+        return
+    for some, stream in large.rows(column, part, rows):
+        _assign(target, at[some], view(column, part, stream, skip), rows[some])
 
 
 def stream_of(column: Column, part: int, decoded: Decoded) -> Bytes:

@@ -93,6 +93,8 @@ def _check_scattered(coded: Coded, decoded: Decoded) -> None:
     """Refuse streams that cannot be read in order where no disk has room for them."""
     share = decoded.limit if decoded.large is None else decoded.large.share
     for column in coded.columns:
+        if column.largest_stream <= share:
+            continue
         table, arrays = column.table, column.arrays
         big = np.flatnonzero(np.maximum(table.decoded[arrays], table.length[arrays]) > share)
         kinds = np.stack([table.shape[arrays], table.strides[arrays], column.coding])[:, big]
@@ -104,13 +106,14 @@ def _check_scattered(coded: Coded, decoded: Decoded) -> None:
 
 def _refused(coded: Coded, part: int, limit: int, needed: int) -> ResourceError:
     place = scratch.folder()
-    room = f"{shown_size(scratch.room_in(place))} on a disk" if place else "no disk"
+    room = f"{shown_size(scratch.room_in(place))} on a disk" if place else "no room on a disk"
     return ResourceError(
         coded.group.table.path(int(coded.columns[0].file[part])),
-        f"its rows are compressed together, {shown_size(int(coded.sizes[part]))} when decoded, and "
-        f"have {shown_size(limit)} of memory and {room} of {shown_size(needed)} needed; raise "
-        f"memory by {shown_size(max(needed - limit, 1))}, set TMPDIR to a folder with more room, "
-        "or use ndfeed pack",
+        f"its rows are compressed together, and to read them in this order takes "
+        f"{shown_size(needed)} in memory or on a disk: there are {shown_size(limit)} and {room}; "
+        # A quarter of the memory may go to batches.
+        f"raise memory by {shown_size(needed * 4 // 3 - limit)}, set TMPDIR to a folder with more "
+        "room, or use ndfeed pack",
     )
 
 
