@@ -180,7 +180,7 @@ def test_scattered_rows_without_a_disk_are_refused_at_construction(tmp_path, mon
     monkeypatch.setattr(can, "scratch", False)
 
     with pytest.raises(
-        ndfeed.ResourceError, match=r"x\.npz: its rows are compressed together, and"
+        ndfeed.ResourceError, match=r"x\.npz: its rows are compressed together"
     ):
         ndfeed.loader(ds, 10, memory="1MB")
 

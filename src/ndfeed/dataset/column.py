@@ -96,12 +96,6 @@ class Column:
         return int(self.nbytes[0]) if len(self.nbytes) else 0
 
     @lazy
-    def largest_stream(self) -> int:
-        """Bytes of the largest stream among the parts, decoded."""
-        table, arrays = self.table, self.arrays
-        return int(np.maximum(table.decoded[arrays], table.length[arrays]).max(initial=0))
-
-    @lazy
     def even(self) -> bool:
         """Have all samples the same size?"""
         same = len(self.nbytes) and (self.nbytes == self.nbytes[0]).all()

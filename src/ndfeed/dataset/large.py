@@ -64,6 +64,16 @@ def stream_size(column: Column, part: int) -> int:
     return int(max(table.decoded[array], table.length[array]))
 
 
+def largest_stream(column: Column) -> int:
+    """Bytes of the largest stream of a column once it is decoded; worked out once."""
+    found: int | None = column.__dict__.get("_largest_stream")
+    if found is None:
+        table, arrays = column.table, column.arrays
+        found = int(np.maximum(table.decoded[arrays], table.length[arrays]).max(initial=0))
+        column.__dict__["_largest_stream"] = found
+    return found
+
+
 def runs_forward(column: Column, part: int) -> bool:
     """Can rows that come in order be taken out of a stream that is decoded once?"""
     return can.sparse and _stretch(column, part) is not None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset import ragged, rows
 from ndfeed.dataset.column import Column, Group, Place
-from ndfeed.dataset.large import Streams, decoded_for
+from ndfeed.dataset.large import Streams, decoded_for, largest_stream
 from ndfeed.dataset.members import Decoded, kept_by_default
 from ndfeed.dataset.target import Arrays, Target
 from ndfeed.dataset.whole import WholeFiles
@@ -370,7 +370,7 @@ def _decoded_of(group: Group) -> Decoded:
     found = _process.decoded.get(group.table)
     if found is None:
         limit = kept_by_default()
-        small = sum(column.largest_stream for column in group.columns) <= limit
+        small = sum(largest_stream(column) for column in group.columns) <= limit
         made = decoded_for([] if small else [Streams.of(group)], limit, _KEPT_BEHIND)
         with _process.lock:
             found = _process.decoded.setdefault(group.table, made)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Place
-from ndfeed.dataset.large import stream_size
+from ndfeed.dataset.large import largest_stream, stream_size
 from ndfeed.dataset.members import Bytes, Decoded, decode, inline_all, is_inline, key_of, view
 from ndfeed.dataset.rowset import stretches
 from ndfeed.dataset.spent import inflating, reading, spent
@@ -218,7 +218,7 @@ def _from_stream(
     large = decoded.large
     if (
         large is None
-        or column.largest_stream <= large.share
+        or largest_stream(column) <= large.share
         or stream_size(column, part) <= large.share
     ):
         _assign(target, at, view(column, part, stream_of(column, part, decoded), skip), rows)

@@ -4,7 +4,14 @@ import numpy as np
 
 from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.large import Large, Streams, decoded_for, runs_forward, stream_size
+from ndfeed.dataset.large import (
+    Large,
+    Streams,
+    decoded_for,
+    largest_stream,
+    runs_forward,
+    stream_size,
+)
 from ndfeed.dataset.members import Decoded, Key, key_of
 from ndfeed.dataset.rows import stream_of
 from ndfeed.dataset.rowset import Rows, chosen
@@ -93,7 +100,7 @@ def _check_scattered(coded: Coded, decoded: Decoded) -> None:
     """Refuse streams that cannot be read in order where no disk has room for them."""
     share = decoded.limit if decoded.large is None else decoded.large.share
     for column in coded.columns:
-        if column.largest_stream <= share:
+        if largest_stream(column) <= share:
             continue
         table, arrays = column.table, column.arrays
         big = np.flatnonzero(np.maximum(table.decoded[arrays], table.length[arrays]) > share)
