@@ -179,9 +179,7 @@ def test_scattered_rows_without_a_disk_are_refused_at_construction(tmp_path, mon
     assert sum(len(batch["x"]) for batch in epoch_of(ds, 10, memory="1MB")) == 1000
     monkeypatch.setattr(can, "scratch", False)
 
-    with pytest.raises(
-        ndfeed.ResourceError, match=r"x\.npz: its rows are compressed together"
-    ):
+    with pytest.raises(ndfeed.ResourceError, match=r"x\.npz: its rows are compressed together"):
         ndfeed.loader(ds, 10, memory="1MB")
 
 

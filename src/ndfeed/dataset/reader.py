@@ -41,7 +41,6 @@ class Reader:
         self._columns = group.columns
         self._whole = WholeFiles(group.columns) if group.by_file else None
         self.maps = maps
-        self._group = group
         self._records: list[NDArray[np.void]] = []
         fields = [column.field for column in group.columns]
         self._names = [(f.name, f.dtype, (-1, *(f.shape or ()))) for f in fields]
@@ -217,9 +216,9 @@ class Reader:
                 return targets
             for column, target in zip(self._columns, targets, strict=True):
                 try:
-                    self._fill_column(column, place, target, self.maps, decoded)
+                    self._fill_column(group, column, place, target, self.maps, decoded)
                 except Unmappable:
-                    self._fill_column(column, place, target, None, decoded)
+                    self._fill_column(group, column, place, target, None, decoded)
         except (ChangedError, MissingError):
             doubt(group.table)
             raise
@@ -227,6 +226,7 @@ class Reader:
 
     def _fill_column(
         self,
+        group: Group,
         column: Column,
         place: Place,
         target: Target,
@@ -234,10 +234,10 @@ class Reader:
         decoded: Decoded | None,
     ) -> None:
         if column.offsets is not None:
-            ragged.fill(column, place, target, maps, decoded or _decoded_of(self._group))
+            ragged.fill(column, place, target, maps, decoded or _decoded_of(group))
             return
         if not column.plain:
-            rows.from_parts(column, place, target, maps, decoded or _decoded_of(self._group))
+            rows.from_parts(column, place, target, maps, decoded or _decoded_of(group))
             return
         if not column.size:
             return
