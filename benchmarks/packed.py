@@ -5,6 +5,7 @@
     parts     random batches of a packed column: one part, and 64 of them
     ragged    random batches of samples of different lengths, found by their offsets
     verify    reading everything and comparing checksums
+    checked   shuffled epochs with verify=True at open, the first and later ones, and without it
 
 Shuffled batches are held to the bars of one large file, against the floors and the ways of today
 over the .npy that was packed, and to ours over that .npy: packing must cost nothing. Ragged samples
@@ -148,7 +149,45 @@ def verify(folder, quick):
     bar("verify", "ours / a loop that reads", rates["ours"] / rates["a loop that reads"], 0.8)
 
 
-QUESTIONS = {"warm": warm, "cold": cold, "parts": parts, "ragged": ragged, "verify": verify}
+def checked(folder, quick):
+    """The first and the second epoch of new loaders, with every block compared in the first."""
+    for name, size in {"150KB": 150_528, "3KB": 3072, "128B": 128}.items():
+        count = min((200 << 20 if quick else 1 << 30) // size, 4_000_000)
+        data = np.random.default_rng(0).integers(0, 255, (count, size), dtype=np.uint8)
+        place = folder / name
+        packed_making.write(place, {"data": data})
+        total = int(data.sum(dtype=np.int64))
+        del data
+        ds = ndfeed.open(place, verify=True)
+        with ndfeed.loader(ds, BATCH, shuffle=True) as batches:
+            assert sum(int(batch["data"].sum(dtype=np.int64)) for batch in batches) == total
+        taken = {}
+        for _, verify in itertools.product(range(5), (False, True)):
+            ds = ndfeed.open(place, verify=verify)
+            with ndfeed.loader(ds, BATCH, shuffle=True) as batches:
+                for epoch in ("first epoch", "second epoch"):
+                    began = time.perf_counter()
+                    for _ in batches:
+                        pass
+                    way = f"{epoch}, {'checked' if verify else 'not checked'}"
+                    taken.setdefault(way, []).append(time.perf_counter() - began)
+        rates = {way: count / float(np.median(times)) for way, times in taken.items()}
+        for way, rate in rates.items():
+            report(question=f"checked {name}", way=way, per_s=round(rate), unit="rows")
+        for epoch, wanted in {"first epoch": 0.3, "second epoch": 0.95}.items():
+            ratio = rates[f"{epoch}, checked"] / rates[f"{epoch}, not checked"]
+            bar(f"checked {name}", f"{epoch}, checked / not checked", ratio, wanted)
+        shutil.rmtree(place)
+
+
+QUESTIONS = {
+    "warm": warm,
+    "cold": cold,
+    "parts": parts,
+    "ragged": ragged,
+    "verify": verify,
+    "checked": checked,
+}
 
 
 def main():

@@ -29,6 +29,7 @@ import packed_making
 
 import ndfeed
 from ndfeed import cli, errors
+from ndfeed.files import system
 
 REVIEWED = Path(__file__).parent / "error_tour.txt"
 OPEN = "ndfeed.open({!r})"
@@ -226,6 +227,23 @@ def damaged_header():
     edited("packed/00000/x.npy", 100, b"?")
 
 
+def damaged_rows():
+    packed()
+    edited("packed/00000/x.npy", -8, b"?")
+    return {"ds": ndfeed.open("packed", verify=True)}
+
+
+def a_large_member():
+    np.savez_compressed("x.npz", x=np.zeros((1000, 1000)), y=np.arange(1000))
+    return {"ds": ndfeed.open("x.npz", sample="row")}
+
+
+def a_large_sample():
+    for i in range(9):
+        np.save(f"{i}.npy", np.zeros((2 if i else 200, 1000)))
+    return {"ds": ndfeed.open("*.npy", sample="file")}
+
+
 def no_column():
     packed()
     Path("packed/00000/x.npy").unlink()
@@ -376,6 +394,24 @@ STOPS = [
     opened(errors.MissingError, "a folder without arrays", only_text, "folder"),
     opened(errors.MissingError, "a packed dataset without one of its columns", no_column, "packed"),
     opened(errors.DeniedError, "a file that may not be read", forbidden, "x.npy"),
+    Stop(
+        errors.ResourceError,
+        "a compressed member that neither memory nor a disk holds",
+        a_large_member,
+        "ndfeed.loader(ds, 10, shuffle=True, memory='1MB')",
+    ),
+    Stop(
+        errors.ResourceError,
+        "a sample larger than memory",
+        a_large_sample,
+        "ndfeed.loader(ds, 1, memory='1MB')",
+    ),
+    Stop(
+        errors.UnsupportedError,
+        "verify=True for files without checksums",
+        npy,
+        "ndfeed.open('x.npy', verify=True)",
+    ),
     opened(errors.FormatError, "an empty file", lambda: Path("x.npy").touch(), "x.npy"),
     opened(
         errors.FormatError,
@@ -411,6 +447,7 @@ STOPS = [
         OPEN.format("packed"),
         "verify packed",
     ),
+    Stop(errors.ChecksumError, "damaged rows, with verify=True", damaged_rows, "ds[:]"),
     opened(errors.LimitError, "an archive that would never end", a_bomb, "x.npz"),
     opened(
         errors.LimitError,
@@ -614,12 +651,22 @@ def _complained(command):
     return status, err.getvalue()
 
 
+@contextlib.contextmanager
+def _without_a_disk(wanted):
+    """As on a machine whose temporary files lie in memory."""
+    before, system.can.scratch = system.can.scratch, not wanted
+    try:
+        yield
+    finally:
+        system.can.scratch = before
+
+
 def heard(stop):
     """Visit one stop."""
     with _folder() as folder:
         names = stop.make() or {}
         denied, full = stop.error is errors.DeniedError, stop.error is errors.SpaceError
-        with _as_nobody(denied), _on_small_disk(full):
+        with _as_nobody(denied), _on_small_disk(full), _without_a_disk("nor a disk" in stop.title):
             error = _raised(stop.call, names)
             status, complaint = _complained(stop.command) if stop.command else (None, "")
 

@@ -12,6 +12,7 @@ from ndfeed import errors
 # Classes that no command can meet, and why.
 NO_COMMAND = {
     errors.ChangedError: "a command opens files and is done with them",
+    errors.ResourceError: "a command would have to run short of memory",
     errors.ResumeError: "no command resumes",
     errors.WorkerError: "no command runs functions",
 }

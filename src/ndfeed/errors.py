@@ -3,7 +3,8 @@
     Error
     ├── SourceError       (OSError)       a file or folder cannot be found, opened or read
     │   ├── MissingError  (FileNotFoundError)
-    │   └── DeniedError   (PermissionError)
+    │   ├── DeniedError   (PermissionError)
+    │   └── ResourceError (MemoryError)   no memory, or no room on a disk, to read it
     ├── FormatError       (ValueError)    the bytes are not what the format promises
     │   ├── TruncatedError                fewer bytes present than promised
     │   ├── ChecksumError                 the bytes were damaged
@@ -49,6 +50,7 @@ __all__ = [
     "LimitError",
     "ManifestError",
     "MissingError",
+    "ResourceError",
     "ResumeError",
     "SchemaError",
     "SourceError",
@@ -123,6 +125,12 @@ class MissingError(SourceError, FileNotFoundError):
 
 class DeniedError(SourceError, PermissionError):
     """The file exists and may not be read."""
+
+
+class ResourceError(SourceError, MemoryError):
+    """There is not enough memory, or temporary disk space, to read it: says how much is needed."""
+
+    remedy = "read fewer samples at a time, or give the process more memory"
 
 
 class FormatError(_FileError, ValueError):

@@ -5,6 +5,7 @@ import pytest
 from loader.making import assert_same, compressed, epoch_of, eventually
 
 import ndfeed
+from ndfeed.files.system import can
 
 
 @pytest.mark.parametrize("files", [1, 2, 4, 10])
@@ -122,3 +123,72 @@ def test_ranks_decode_what_all_of_them_pass(tmp_path):
         parts = [ranks[rank][number] for rank in range(3)]
 
         assert_same({n: np.concatenate([p[n] for p in parts]) for n in batch}, batch)
+
+
+@pytest.mark.parametrize("shuffle", [False, True, ndfeed.Exact(), ndfeed.Blocks(rows=16)], ids=str)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_file_larger_than_memory_gives_the_same_batches(tmp_path, shuffle, threads):
+    """Memory decides how rows are read, never which and in what order."""
+    ds, _ = compressed(tmp_path, files=2, rows=300, width=20_000)  # 6 MB a file
+    plenty = epoch_of(ds, 10, shuffle=shuffle)
+    tight = epoch_of(ds, 10, shuffle=shuffle, memory="2MB", threads=threads)
+
+    assert_same(tight, plenty)
+
+
+def test_two_fields_that_fit_singly_but_not_together(tmp_path):
+    """A batch needs both: to give one up for the other would decode each for every batch."""
+    x = np.arange(100 * 30_000, dtype="<i4").reshape(100, 30_000)
+    np.savez_compressed(tmp_path / "x.npz", a=x, b=-x)
+    with ndfeed.loader(ndfeed.open(tmp_path / "x.npz", sample="row"), 4, memory="16MB") as loader:
+        for number, batch in enumerate(loader):
+            np.testing.assert_array_equal(batch["a"], x[4 * number : 4 * number + 4])
+            np.testing.assert_array_equal(batch["b"], -x[4 * number : 4 * number + 4])
+
+        assert loader.report().streams == 2
+
+
+def test_a_view_in_another_order_is_no_order(tmp_path):
+    """Without shuffle=, but as scattered as with it."""
+    ds, data = compressed(tmp_path, files=1, rows=600, width=10_000)
+    rows = np.random.default_rng(0).permutation(600)
+    with ndfeed.loader(ds.take(rows), 10, memory="1MB") as loader:
+        found = np.concatenate([batch["x"] for batch in loader])
+        assert loader.report().streams == 2
+
+    np.testing.assert_array_equal(found, data[rows])
+
+
+@pytest.mark.parametrize("shuffle", [True, ndfeed.Exact()], ids=str)
+def test_without_a_disk_it_is_refused_at_construction(tmp_path, monkeypatch, shuffle):
+    """With what would help, and before an epoch has begun."""
+    ds, _ = compressed(tmp_path, files=1, rows=600, width=10_000)
+    monkeypatch.setattr(can, "scratch", False)
+    with pytest.raises(ndfeed.ResourceError, match=r"raise memory by .* set TMPDIR .* ndfeed pack"):
+        ndfeed.loader(ds, 10, memory="1MB", shuffle=shuffle)
+
+    ndfeed.loader(ds, 10, memory="1MB")
+    ndfeed.loader(ds, 10, memory="20MB", shuffle=shuffle)
+
+
+@pytest.mark.filterwarnings("ignore:.*Fortran")
+def test_scattered_rows_without_a_disk_are_refused_at_construction(tmp_path, monkeypatch):
+    """Also in order: every row of a Fortran-ordered array needs the whole stream."""
+    np.savez_compressed(tmp_path / "x.npz", x=np.asfortranarray(np.ones((1000, 1000))))
+    ds = ndfeed.open(tmp_path / "x.npz", sample="row")
+    assert sum(len(batch["x"]) for batch in epoch_of(ds, 10, memory="1MB")) == 1000
+    monkeypatch.setattr(can, "scratch", False)
+
+    with pytest.raises(ndfeed.ResourceError, match=r"x\.npz: its rows are compressed together"):
+        ndfeed.loader(ds, 10, memory="1MB")
+
+
+def test_one_sample_larger_than_memory_is_refused_by_name(tmp_path):
+    """The average sample is small: only this one would break the promise."""
+    for i in range(20):
+        np.savez_compressed(tmp_path / f"{i:02}.npz", x=np.zeros(10_000_000 if i == 7 else 10))
+    ds = ndfeed.open(tmp_path, sample="file")
+    with pytest.raises(ndfeed.ResourceError, match=r"07\.npz: one sample takes 80 MB, memory is"):
+        ndfeed.loader(ds, 1, memory="10MB")
+
+    ndfeed.loader(ds.take([i for i in range(20) if i != 7]), 1, memory="10MB")

@@ -8,6 +8,7 @@ import pytest
 from loader.making import LARGE, compressed, epoch_of, large_rows, numbers
 
 import ndfeed
+from ndfeed.files.system import can
 
 
 def test_before_during_and_after(tmp_path):
@@ -117,8 +118,9 @@ def test_inflating_is_named(tmp_path):
     assert "pack" in report.limit
 
 
-def test_inflating_again_and_again_is_named_with_the_memory_it_needs(tmp_path):
-    """An exact shuffle of compressed rows, or too little memory for the window."""
+def test_inflating_again_and_again_is_named_with_the_memory_it_needs(tmp_path, monkeypatch):
+    """An exact shuffle of compressed rows with too little memory, and no disk to help out."""
+    monkeypatch.setattr(can, "scratch", False)
     ds, _ = compressed(tmp_path, files=10, rows=50, width=2000)
     with ndfeed.loader(ds, 10, shuffle=ndfeed.Exact(), memory="150kB", threads=1) as loader:
         list(loader)

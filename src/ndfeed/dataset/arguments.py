@@ -11,7 +11,7 @@ _BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def as_bytes(memory: int | str | None) -> int:
-    """``2_000_000_000``, ``"2GB"``, ``"512MiB"``; by default an eighth of RAM, at most 2 GiB."""
+    """``2_000_000_000``, ``"2GB"``, ``"512MiB"``; by default an eighth of all, at most 2 GiB."""
     if memory is None:
         return min(system.memory_bytes() // 8, _MOST_MEMORY)
     if isinstance(memory, str):

@@ -8,7 +8,7 @@ of the same files: they are located once and, where files are read whole, opened
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,6 +19,9 @@ from ndfeed.dataset.lazy import lazy
 from ndfeed.formats.array import RAW
 from ndfeed.formats.types import itemsize, swapped
 from ndfeed.index.table import Ints, Table
+
+if TYPE_CHECKING:
+    from ndfeed.dataset.checks import Checks
 
 
 class Place(NamedTuple):
@@ -154,6 +157,7 @@ class Group:
     starts: Ints
     columns: tuple[Column, ...]
     mapped: bool = True  # may the files be mapped?
+    checks: "Checks | None" = None  # checksums to compare when blocks are first read
 
     def __len__(self) -> int:
         return int(self.starts[-1])

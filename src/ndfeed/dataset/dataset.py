@@ -26,6 +26,7 @@ from ndfeed.dataset.rowset import Rows, Travelling, as_rows, chosen, composed, o
 from ndfeed.dataset.step import Batch, Given, Map, Select, Step, fields_of, stepped
 from ndfeed.dataset.target import check_fits
 from ndfeed.errors import FieldError, SchemaError
+from ndfeed.files import system
 from ndfeed.index.table import Ints
 from ndfeed.progress import Bar
 
@@ -165,8 +166,12 @@ class Dataset:
         wanted = as_rows(rows, self._count)
         samples = wanted if self.rows is None else chosen(self.rows, wanted)
         batch: Batch = self._empty.copy()  # has the names in their order
-        for group in self.groups:
-            reader_of(group).read(group, samples, batch)
+        try:
+            for group in self.groups:
+                reader_of(group).read(group, samples, batch)
+        except MemoryError as error:
+            what = f"{len(wanted):,} samples"
+            raise system.as_ours(error, self.groups[0].table.path(0), what) from None
         return self._stepped(batch, wanted, rng) if self.steps else batch
 
     def _stepped(self, batch: Batch, rows: Ints, rng: np.random.Generator | None) -> Batch:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ndfeed.dataset.checks import joined_checks
 from ndfeed.dataset.column import Column, Group
 from ndfeed.dataset.field import Field
 from ndfeed.errors import SchemaError
@@ -47,7 +48,10 @@ def _joined(first: Group, second: Group, table: Table) -> Group:
     theirs = {column.field.name: column for column in second.columns}
     columns = tuple(_column(c, theirs[c.field.name], table, shift) for c in first.columns)
     starts = np.concatenate([first.starts, second.starts[1:] + first.starts[-1]])
-    return Group(starts, columns, first.mapped and second.mapped)
+    checks = joined_checks(
+        first.checks, len(first.starts) - 1, second.checks, len(second.starts) - 1
+    )
+    return Group(starts, columns, first.mapped and second.mapped, checks)
 
 
 def _column(a: Column, b: Column, table: Table, shift: int) -> Column:

@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ from ndfeed.formats import inflate
 from ndfeed.formats.array import DEFLATE, INLINE, LATIN1, RAW
 from ndfeed.formats.types import EXTENDED, delivered
 from ndfeed.index.table import Ints, Table
+
+if TYPE_CHECKING:
+    from ndfeed.dataset.large import Large
 
 Bytes = NDArray[np.uint8]
 Key = tuple[int, int, int]  # a table, a file of it, and where a stream begins in that
@@ -57,6 +61,7 @@ def decode(file: File, column: Column, part: int) -> Bytes:
     if coding == LATIN1:
         return np.frombuffer(_from_text(file, table, array), np.uint8)
     size = length if coding == RAW else int(table.decoded[array])
+    system.require_memory(size, file.path)
     out = np.empty(size, np.uint8)
     if coding == RAW:
         file.read_into(offset, [memoryview(out)])  # type: ignore[arg-type]
@@ -123,11 +128,13 @@ class Decoded:
 
     Holds at most ``limit`` bytes, with those being decoded counted in, except that the newest
     stream is always kept: it had to be decoded whole anyway, and the next row is most likely in
-    it too. A stream that several threads want is decoded by one of them.
+    it too. Streams for which that is too much are in the care of ``large``, if there is one. A
+    stream that several threads want is decoded by one of them.
     """
 
-    def __init__(self, limit: int | None = None) -> None:
-        self.limit = min(_MOST_KEPT, system.memory_bytes() // 16) if limit is None else limit
+    def __init__(self, limit: int, large: "Large | None" = None) -> None:
+        self.limit = limit
+        self.large = large  # has the streams that are not to be decoded whole in memory
         self._lock = threading.Lock()
         self._streams: OrderedDict[Key, Bytes] = OrderedDict()
         self._under_way: dict[Key, SimpleQueue[None]] = {}  # and where its end is told
@@ -135,8 +142,13 @@ class Decoded:
 
     @property
     def held(self) -> int:
-        """Bytes of all streams kept or being decoded."""
-        return self._held
+        """Bytes of memory of all streams kept or being decoded."""
+        return self._held + (0 if self.large is None else self.large.held)
+
+    @property
+    def room(self) -> int:
+        """Bytes that may be decoded ahead of use: of memory, or of a disk if that is used."""
+        return self.limit if self.large is None or self.large.forward else self.large.budget
 
     def stream(self, key: Key, size: int, decode: Callable[[], Bytes]) -> Bytes:
         """The stream kept under ``key``, or else what ``decode`` gives: ``size`` bytes."""
@@ -187,6 +199,19 @@ class Decoded:
         with self._lock:
             self._held -= sum(stream.nbytes for stream in self._streams.values())
             self._streams.clear()
+        if self.large is not None:
+            self.large.clear()
+
+
+def kept_by_default() -> int:
+    """Bytes of decoded streams that reading keeps for each source, if nobody says otherwise."""
+    return min(_MOST_KEPT, system.memory_bytes() // 16)
+
+
+def key_of(column: Column, part: int) -> Key:
+    """What a part's stream is kept under."""
+    table, array = column.table, int(column.arrays[part])
+    return id(table), int(table.file[array]), int(table.offset[array])
 
 
 def is_inline(column: Column, part: int) -> bool:

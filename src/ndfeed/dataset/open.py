@@ -14,7 +14,7 @@ from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.samples import Reading, Sample
 from ndfeed.dataset.show import size
-from ndfeed.errors import SchemaError, shown
+from ndfeed.errors import SchemaError, UnsupportedError, shown
 from ndfeed.formats import raw
 from ndfeed.index.open import Opened, open_packed, open_table
 from ndfeed.index.source import Source
@@ -22,7 +22,7 @@ from ndfeed.index.source import Source
 _SAMPLES = ("auto", "row", "file")
 
 
-def open(
+def open(  # noqa: PLR0913 - each is a word of its own
     source: "Source | Dataset | Mapping[str, Source | Dataset]",
     *,
     fields: str | Sequence[str] | None = None,
@@ -31,6 +31,7 @@ def open(
     shape: int | Sequence[int] | None = None,
     mapped: bool = True,
     cache: bool = True,
+    verify: bool = False,
 ) -> Dataset:
     """Open array files in place; only their headers are read.
 
@@ -45,6 +46,8 @@ def open(
     - ``dtype``, ``shape``: for raw files, the element type and the shape of one sample. ``dtype``
       also names the type of opaque elements in .npy files (bfloat16, float8).
     - ``mapped=False``: read by position only and never map a file.
+    - ``verify=True``: for packed datasets, compare every block with its checksum when it is first
+      read. Damage is then a ``ChecksumError`` at the batch that meets it.
     - ``cache=False``: neither use nor keep the index of an earlier run. Of more than 10,000 files
       an index of an earlier run is checked by a sample, the rest when read.
     """
@@ -52,13 +55,13 @@ def open(
         raise ValueError("shape= is for raw files and needs dtype= beside it")
     chosen = (fields,) if isinstance(fields, str) else None if fields is None else tuple(fields)
     layout = None if dtype is None else raw.layout(dtype, () if shape is None else shape)
-    how = _How(layout, dtype, mapped, cache)
+    how = _How(layout, dtype, mapped, cache, bool(verify))
     if isinstance(source, Mapping):
         return _together(_parts(source, sample, how), chosen)
     if isinstance(sample, Mapping):
         raise TypeError("sample= may be a dict only where the source is one")
     if isinstance(source, Dataset):
-        return source if chosen is None else source.select(*chosen)
+        return _reopened(source, chosen, verify)
     ready = _packed(source, how, sample, chosen)
     if ready is not None:
         return ready
@@ -73,6 +76,13 @@ def open(
     if len(part.readings) > 1:
         raise samples.refuse(os.fsdecode(part.opened.spellings[0]), part.layout)
     return _dataset((part,), None)
+
+
+def _reopened(ds: Dataset, fields: tuple[str, ...] | None, verify: bool) -> Dataset:
+    """A dataset given as a source."""
+    if verify:
+        raise ValueError("verify= is for files; say it where the dataset is opened")
+    return ds if fields is None else ds.select(*fields)
 
 
 def _packed(
@@ -90,7 +100,7 @@ def _packed(
         raise SchemaError(
             path, "a packed dataset, which says itself what it holds; leave dtype= out"
         )
-    made = [packed.dataset(one, fields, how.mapped) for one in found]
+    made = [packed.dataset(one, fields, how.mapped, how.verify) for one in found]
     return reduce(Dataset.__add__, made)
 
 
@@ -106,6 +116,7 @@ class _How(NamedTuple):
     dtype: object
     mapped: bool
     cached: bool
+    verify: bool
 
 
 class _Part(NamedTuple):
@@ -135,6 +146,12 @@ def _part(
 ) -> _Part:
     _check_sample(sample)
     opened = open_table(source, how.layout, cached=how.cached)
+    if how.verify:
+        raise UnsupportedError(
+            opened.table.path(0),
+            "has no checksums of its rows that verify=True could compare; ndfeed pack makes a copy "
+            "that has them, or leave verify= out",
+        )
     found = samples.layout(opened.table, fields, how.dtype, prefix)
     readings = samples.readings(found, sample)
     return _Part(opened, prefix, fields, how.dtype, how.mapped, found, readings)

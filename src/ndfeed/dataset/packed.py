@@ -4,8 +4,11 @@ The fields lie in files of their own, so nothing is gained by locating them toge
 one part is read as the rows of any .npy file are.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
+from ndfeed.dataset.checks import Checks, checks_of
 from ndfeed.dataset.column import Column, Group, lengths
 from ndfeed.dataset.dataset import Dataset, Made
 from ndfeed.dataset.field import Field
@@ -13,23 +16,29 @@ from ndfeed.errors import FieldError
 from ndfeed.formats import manifest
 from ndfeed.formats.types import delivered, plain
 from ndfeed.index.open import Opened
+from ndfeed.index.packed import read_manifest
 from ndfeed.index.table import Ints, Table
 
 
-def dataset(opened: Opened, fields: tuple[str, ...] | None, mapped: bool) -> Dataset:
-    """The samples of a packed dataset."""
+def dataset(
+    opened: Opened, fields: tuple[str, ...] | None, mapped: bool, verify: bool = False
+) -> Dataset:
+    """The samples of a packed dataset; ``verify`` compares checksums as blocks are read."""
     table = opened.table
+    checks: Mapping[str, Checks] = {}
+    if verify:
+        checks = checks_of(table, read_manifest(opened.spellings[0]), opened.spellings[0])
     width = sum(len(field.roles) for field in opened.fields)
     first = np.arange(0, len(table.file), width)
     groups: dict[str, Group] = {}
     for field in opened.fields:
-        groups[field.name] = _group(field, table, first, mapped)
+        groups[field.name] = _group(field, table, first, mapped, checks.get(field.name))
         first = first + len(field.roles)
     for name in fields or ():
         if name not in groups:
             raise FieldError(name, list(groups), opened.spellings[0])
     chosen = tuple(groups[name] for name in fields or groups)
-    made: Made = dataset, (opened, fields, mapped)
+    made: Made = dataset, (opened, fields, mapped, verify)
     return Dataset(chosen, made, why="packed dataset", origin=table.digest[:16])
 
 
@@ -39,10 +48,12 @@ def described(field: manifest.Field) -> Field:
     return Field(field.name, delivered(kind), field.shape, kind)
 
 
-def _group(field: manifest.Field, table: Table, first: Ints, mapped: bool) -> Group:
+def _group(
+    field: manifest.Field, table: Table, first: Ints, mapped: bool, checks: Checks | None
+) -> Group:
     """One field: its first column in every part is at ``first`` in the table."""
     places = dict(zip(field.roles, (first + i for i in range(len(field.roles))), strict=True))
     offsets, extents = places.get("offsets"), places.get("shapes")
     column = Column(described(field), table, first, np.zeros(len(first), bool), offsets, extents)
     counts = lengths(table, first) if offsets is None else lengths(table, offsets) - 1
-    return Group(np.concatenate([[0], np.cumsum(counts)]), (column,), mapped)
+    return Group(np.concatenate([[0], np.cumsum(counts)]), (column,), mapped, checks)

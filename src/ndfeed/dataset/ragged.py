@@ -17,6 +17,7 @@ from ndfeed.dataset.members import Decoded
 from ndfeed.dataset.spent import reading
 from ndfeed.dataset.target import Laid, Target
 from ndfeed.errors import FormatError
+from ndfeed.files import system
 from ndfeed.files.file import File
 from ndfeed.files.maps import Maps
 from ndfeed.formats.array import MOST_BYTES
@@ -200,6 +201,7 @@ def _room(target: Target, found: Spans) -> Room:
     if target.given:
         return [target.memory(i, 0) for i in range(len(found.file))]
     ends = np.cumsum(found.nbytes)
+    system.require_memory(int(ends[-1]), target.column.table.path(0))
     laid = Laid(np.empty(int(ends[-1]), np.uint8), ends - found.nbytes)
     target.lay(laid, found.shape)
     return laid

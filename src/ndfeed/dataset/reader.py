@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset import ragged, rows
 from ndfeed.dataset.column import Column, Group, Place
-from ndfeed.dataset.members import Decoded
+from ndfeed.dataset.large import Streams, decoded_for, largest_stream
+from ndfeed.dataset.members import Decoded, kept_by_default
 from ndfeed.dataset.target import Arrays, Target
 from ndfeed.dataset.whole import WholeFiles
 from ndfeed.errors import ChangedError, MissingError, SourceError
+from ndfeed.files import system
 from ndfeed.files.maps import Maps, Unmappable
 from ndfeed.index.cache import doubt
 from ndfeed.index.table import Ints, Table
@@ -27,29 +29,38 @@ from ndfeed.index.table import Ints, Table
 T = TypeVar("T")
 
 _BYTE = np.dtype(np.uint8)
+# Bytes of a large stream that are kept behind the row that was read last.
+_KEPT_BEHIND = 32 << 20
 
 
 class Reader:
     """Reads the samples of one group."""
 
-    def __init__(self, group: Group, maps: Maps | None, decoded: Decoded, token: object) -> None:
+    def __init__(self, group: Group, maps: Maps | None, token: object) -> None:
         self.token = token
         self._columns = group.columns
         self._whole = WholeFiles(group.columns) if group.by_file else None
         self.maps = maps
-        self._decoded = decoded
         self._records: list[NDArray[np.void]] = []
         fields = [column.field for column in group.columns]
         self._names = [(f.name, f.dtype, (-1, *(f.shape or ()))) for f in fields]
         alone = len(group.starts) == 2
         self._alone = int(group.columns[0].file[0]) if alone else None
+        row = sum(int(c.nbytes[0]) for c in group.columns if c.even)
+        self._many = -(-system.LARGE // max(row, 1))  # samples that need a look at what is free
+        self._row = row
         self._short = all(
             c.plain and c.size and not c.any_swapped and (alone or c.size <= rows.LARGE_ROW)
             for c in group.columns
         )
 
+    def check(self, group: Group, samples: Ints) -> None:
+        """For whoever reads past this reader: here nothing is to be compared."""
+
     def read(self, group: Group, samples: Ints, batch: dict[str, Any]) -> None:
         """Put ``samples``, which are in range, into ``batch``, in new memory."""
+        if len(samples) >= self._many:
+            system.require_memory(len(samples) * self._row, group.table.path(0))
         if self._shortly(self._read_short, group, samples, batch):
             return
         for target in self.fill(group, samples, {}):
@@ -195,22 +206,28 @@ class Reader:
                 return targets
             for column, target in zip(self._columns, targets, strict=True):
                 try:
-                    self._fill_column(column, place, target, self.maps, decoded or self._decoded)
+                    self._fill_column(group, column, place, target, self.maps, decoded)
                 except Unmappable:
-                    self._fill_column(column, place, target, None, decoded or self._decoded)
+                    self._fill_column(group, column, place, target, None, decoded)
         except (ChangedError, MissingError):
             doubt(group.table)
             raise
         return targets
 
     def _fill_column(
-        self, column: Column, place: Place, target: Target, maps: Maps | None, decoded: Decoded
+        self,
+        group: Group,
+        column: Column,
+        place: Place,
+        target: Target,
+        maps: Maps | None,
+        decoded: Decoded | None,
     ) -> None:
         if column.offsets is not None:
-            ragged.fill(column, place, target, maps, decoded)
+            ragged.fill(column, place, target, maps, decoded or _decoded_of(group))
             return
         if not column.plain:
-            rows.from_parts(column, place, target, maps, decoded)
+            rows.from_parts(column, place, target, maps, decoded or _decoded_of(group))
             return
         if not column.size:
             return
@@ -245,6 +262,58 @@ class Reader:
             raise
 
 
+class CheckedReader(Reader):
+    """Compares the checksum of every block that samples lie in, once, before they are read."""
+
+    def check(self, group: Group, samples: Ints) -> None:
+        """Compare whatever of these samples was not compared yet."""
+        checks, column = group.checks, group.columns[0]
+        if checks is None or not checks.left or not len(samples):
+            return
+        place = group.locate(samples)
+        checks.check_rows(column, place)
+        if column.offsets is not None:
+            checks.check_places(column, place)
+            kept = np.flatnonzero(column.offsets[place.part] >= 0)
+            some = Place(place.part[kept], place.row[kept])
+            found = self.spans(group, column, some)
+            checks.check_values(column, some.part, found.start, found.nbytes)
+
+    def read(self, group: Group, samples: Ints, batch: dict[str, Any]) -> None:
+        """Put ``samples``, which are in range, into ``batch``, in new memory."""
+        self.check(group, samples)
+        super().read(group, samples, batch)
+
+    def lend(
+        self,
+        group: Group,
+        samples: Ints,
+        room: Callable[[], dict[str, NDArray[Any]]],
+        batch: dict[str, Any],
+        decoded: Decoded,
+    ) -> None:
+        """Put ``samples``, which are in range, into ``batch``: in memory that ``room`` lends."""
+        self.check(group, samples)
+        super().lend(group, samples, room, batch, decoded)
+
+    def fill(
+        self,
+        group: Group,
+        samples: Ints,
+        arrays: Mapping[str, Arrays],
+        decoded: Decoded | None = None,
+    ) -> list[Target]:
+        """Copy ``samples``, which are in range, into ``arrays`` or else into new memory."""
+        self.check(group, samples)
+        return super().fill(group, samples, arrays, decoded)
+
+    def shapes(self, group: Group, column: Column, samples: Ints) -> Ints | list[ragged.Shape]:
+        """The shape of each of ``samples`` of a ragged column."""
+        if group.checks is not None and column.offsets is not None and group.checks.left:
+            group.checks.check_places(column, group.locate(samples))
+        return super().shapes(group, column, samples)
+
+
 class _Process:
     """The readers, maps and decoded members of this process."""
 
@@ -274,14 +343,25 @@ def reader_of(group: Group) -> Reader:
 
 def _made(group: Group) -> Reader:
     table = group.table
-    if table not in _process.decoded:
-        _process.decoded[table] = Decoded()
+    kind = Reader if group.checks is None else CheckedReader
     if group.by_file or not group.mapped:
-        return Reader(group, None, _process.decoded[table], _process.token)
+        return kind(group, None, _process.token)
     maps = _process.maps.get(id(table))
     if maps is None:
         try:
             maps = _process.maps[id(table)] = Maps(table, guarded=not table.sealed)
         except SourceError:
             maps = None  # more files than may be open: read by position
-    return Reader(group, maps, _process.decoded[table], _process.token)
+    return kind(group, maps, _process.token)
+
+
+def _decoded_of(group: Group) -> Decoded:
+    """The decoded streams of a group's files, made when they are first needed."""
+    found = _process.decoded.get(group.table)
+    if found is None:
+        limit = kept_by_default()
+        small = sum(largest_stream(column) for column in group.columns) <= limit
+        made = decoded_for([] if small else [Streams.of(group)], limit, _KEPT_BEHIND)
+        with _process.lock:
+            found = _process.decoded.setdefault(group.table, made)
+    return found

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Place
-from ndfeed.dataset.members import Bytes, Decoded, Key, decode, inline_all, is_inline, view
+from ndfeed.dataset.large import largest_stream, stream_size
+from ndfeed.dataset.members import Bytes, Decoded, decode, inline_all, is_inline, key_of, view
 from ndfeed.dataset.rowset import stretches
 from ndfeed.dataset.spent import inflating, reading, spent
 from ndfeed.dataset.target import Target
@@ -169,9 +170,7 @@ def from_parts(
         elif column.coding[part] == RAW and maps is not None:
             _from_map(column, part, rows, target, at, maps)
         else:
-            stream = stream_of(column, part, decoded)
-            skip = int(column.table.skip[column.arrays[part]])
-            _assign(target, at, view(column, part, stream, skip), rows)
+            _from_stream(column, part, rows, target, at, decoded)
 
 
 def _from_map(column: Column, part: int, rows: Ints, target: Target, at: Ints, maps: Maps) -> None:
@@ -209,6 +208,23 @@ def _assign_even(target: Target, at: Ints, samples: NDArray[np.generic], rows: I
         out[at] = samples[rows]
 
 
+def _from_stream(
+    column: Column, part: int, rows: Ints, target: Target, at: Ints, decoded: Decoded
+) -> None:
+    """Copy samples of a part that must be decoded, or is not mapped."""
+    skip = int(column.table.skip[column.arrays[part]])
+    large = decoded.large
+    if (
+        large is None
+        or largest_stream(column) <= large.share
+        or stream_size(column, part) <= large.share
+    ):
+        _assign(target, at, view(column, part, stream_of(column, part, decoded), skip), rows)
+        return
+    for some, stream in large.rows(column, part, rows):
+        _assign(target, at[some], view(column, part, stream, skip), rows[some])
+
+
 def stream_of(column: Column, part: int, decoded: Decoded) -> Bytes:
     """A part's decoded stream, from those kept or anew."""
     table, array = column.table, int(column.arrays[part])
@@ -221,11 +237,4 @@ def stream_of(column: Column, part: int, decoded: Decoded) -> Bytes:
         spent.streams += 1
         return found
 
-    size = int(max(table.decoded[array], table.length[array]))
-    return decoded.stream(key_of(column, part), size, decode_now)
-
-
-def key_of(column: Column, part: int) -> Key:
-    """What a part's stream is kept under."""
-    table, array = column.table, int(column.arrays[part])
-    return id(table), int(table.file[array]), int(table.offset[array])
+    return decoded.stream(key_of(column, part), stream_size(column, part), decode_now)

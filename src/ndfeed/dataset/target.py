@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column
 from ndfeed.dataset.field import Field
+from ndfeed.files import system
 from ndfeed.index.table import Ints
 
 
@@ -73,7 +74,10 @@ class Target:
         """Samples that differ in shape."""
         if self._ragged is None:
             dtype = self.column.field.dtype
-            self._ragged = [np.empty(shape, dtype) for shape in self.column.shapes(self._part)]
+            shapes = self.column.shapes(self._part)
+            size = int(self.column.nbytes[self._part].sum())
+            system.require_memory(size, self.column.table.path(0))
+            self._ragged = [np.empty(shape, dtype) for shape in shapes]
         return self._ragged
 
     @property

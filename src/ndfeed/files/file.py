@@ -217,6 +217,11 @@ class File:
                 self.path, f"{start + wanted} bytes promised, {start + done} present", start
             )
 
+    def recheck(self) -> None:
+        """Compare the identity once more, where the file stays open: what was read may be torn."""
+        if self._expected is not None:
+            _expect(self.path, self._expected, os.fstat(self.fd))
+
     def close(self) -> None:
         """Close the descriptor; harmless the second time."""
         if self.fd >= 0:

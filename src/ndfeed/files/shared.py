@@ -20,10 +20,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.errors import MissingError, SourceError
-from ndfeed.files.file import FLAGS, refuse
+from ndfeed.errors import MissingError, ResourceError
+from ndfeed.files import system
+from ndfeed.files.file import FLAGS
 from ndfeed.files.system import can, fcntl, free_memory, map_whole
 
+_LESS = "take() fewer samples, or select() fields"
 _GONE = "the process that held this memory is gone, or on another machine; open the data anew"
 
 
@@ -65,6 +67,8 @@ class Shared:
         fd = os.open(self.path, FLAGS)
         try:
             return np.frombuffer(map_whole(fd), np.uint8)
+        except OSError as error:
+            raise _unmapped(self.size, error) from None
         finally:
             os.close(fd)
 
@@ -109,7 +113,13 @@ class Block(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     def of(cls, size: int) -> "Block":
         """``size`` new bytes."""
         fd, path = _made(size)
-        made = np.frombuffer(_mapped(fd, size), np.uint8).view(cls)
+        try:
+            made = np.frombuffer(_mapped(fd, size), np.uint8).view(cls)
+        except BaseException:
+            os.close(fd)
+            if not can.memfd:
+                _remove(path, os.getpid())
+            raise
         made.handle = _handle(fd, path, size)
         weakref.finalize(made, os.close, fd)
         if not can.memfd:
@@ -131,10 +141,8 @@ def _made(size: int) -> tuple[int, bytes]:
     free = free_memory()
     if can.memfd and free is not None and size > free:
         # The system would not refuse it, but end some process to make room.
-        problem = (
-            f"{size} bytes cannot be had, {free} are free; take() fewer samples, or select() fields"
-        )
-        raise SourceError("shared memory", problem)
+        problem = f"{size} bytes cannot be had, {free} are free; {_LESS}"
+        raise ResourceError("shared memory", problem)
     if can.memfd:
         fd = os.memfd_create("ndfeed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         path = f"/proc/self/fd/{fd}".encode()
@@ -151,13 +159,21 @@ def _made(size: int) -> tuple[int, bytes]:
         os.close(fd)
         if not can.memfd:
             _remove(path, os.getpid())
-        problem = f"{size} bytes cannot be had: {error.strerror}"
-        refuse(b"shared memory", OSError(error.errno, problem))
+        problem = f"{size} bytes cannot be had: {error.strerror}; {_LESS}"
+        raise ResourceError("shared memory", problem) from None
     return fd, path
 
 
 def _mapped(fd: int, size: int) -> mmap:
-    return mmap(fd, size) if sys.platform == "win32" else mmap(fd, size, MAP_SHARED)
+    try:
+        return mmap(fd, size) if sys.platform == "win32" else mmap(fd, size, MAP_SHARED)
+    except OSError as error:
+        raise _unmapped(size, error) from None
+
+
+def _unmapped(size: int, error: OSError) -> ResourceError:
+    problem = f"{size} bytes cannot be mapped: {error.strerror}; {system.MORE_MEMORY}"
+    return ResourceError("shared memory", problem)
 
 
 def _handle(fd: int, path: bytes, size: int) -> Handle:

@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from ndfeed.errors import ResourceError
+from ndfeed.files import limits
+
 try:
     import fcntl as fcntl
     import resource
@@ -24,6 +27,9 @@ except ImportError:  # Windows
 MOST_PER_CALL = 1 << 30
 MOST_BUFFERS = 512  # Linux takes 1024 a call
 _DEFAULT_FILES = 1024
+# From this size on it is asked whether the memory is there, at every allocation.
+LARGE = 32 << 20
+MORE_MEMORY = "read fewer samples at a time, or raise the limit (ulimit -v, the container's memory)"
 
 
 @dataclass
@@ -44,6 +50,9 @@ class Capabilities:
     beneath: bool = {os.open, os.unlink, os.rename} <= os.supports_dir_fd
     catch_sigbus: bool = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64")
     maps_keep_size: bool = sys.platform == "win32"  # nobody can shorten a file that is mapped
+    scratch: bool = True  # temporary files on a disk
+    # Anonymous memory whose pages can be given back one by one. Elsewhere MADV_DONTNEED keeps them.
+    sparse: bool = sys.platform == "linux" and hasattr(mmap, "MADV_DONTNEED")
 
 
 can = Capabilities()
@@ -115,13 +124,47 @@ def map_whole(fd: int) -> mmap.mmap:
 
 def private_memory(size: int) -> mmap.mmap:
     """``size`` bytes, in large pages where they can be had; the system's again once dropped."""
-    made = mmap.mmap(-1, size)
+    require_memory(size)
+    try:
+        made = mmap.mmap(-1, size)
+    except OSError:
+        raise out_of_memory(size) from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             made.madvise(mmap.MADV_HUGEPAGE)
         except OSError:  # the system has none
             return made
     return made
+
+
+def require_memory(size: int, path: str | bytes = "memory") -> None:
+    """Refuse what this process cannot have, before the system ends the process for it.
+
+    Only large sizes are asked about: the answer takes as long as to fill a megabyte or two.
+    """
+    if size >= LARGE:
+        free = free_memory()
+        if free is not None and size > free:
+            raise out_of_memory(size, path, free)
+
+
+def as_ours(error: MemoryError, path: str | bytes, what: str) -> ResourceError:
+    """An allocation that failed, as an error that says for what."""
+    if isinstance(error, ResourceError):
+        return error
+    free = free_memory()
+    known = "" if free is None else f", {free / 1e6:,.0f} MB are free"
+    return ResourceError(path, f"not enough memory for {what}{known}; {MORE_MEMORY}")
+
+
+def out_of_memory(
+    size: int, path: str | bytes = "memory", free: int | None = None
+) -> ResourceError:
+    """The error for ``size`` bytes of memory that cannot be had."""
+    if free is None:
+        free = free_memory()
+    known = "" if free is None else f", {free / 1e6:,.0f} MB are free"
+    return ResourceError(path, f"{size / 1e6:,.0f} MB of memory needed{known}; {MORE_MEMORY}")
 
 
 def open_files_limit() -> int:
@@ -140,52 +183,20 @@ def waits() -> int:
 
 
 def free_memory() -> int | None:
-    """Bytes that can still be had without swapping, or nothing where that cannot be asked."""
-    found = [size for size in (_free_on_machine(), _free_in_container()) if size is not None]
-    return min(found, default=None)
-
-
-def _free_on_machine() -> int | None:
-    facts = _facts("/proc/meminfo")
-    return facts["MemAvailable:"] * 1024 if "MemAvailable:" in facts else None
-
-
-def _free_in_container() -> int | None:
-    """What the limit of the control group leaves; its page cache makes room when it must."""
-    try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
-            limit = int(file.read())
-    except (OSError, ValueError):  # no such file, or "max"
-        return None
-    used = _facts("/sys/fs/cgroup/memory.stat")
-    return max(limit - used.get("anon", 0) - used.get("shmem", 0) - used.get("kernel", 0), 0)
-
-
-def _facts(path: str) -> dict[str, int]:
-    """Lines of a name and a number."""
-    try:
-        with open(path, encoding="ascii") as file:
-            words = [line.split() for line in file]
-    except OSError:
-        return {}
-    return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}
+    """Bytes that this process can still have without swapping; nothing if that is not known."""
+    return limits.free_memory()
 
 
 def disk_bytes() -> int | None:
     """Bytes that this process has had read from disks so far, where that can be asked."""
-    return _facts("/proc/self/io").get("read_bytes:")
+    return limits.facts_of("/proc/self/io").get("read_bytes:")
 
 
 def cores() -> int:
     """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return limits.cores()
 
 
 def memory_bytes() -> int:
-    """This machine's memory, or a modest guess where it cannot be asked."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 4 << 30
+    """Memory that this process may have: the machine's, or less where a limit says so."""
+    return limits.memory()

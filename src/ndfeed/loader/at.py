@@ -32,6 +32,7 @@ class At:
         self._options = options
         self._plan = planned(ds, shuffle)
         self._bytes = batch_bytes(ds, share.batch_size, options.memory)
+        self._plan.share_out(options.memory, self._bytes)  # refused here, if at all
         self._shuffle = shuffle
         self._machine: Machine | None = None
         self._begun: tuple[int, Epoch, Key] | None = None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
 from ndfeed.dataset.step import Batch, Step, field_of, stepped
-from ndfeed.errors import CastError, Error, WorkerError
+from ndfeed.errors import CastError, Error, ResourceError, WorkerError
 from ndfeed.loader.child import Died
 from ndfeed.loader.clock import Clock
 from ndfeed.loader.draws import Seeded
@@ -229,7 +229,7 @@ class Filler:
                     skipped.add(int(rows[kept[at]]), error)
                     kept = np.delete(kept, at)
                     continue
-                if not isinstance(error, Error) or isinstance(error, WorkerError):
+                if not isinstance(error, Error) or isinstance(error, WorkerError | ResourceError):
                     raise
                 good = self._readable(rows[kept], skipped)
                 if good.all():
@@ -248,6 +248,8 @@ class Filler:
             try:
                 if first < end:
                     self.source.read(rows[first:end])
+            except ResourceError:
+                raise  # there is nothing wrong with the sample
             except Error as error:
                 if end - first == 1:
                     good[first] = False

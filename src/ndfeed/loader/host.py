@@ -14,6 +14,7 @@ from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.rowset import chosen
 from ndfeed.dataset.step import Batch
 from ndfeed.dataset.target import Arrays
+from ndfeed.files import system
 from ndfeed.loader.pool import Pool
 from ndfeed.loader.ragged import Ragged, Room
 from ndfeed.order.permutation import Ints
@@ -50,12 +51,16 @@ class Host:
         ds, count = self.ds, len(rows)
         samples = rows if ds.rows is None else chosen(ds.rows, rows)
         batch = self._empty.copy()
-        for group, even, uneven in zip(ds.groups, self._even, self._uneven, strict=True):
-            room = partial(self._room, count, even)
-            if uneven:
-                self._read_uneven(group, samples, uneven, room(), batch)
-            else:
-                reader_of(group).lend(group, samples, room, batch, self.decoded)
+        try:
+            for group, even, uneven in zip(ds.groups, self._even, self._uneven, strict=True):
+                room = partial(self._room, count, even)
+                if uneven:
+                    self._read_uneven(group, samples, uneven, room(), batch)
+                else:
+                    reader_of(group).lend(group, samples, room, batch, self.decoded)
+        except MemoryError as error:
+            what = f"a batch of {count:,} samples"
+            raise system.as_ours(error, ds.groups[0].table.path(0), what) from None
         return batch
 
     def _room(self, count: int, even: Sequence[_Even]) -> dict[str, NDArray[Any]]:

@@ -140,6 +140,7 @@ class Loader:
         self._seed = options.seed
         self._plan = planned(ds, shuffle)
         self._batch_bytes = batch_bytes(ds, share.size, options.memory)
+        self._plan.share_out(options.memory, self._batch_bytes)  # refused here, if at all
         self._adapt = adapt
         self._check = check  # called before every pass, which it may refuse
         self._epoch = 0
@@ -366,7 +367,7 @@ def loader(  # noqa: PLR0913 - the words that every loader shares
     - ``fields``: a tuple of names, which makes batches tuples; else they are dicts.
     - ``shard=(rank, world)``: this rank's part of every global batch of ``batch_size * world``.
     - ``memory``: bytes or text such as ``"2GB"`` for batches under way and decoded streams
-      together; by default an eighth of RAM, at most 2 GiB.
+      together; by default an eighth of what the process may have, at most 2 GiB.
     - ``threads``: by default chosen by what is read, and adapted.
     - ``processes``: run the functions given to ``map`` in so many processes. Worth it for those
       that hold the interpreter's lock.

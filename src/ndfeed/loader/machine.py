@@ -1,8 +1,7 @@
 """What a loader needs in one process: memory for batches, threads, and what makes batches.
 
-The memory a loader was given is shared out once. Streams that are decoded whole get what the
-batches under way leave; without such streams, batches get all of it. One batch is counted for
-the consumer, who holds it while we make the next.
+The memory a loader was given is shared out once, by the plan, between batches under way and
+decoded streams. One batch is counted for the consumer, who holds it while we make the next.
 """
 
 import os
@@ -10,7 +9,6 @@ import time
 import weakref
 
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.members import Decoded
 from ndfeed.files.shared import Block
 from ndfeed.loader.adapter import Adapter
 from ndfeed.loader.clock import Clock, Disk
@@ -28,7 +26,6 @@ from ndfeed.loader.threads import Tuner, guess
 from ndfeed.order.share import Share
 
 _MOST_TOGETHER = 64
-_UNDER_WAY = 8  # batches that decoded streams leave room for, or more if they are small
 _LOOK_EVERY = 0.25  # seconds
 _PAUSE = 0.05  # seconds between two epochs that tell them apart
 _KEPT = 64  # pieces of memory of one size kept for their next use
@@ -49,11 +46,7 @@ class Machine:
         self.plan = plan
         self.skipped = Skipped()
         memory = max(options.memory - adapter.held, batch_bytes)
-        self._buffers = memory
-        if plan.coded:
-            enough = max(_UNDER_WAY * batch_bytes, min(4 * Adapter.together, memory // 16))
-            self._buffers = min(enough, max(memory // 4, batch_bytes))
-        self.decoded = Decoded(max(memory - self._buffers, 0))
+        self._buffers, self.decoded = plan.share_out(memory, batch_bytes)
         self.adapter = adapter
         self.processes: Processes | None = None
         allocate = adapter.allocate

@@ -3,9 +3,10 @@
 import numpy as np
 
 from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.members import Decoded
 from ndfeed.dataset.rowset import chosen
 from ndfeed.dataset.show import size as shown_size
-from ndfeed.loader.members import Coded
+from ndfeed.loader.members import Coded, check_samples, in_order, share_out, streams_within
 from ndfeed.loader.options import Shuffle
 from ndfeed.order.orders import Blocks, Exact, Order, Sequential, Windows
 from ndfeed.order.permutation import Ints
@@ -42,7 +43,13 @@ class Plan:
     """
 
     def __init__(
-        self, order: Order, counts: Ints | None, places: Places, coded: list[Coded]
+        self,
+        order: Order,
+        counts: Ints | None,
+        places: Places,
+        coded: list[Coded],
+        *,
+        forward: bool = False,
     ) -> None:
         self.order = order
         self.counts = counts
@@ -50,6 +57,15 @@ class Plan:
         self.coded = coded
         self.shuffled = not isinstance(order, Sequential)
         self.window = sum(_window(one, order) for one in coded)
+        self._forward = forward  # are rows needed in the order of the files?
+
+    def share_out(self, memory: int, batch_bytes: int) -> tuple[int, Decoded]:
+        """Bytes for batches under way, and what keeps decoded streams in the rest of ``memory``.
+
+        Refuses data whose streams neither memory nor a disk can hold.
+        """
+        buffers, limit = share_out(self.coded, memory, batch_bytes)
+        return buffers, streams_within(self.coded, self.window, limit, forward=self._forward)
 
 
 def _window(coded: Coded, order: Order) -> int:
@@ -68,7 +84,8 @@ def planned(ds: Dataset, shuffle: Shuffle) -> Plan:
     coded = [one for one in map(Coded, ds.groups) if one.columns]
     order = _order(shuffle, coded)
     if not isinstance(order, Windows):
-        return Plan(order, None, Places(None), coded)
+        forward = isinstance(order, Sequential) and in_order(ds.rows)
+        return Plan(order, None, Places(None), coded, forward=forward)
     counts, places = _by_file(ds, coded)
     return Plan(order, counts, places, coded)
 
@@ -109,7 +126,10 @@ def _by_file(ds: Dataset, coded: list[Coded]) -> tuple[Ints, Places]:
 
 
 def batch_bytes(ds: Dataset, batch_size: int, memory: int) -> int:
-    """Bytes of a batch as it is read; refuses one that is larger than the memory given."""
+    """Bytes of a batch as it is read; refuses one that is larger than the memory given.
+
+    So it does a single sample, where samples differ in size.
+    """
     batch_size = min(batch_size, len(ds))
     size = -(-ds.nbytes * batch_size // max(len(ds), 1))
     if size > memory:
@@ -117,4 +137,5 @@ def batch_bytes(ds: Dataset, batch_size: int, memory: int) -> int:
             f"memory must hold a batch: {shown_size(size)} for {batch_size:,} samples, "
             f"got {shown_size(memory)}; raise memory or lower batch_size"
         )
+    check_samples(ds, memory)
     return size

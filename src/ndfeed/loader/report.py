@@ -205,7 +205,7 @@ def _of_stage(stage: str, part: float, report: Report, ds: Dataset, machine: Mac
         return f"your transform takes {part:.0%} of the time; {remedy}"
     if stage == "inflate":
         needed = machine.plan.window
-        if machine.plan.coded and needed > machine.decoded.limit:
+        if machine.decoded.large is None and needed > machine.decoded.limit:
             return (
                 f"the same streams are inflated again and again: the order needs {size(needed)} "
                 f"of them at a time; raise memory to {size(needed + report.memory)}"

@@ -6,8 +6,9 @@ which it took them up. They are decoded in that order by whatever thread is free
 as memory allows, so that a batch never waits for a stream that another thread could have
 decoded meanwhile, and no stream is given up that a batch under way still needs.
 
-Where memory does not even hold what one batch needs, streams are given up all the same and
-decoded again by the batches that need them: slow, and right.
+Where memory does not hold what the order needs, streams are decoded into a file on a disk (see
+``dataset.large``), and "memory" above is the room there. Without such room streams are given up
+all the same and decoded again by the batches that need them: slow, and right.
 """
 
 import threading
@@ -117,7 +118,7 @@ class Schedule:
             return None
 
     def _may_decode(self, part: _Part) -> bool:
-        if self._held + part.size <= self._decoded.limit:
+        if self._held + part.size <= self._decoded.room:
             return True
         # Too much for the memory there is; but nothing that is under way needs room now.
         return part.first <= self._needed and self._low >= self._begun and not self._doing

@@ -112,7 +112,9 @@ class Files:
         samples = chosen(self._ds.rows, rows)
         batch: Batch = dict.fromkeys(self._ds.names)
         for group in self._ds.groups:
-            maps = reader_of(group).maps
+            reader = reader_of(group)
+            reader.check(group, samples)
+            maps = reader.maps
             if maps is None:
                 raise Refused("the files cannot all be mapped")
             self._gather(group, maps, samples, batch)
