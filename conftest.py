@@ -6,6 +6,7 @@ be imported in its place: so its name is blocked.
 """
 
 import sys
+from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,7 +25,7 @@ USED_BY = {
 }
 
 
-def _installed(name):
+def _installed(name: str) -> bool:
     found = find_spec(name)
     return found is not None and found.origin is not None  # else a folder of tests
 
@@ -34,14 +35,14 @@ sys.modules.update(dict.fromkeys(MISSING))
 _LEFT_OUT = {part for name in MISSING for part in USED_BY[name]}
 
 
-def pytest_ignore_collect(collection_path: Path):
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave out what cannot be imported here; None leaves the decision to others."""
     inside = collection_path.relative_to(Path(__file__).parent).with_suffix("")
     return True if _LEFT_OUT.intersection(inside.parts) else None
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call():
+def pytest_runtest_call() -> Generator[None, object, object]:
     """Skip a test that turns out to need what is missing: one case of many, or one page."""
     try:
         return (yield)

@@ -1,7 +1,4 @@
-"""Print the lowest versions that pyproject.toml promises, as constraints for pip.
-
-    pip install -e '.[core-test]' -c <(python .ci/lowest.py)
-"""
+"""Print the lowest versions that pyproject.toml promises, as constraints for pip."""
 
 import re
 import tomllib
