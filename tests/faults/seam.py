@@ -26,7 +26,7 @@ MODULES = [
 
 # Every call by which packing changes the disk is made in one of these.
 WRITERS = [
-    module for module in MODULES if module.__name__.endswith((".write", ".folder", ".secret"))
+    module for module in MODULES if module.__name__.endswith((".write", ".folder", ".publish"))
 ]
 
 _LOOK_UP = (errno.EACCES, errno.EIO, errno.ENOMEM, errno.ESTALE)

@@ -129,7 +129,10 @@ def test_a_link_in_place_of_a_file_is_replaced(tmp_path):
     folder = tmp_path / "index"
     folder.mkdir(mode=0o700)
     (folder / "x").symlink_to(other)
-    with publish.Folder(os.fsencode(folder)) as opened, pytest.raises(OSError, match=r"link"):
+    with (
+        publish.PrivateFolder(os.fsencode(folder)) as opened,
+        pytest.raises(OSError, match=r"link"),
+    ):
         opened.read(b"x", 100)
     publish.publish(os.fsencode(folder / "x"), [b"new"])
 
@@ -157,7 +160,7 @@ def test_a_file_that_others_may_write_to_is_not_read(tmp_path, mode):
     path.write_bytes(b"x")
     path.chmod(mode)
     os.mkfifo(tmp_path / "pipe")
-    with publish.Folder(os.fsencode(tmp_path)) as folder:
+    with publish.PrivateFolder(os.fsencode(tmp_path)) as folder:
         for name in (b"x", b"pipe"):
             with pytest.raises(OSError, match="nobody else can write"):
                 folder.read(name, 100)
@@ -171,14 +174,14 @@ def test_what_belongs_to_another_user_is_not_used(tmp_path):
     (folder / named(1)).write_bytes(b"x")
     (folder / named(2)).write_bytes(b"x")
     os.chown(folder / named(1), 65534, 65534)
-    with publish.Folder(os.fsencode(folder)) as opened:
+    with publish.PrivateFolder(os.fsencode(folder)) as opened:
         with pytest.raises(OSError, match="belongs to this user"):
             opened.read(named(1).encode(), 100)
         assert [name for _, name in opened.files()] == [named(2).encode()]
     os.chown(folder, 65534, 65534)
 
     with pytest.raises(OSError, match="belongs to this user"):
-        publish.Folder(os.fsencode(folder))
+        publish.PrivateFolder(os.fsencode(folder))
 
 
 def test_a_file_larger_than_asked_for_is_not_read(tmp_path):
@@ -187,7 +190,10 @@ def test_a_file_larger_than_asked_for_is_not_read(tmp_path):
         file.truncate(1 << 40)
     (tmp_path / "x").chmod(0o600)
 
-    with publish.Folder(os.fsencode(tmp_path)) as folder, pytest.raises(OSError, match="bytes"):
+    with (
+        publish.PrivateFolder(os.fsencode(tmp_path)) as folder,
+        pytest.raises(OSError, match="bytes"),
+    ):
         folder.read(b"x", 1 << 20)
 
 
@@ -198,7 +204,7 @@ def test_all_of_it_works_without_descriptors_of_folders(tmp_path, monkeypatch):
     for i in range(3):
         publish.publish(os.fsencode(folder / named(i)), [b"one ", b"two"])
         os.utime(folder / named(i), (i, i))
-    with publish.Folder(os.fsencode(folder)) as opened:
+    with publish.PrivateFolder(os.fsencode(folder)) as opened:
         assert opened.read(named(0).encode(), 100)[0] == b"one two"
     publish.age(os.fsencode(folder / named(2)))
     publish.keep_newest(os.fsencode(folder), 1, 100)

@@ -19,7 +19,7 @@ from pack.making import same
 
 import ndfeed
 from ndfeed.cli import chart
-from ndfeed.files import secret
+from ndfeed.files import publish
 from ndfeed.files.system import can
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links take privileges there")
@@ -396,7 +396,7 @@ def test_the_key_is_for_this_user_alone(place, cache):
     two(place)
     key = cache / "private/key"
     before = key.read_bytes()
-    secret.known.clear()  # as in another process
+    publish.known.clear()  # as in another process
     ndfeed.pack(place / "b.npy", place / "other")
 
     assert key.read_bytes() == before
@@ -433,13 +433,30 @@ def _no_folder(private):
     private.write_bytes(b"")
 
 
-@pytest.mark.parametrize("spoil", [_readable, _short, _link, _open, _linked_folder, _no_folder])
+@pytest.mark.parametrize("spoil", [_readable, _short, _link])
+def test_what_is_no_key_is_replaced_by_one(place, cache, spoil):
+    """In a folder that is this user's alone, and without following a link."""
+    ds = making.npz_of_rows(place / "source", files=8, rows=100)
+    ndfeed.pack(place / "source/0.npz", place / "first")
+    key = cache / "private/key"
+    before = key.read_bytes()
+    spoil(cache / "private")
+    publish.known.clear()  # as in another process
+
+    assert same(ndfeed.pack(ds, place / "packed"), ds)
+    assert not key.is_symlink()
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert key.read_bytes() != before
+    assert spoil is not _link or (cache / "key").read_bytes() == before
+
+
+@pytest.mark.parametrize("spoil", [_open, _linked_folder, _no_folder])
 def test_without_a_key_nothing_is_gone_on_with(place, cache, spoil):
     """It is said; the work is done all the same, under a name that nobody knows."""
     ds = making.npz_of_rows(place / "source", files=8, rows=100)
     ndfeed.pack(place / "source/0.npz", place / "first")
     spoil(cache / "private")
-    secret.known.clear()  # as in another process
+    publish.known.clear()  # as in another process
     steps = []
 
     def stop(rows, nbytes):

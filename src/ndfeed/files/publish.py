@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import Self
 
 from ndfeed.files import system
+from ndfeed.files.write import refuse
 
 _READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
@@ -25,6 +26,16 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 # What we write: caches are called by a digest, and by a random name until they are complete.
 _OURS = re.compile(rb"[0-9a-f]{32}|\.tmp-[0-9a-z_]{8,16}")
 _SECRET = 32
+# Nothing there, or a link, or too long, or not for this user alone; else the disk is to blame.
+_NO_KEY = (errno.ENOENT, errno.ELOOP, errno.EFBIG, errno.EPERM)
+# What is wrong with a folder in which nothing can be kept, rather than with the disk.
+_NOT_KEPT = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ELOOP),
+)
+
+
+known: dict[bytes, bytes] = {}  # keys that were read, by cache folder
 
 
 def cache_folder() -> bytes:
@@ -41,7 +52,7 @@ def cache_folder() -> bytes:
     return os.fsencode(os.path.join(base, "ndfeed"))
 
 
-class Folder:
+class PrivateFolder:
     """A folder of this user's own, held open. ``OSError`` where it is not there or not ours."""
 
     def __init__(self, path: bytes, *, make: bool = False) -> None:
@@ -169,19 +180,19 @@ def _check_own(status: os.stat_result, kind: int) -> None:
 
 def publish(path: bytes, pieces: Iterable[bytes | memoryview]) -> None:
     """Make ``path`` hold ``pieces``, whole or not at all, in a folder for this user alone."""
-    with Folder(os.path.dirname(path), make=True) as folder:
+    with PrivateFolder(os.path.dirname(path), make=True) as folder:
         folder.write(os.path.basename(path), pieces)
 
 
 def discard(path: bytes) -> None:
     """Remove a file of our own if it is there and may be removed."""
-    with contextlib.suppress(OSError), Folder(os.path.dirname(path)) as folder:
+    with contextlib.suppress(OSError), PrivateFolder(os.path.dirname(path)) as folder:
         folder.remove(os.path.basename(path))
 
 
 def age(path: bytes) -> None:
     """Make a file of our own look as old as can be, if it is there and may be touched."""
-    with contextlib.suppress(OSError), Folder(os.path.dirname(path)) as folder:
+    with contextlib.suppress(OSError), PrivateFolder(os.path.dirname(path)) as folder:
         folder.age(os.path.basename(path))
 
 
@@ -190,7 +201,7 @@ def keep_newest(path: bytes, count: int, nbytes: int) -> None:
 
     The newest is kept whatever its size. What we did not write is neither counted nor removed.
     """
-    with contextlib.suppress(OSError), Folder(path) as folder:
+    with contextlib.suppress(OSError), PrivateFolder(path) as folder:
         found = folder.files()
         found.sort(key=lambda fact: fact[0].st_mtime_ns, reverse=True)
         total = 0
@@ -206,17 +217,35 @@ def secret(*, make: bool = False) -> bytes:
     Whoever may write to a cache folder but is another user, or prepared a cache elsewhere, cannot
     sign what they put there. ``make`` says to make them where there are none.
     """
-    with Folder(os.path.join(cache_folder(), b"private"), make=make) as folder:
-        with contextlib.suppress(OSError):
+    with PrivateFolder(os.path.join(cache_folder(), b"private"), make=make) as folder:
+        try:
             return _key(folder)
-        if make:
+        except OSError as error:
+            if not make or error.errno not in _NO_KEY:
+                raise
             folder.remove(b"key")  # in a folder of ours, and no key
             with contextlib.suppress(FileExistsError):  # another process was faster
                 folder.write(b"key", [os.urandom(_SECRET)], new=True)
-        return _key(folder)
+            return _key(folder)
 
 
-def _key(folder: Folder) -> bytes:
+def user_key(*, make: bool) -> bytes | None:
+    """The secret, or nothing where this user has no folder in which one can be kept.
+
+    It is read once in a process.
+    """
+    path = cache_folder()
+    try:
+        if path not in known:
+            known[path] = secret(make=make)
+        return known[path]
+    except OSError as error:
+        if error.errno in _NOT_KEPT:
+            return None
+        refuse(path, "keep a key there", error)
+
+
+def _key(folder: PrivateFolder) -> bytes:
     found, status = folder.read(b"key", _SECRET)
     if len(found) != _SECRET or (hasattr(os, "geteuid") and status.st_mode & 0o077):
         raise OSError(errno.EPERM, "not a key that only this user can read")

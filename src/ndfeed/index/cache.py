@@ -101,7 +101,7 @@ def _signature(key: bytes, path: bytes, pieces: list[bytes | memoryview]) -> byt
 def load(path: bytes, spellings: Paths) -> Kept | None:
     """The table kept at ``path`` for a source, or nothing."""
     try:
-        folder = publish.Folder(os.path.dirname(path))
+        folder = publish.PrivateFolder(os.path.dirname(path))
     except OSError:  # not there, or not ours: ``save`` says so
         return None
     with folder:

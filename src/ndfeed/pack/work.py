@@ -32,7 +32,7 @@ from typing import Self
 from ndfeed.errors import ConflictError, MissingError
 from ndfeed.files import write
 from ndfeed.files.folder import PRIVATE, Folder, Layout, clear, is_private
-from ndfeed.files.secret import user_key
+from ndfeed.files.publish import user_key
 from ndfeed.files.write import Lock
 from ndfeed.pack.journal import Seal
 from ndfeed.pack.moved import Moved
