@@ -15,6 +15,7 @@ import warnings
 from collections import Counter
 from functools import partial
 from itertools import count
+from traceback import extract_tb
 
 from faults.packs import PACKS, Case
 from faults.power_loss import STATES, record
@@ -39,7 +40,7 @@ class Tally(Counter):
     def bad(self, how, example):
         """Count something that went wrong."""
         self[how] += 1
-        if len(self.examples) < 10:
+        if len(self.examples) < 400:
             self.examples.append(f"{how}: {example}")
 
     @property
@@ -62,11 +63,17 @@ def caught(tally, what, function, *, expects=(OSError,)):
         if "\n" in str(found) and not isinstance(found, ndfeed.BadFilesError):
             tally.bad("other errors", f"{what}: several lines: {found}")
     except Exception as found:  # noqa: BLE001 - that is the question
-        tally.bad("other errors", f"{what}: {type(found).__name__}: {found}")
+        tally.bad("other errors", f"{what}: {type(found).__name__}: {found}, {_origin(found)}")
         error = found
     if time.monotonic() - began > SLOW:
         tally.bad("hung", what)
     return error
+
+
+def _origin(error):
+    """The line of ours that an error went through last."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if "ndfeed" in frame.filename]
+    return " ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in frames[-2:])
 
 
 def check_pack(tally, case, what):

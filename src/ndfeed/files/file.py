@@ -4,6 +4,7 @@ The size and identity come from ``fstat`` of the open descriptor, so what is che
 is read. Pipes, devices and folders are refused without waiting for them.
 """
 
+import contextlib
 import errno
 import os
 import stat
@@ -112,16 +113,28 @@ def fetch(stretches: Iterable[Stretch]) -> None:
             ):
                 _expect(path, expected, status)
         except OSError as error:
-            _expect(path, expected, os.fstat(fd))  # a folder now, or a pipe: that is the cause
+            with contextlib.suppress(OSError):
+                _expect(path, expected, os.fstat(fd))  # a folder now, or a pipe: that is the cause
             refuse(path, error)
         finally:
-            try:
-                os.close(fd)
-            except OSError as error:
-                refuse(path, error)
+            close_quietly(fd)
         if done != length:
             problem = f"{start + length} bytes promised, {start + done} present"
             raise TruncatedError(path, problem, start)
+
+
+def status_of(path: bytes, fd: int) -> os.stat_result:
+    """What the system knows of an open file."""
+    try:
+        return os.fstat(fd)
+    except OSError as error:
+        refuse(path, error)
+
+
+def close_quietly(fd: int) -> None:
+    """Close a descriptor through which nothing was written; errors tell nothing of use."""
+    with contextlib.suppress(OSError):
+        os.close(fd)
 
 
 def _expect(path: bytes, expected: Sequence[int], status: os.stat_result) -> None:
@@ -149,14 +162,14 @@ class File:
         except OSError as error:
             refuse(path, error)
         try:
-            self.status = os.fstat(self.fd)
+            self.status = status_of(path, self.fd)
             if expected is not None:
                 _expect(path, expected, self.status)
             if not stat.S_ISREG(self.status.st_mode):
                 kind = "a folder" if stat.S_ISDIR(self.status.st_mode) else "a pipe or device"
                 raise SourceError(path, f"a regular file is needed, found {kind}")
         except BaseException:
-            os.close(self.fd)
+            close_quietly(self.fd)
             raise
         self.path = path
         self.size = self.status.st_size
@@ -220,16 +233,13 @@ class File:
     def recheck(self) -> None:
         """Compare the identity once more, where the file stays open: what was read may be torn."""
         if self._expected is not None:
-            _expect(self.path, self._expected, os.fstat(self.fd))
+            _expect(self.path, self._expected, status_of(self.path, self.fd))
 
     def close(self) -> None:
         """Close the descriptor; harmless the second time."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
-            try:
-                os.close(fd)
-            except OSError as error:
-                refuse(self.path, error)
+            close_quietly(fd)
 
     def __enter__(self) -> Self:
         return self
@@ -238,6 +248,6 @@ class File:
         try:
             # Also after an error: bytes that changed meanwhile may look like any fault.
             if self._expected is not None:
-                _expect(self.path, self._expected, os.fstat(self.fd))
+                _expect(self.path, self._expected, status_of(self.path, self.fd))
         finally:
             self.close()

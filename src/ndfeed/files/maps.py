@@ -26,10 +26,7 @@ file that was deleted keeps its bytes for as long as it is mapped; one that was 
 renaming another over it is an error.
 """
 
-import contextlib
 import math
-import os
-import signal
 import threading
 import time
 import weakref
@@ -40,10 +37,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.errors import ChangedError, DeniedError, MissingError, SourceError
-from ndfeed.files import sigbus, system
+from ndfeed.files import sigbus
 from ndfeed.files.file import File, Identity, changed
 from ndfeed.files.keeper import keeper
-from ndfeed.files.system import can, elapsed, fcntl
+from ndfeed.files.mapped_file import MappedFile
+from ndfeed.files.mapped_file import Unmappable as Unmappable
+from ndfeed.files.system import can, elapsed
 
 T = TypeVar("T")
 
@@ -70,61 +69,6 @@ class Files(Protocol):
     def expected(self, file: int, /) -> Identity:
         """What it was when it was indexed."""
         ...
-
-
-class Unmappable(SourceError):
-    """A file that cannot be mapped, or not now; it can still be read by position."""
-
-
-class _Map:
-    """One mapped file."""
-
-    __slots__ = ("bytes", "file", "found", "leased", "number", "refused", "taken")
-
-    def __init__(self, number: int, file: File) -> None:
-        self.number = number
-        self.file = file
-        self.bytes: NDArray[np.uint8] = np.frombuffer(system.map_whole(file.fd), np.uint8)
-        self.leased = False
-        self.refused = not can.lease  # there are no leases on this file
-        self.taken = False  # a writer has had the file since it was mapped
-        self.found: Identity | None = None  # what it has become, if it changed
-
-    def lease(self) -> None:
-        """Make writers wait; some files cannot be leased."""
-        self.look()
-        if self.leased or self.refused or self.taken:
-            return
-        try:
-            # The signal that tells of a writer must be one that is ignored: SIGIO, the
-            # default, would end the process. Giving up a lease brings the default back.
-            fcntl.fcntl(self.file.fd, fcntl.F_SETSIG, signal.SIGURG)
-            fcntl.fcntl(self.file.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-            self.leased = True
-        except BlockingIOError:
-            raise Unmappable(self.file.path, "somebody has it open for writing") from None
-        except OSError:  # it is another user's, or its file system has none
-            self.refused = True
-
-    def look(self) -> None:
-        """Take note of a writer that waits, or has been let in by the kernel."""
-        if self.leased and self.wanted():
-            self.taken = True
-
-    def give_up(self) -> None:
-        """Let writers go on."""
-        if self.leased:
-            self.leased = False
-            with contextlib.suppress(OSError):  # the kernel may have taken it away
-                fcntl.fcntl(self.file.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-
-    def wanted(self) -> bool:
-        """Does a writer wait for the lease, or has the kernel taken it away?"""
-        return fcntl.fcntl(self.file.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK
-
-    def disturbed(self) -> bool:
-        """Does a writer wait, or may another file have come in this one's place?"""
-        return self.wanted() or os.fstat(self.file.fd).st_ctime_ns != self.file.status.st_ctime_ns
 
 
 class _Span:
@@ -157,7 +101,7 @@ class Maps:
         self._complete = False  # are all files ready?
         self._files = files
         self._guarded = guarded
-        self._maps: list[_Map | None] = [None] * files.files
+        self._maps: list[MappedFile | None] = [None] * files.files
         weakref.finalize(self, _close, self._maps, cost, keeper.generation).atexit = False
         self._lock = threading.Lock()
         self._giving_up = threading.Lock()
@@ -174,17 +118,17 @@ class Maps:
 
     def bytes(self, file: int) -> NDArray[np.uint8]:
         """All bytes of a file that was entered."""
-        found = self._maps[file]
-        if found is None:
-            raise RuntimeError(f"file {file} was not entered")
-        return found.bytes
+        return self._entered(file).bytes
 
     def fd(self, file: int) -> int:
         """The descriptor of a file that was entered."""
+        return self._entered(file).file.fd
+
+    def _entered(self, file: int) -> MappedFile:
         found = self._maps[file]
         if found is None:
             raise RuntimeError(f"file {file} was not entered")
-        return found.file.fd
+        return found
 
     def records(self, size: int, step: int = 1) -> tuple[int, NDArray[np.void]]:
         """Records of ``size`` bytes from any byte of any file mapped so far.
@@ -282,18 +226,34 @@ class Maps:
             keeper.keep(self)  # before there is a lease: none may be left alone
         caught = not self._guarded or sigbus.ensure() or can.maps_keep_size
         with self._lock:
-            for number in files:
-                one = self._maps[number] or self._open(number)
-                if self._guarded and not self._ready[number]:
-                    one.lease()
-                    self._compare(one)
-                    self.unleased |= not one.leased
-                    if not (one.leased or caught):
-                        raise Unmappable(one.file.path, "cannot be guarded against writers")
-                self._ready[number] = True
+            new = [number for number in files if self._maps[number] is None]
+            try:
+                for number in files:
+                    one = self._maps[number] or self._open(number)
+                    if self._guarded and not self._ready[number]:
+                        self._guard(one, caught)
+            except Unmappable:
+                self._forget(new)
+                raise
+            self._ready[files] = True
             self._complete = bool(self._ready.all())
 
-    def _open(self, number: int) -> _Map:
+    def _guard(self, one: MappedFile, caught: bool) -> None:
+        one.lease()
+        self._compare(one)
+        self.unleased |= not one.leased
+        if not (one.leased or caught):
+            raise Unmappable(one.file.path, "cannot be guarded against writers")
+
+    def _forget(self, files: list[int]) -> None:
+        """Give up maps that nobody has used yet: reading by position needs their descriptors."""
+        self._records = {}
+        for number in files:
+            one, self._maps[number], self.address[number] = self._maps[number], None, 0
+            if one is not None:
+                one.file.close()
+
+    def _open(self, number: int) -> MappedFile:
         path, expected = self._files.path(number), self._files.expected(number)
         try:
             file = File(path, expected if self._guarded else None)
@@ -302,7 +262,7 @@ class Maps:
         except SourceError as error:  # out of descriptors, for one
             raise Unmappable(path, error.problem) from None
         try:
-            one = _Map(number, file)
+            one = MappedFile(number, file)
             if self._guarded:
                 sigbus.watch(one.bytes, self._lost, number)
             self.address[number] = one.bytes.__array_interface__["data"][0]
@@ -316,17 +276,11 @@ class Maps:
             raise
         return one
 
-    def _compare(self, one: _Map) -> None:
-        """Refuse a file that is not, or may not be, the one that was indexed.
-
-        Its lease is left to the keeper: others may be reading under it.
-        """
+    def _compare(self, one: MappedFile) -> None:
+        """Refuse a file that may not be the one that was indexed; the keeper has its lease."""
         path, expected = one.file.path, self._files.expected(one.number)
         if one.found is None:
-            status = os.fstat(one.file.fd)
-            found = Identity.of(status)
-            if found != expected and found.same_data(expected):
-                found = _behind_name(path, status) or expected
+            found = one.identity(expected)
             if found == expected and not one.taken:
                 if one.number in self._lost:
                     raise Unmappable(path, "a part of it could not be read")
@@ -361,7 +315,7 @@ class Maps:
             over = [one for one in self._maps if one is not None and one.leased]
         self._give_up(over)
 
-    def _give_up(self, over: list[_Map]) -> None:
+    def _give_up(self, over: list[MappedFile]) -> None:
         """Give up leases once nobody is reading."""
         if not over:
             return
@@ -380,18 +334,7 @@ class Maps:
                 self._closing = False
 
 
-def _behind_name(path: bytes, status: os.stat_result) -> Identity | None:
-    """What has the name now of a file whose attributes changed; nothing if it was deleted.
-
-    Deleting a file changes no more than that, and its bytes stay.
-    """
-    try:
-        return Identity.of(os.stat(path))
-    except OSError:
-        return Identity.of(status) if status.st_nlink else None
-
-
-def _close(maps: list[_Map | None], cost: int, generation: int) -> None:
+def _close(maps: list[MappedFile | None], cost: int, generation: int) -> None:
     """What is left to do when nobody uses the maps any more."""
     for one in maps:
         if one is not None:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import Self
 
 from ndfeed.files import system
+from ndfeed.files.file import close_quietly
 from ndfeed.files.write import refuse
 
 _READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -70,7 +71,7 @@ class PrivateFolder:
         try:
             _check_own(os.fstat(self._fd), stat.S_IFDIR)
         except BaseException:
-            os.close(self._fd)
+            close_quietly(self._fd)
             raise
 
     def __enter__(self) -> Self:
@@ -78,7 +79,7 @@ class PrivateFolder:
 
     def __exit__(self, *_: object) -> None:
         if self._fd is not None:
-            os.close(self._fd)
+            close_quietly(self._fd)
             self._fd = None
 
     def _at(self, name: bytes) -> bytes:
@@ -95,7 +96,7 @@ class PrivateFolder:
                 raise OSError(errno.EFBIG, f"it has {status.st_size} bytes")
             data = system.pread(fd, status.st_size, 0)
         finally:
-            os.close(fd)
+            close_quietly(fd)
         if len(data) != status.st_size:
             raise OSError(errno.EIO, "it is shorter than the system says")
         return data, status

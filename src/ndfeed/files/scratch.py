@@ -18,12 +18,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.errors import ResourceError
 from ndfeed.files import limits
+from ndfeed.files.file import close_quietly
 from ndfeed.files.system import can, out_of_memory
 
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
@@ -129,7 +131,7 @@ def _made(place: str) -> tuple[int, Callable[[], None]]:
     with contextlib.suppress(OSError):  # a file system that has no files without a name
         if hasattr(os, "O_TMPFILE"):
             fd = os.open(place, flags | os.O_TMPFILE, 0o600)
-            return fd, lambda: os.close(fd)
+            return fd, partial(close_quietly, fd)
     try:
         fd, name = tempfile.mkstemp(prefix="ndfeed-", dir=place)
     except OSError as error:
@@ -140,11 +142,11 @@ def _made(place: str) -> tuple[int, Callable[[], None]]:
     except OSError:  # Windows: not while it is open
         pid = os.getpid()
         return fd, lambda: _end(fd, name, pid)
-    return fd, lambda: os.close(fd)
+    return fd, partial(close_quietly, fd)
 
 
 def _end(fd: int, name: str, pid: int) -> None:
-    os.close(fd)
+    close_quietly(fd)
     if pid == os.getpid():
         with contextlib.suppress(OSError):  # still mapped by somebody
             os.unlink(name)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ndfeed.errors import MissingError, ResourceError
 from ndfeed.files import system
-from ndfeed.files.file import FLAGS
+from ndfeed.files.file import FLAGS, close_quietly, status_of
 from ndfeed.files.system import can, fcntl, free_memory, map_whole
 
 _LESS = "take() fewer samples, or select() fields"
@@ -46,7 +46,7 @@ class Shared:
         self._fd, self.path = _made(size)
         if not can.memfd:
             weakref.finalize(self, _remove, self.path, os.getpid())
-        self._close = weakref.finalize(self, os.close, self._fd)
+        self._close = weakref.finalize(self, close_quietly, self._fd)
 
     def fill(self, write: Callable[[NDArray[np.uint8]], None]) -> None:
         """Let ``write`` fill the memory, then seal it."""
@@ -57,20 +57,27 @@ class Shared:
             view.close()
         if can.memfd:
             seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
+            try:
+                fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
+            except OSError as error:
+                problem = f"cannot be sealed: {error.strerror}; {_LESS}"
+                raise ResourceError("shared memory", problem) from None
 
     def view(self) -> NDArray[np.uint8]:
         """The memory, read-only."""
         if not self.size:
             return np.empty(0, np.uint8)
         # Through a read-only descriptor: older kernels refuse to map sealed memory otherwise.
-        fd = os.open(self.path, FLAGS)
+        try:
+            fd = os.open(self.path, FLAGS)
+        except OSError as error:
+            raise _unmapped(self.size, error) from None
         try:
             return np.frombuffer(map_whole(fd), np.uint8)
         except OSError as error:
             raise _unmapped(self.size, error) from None
         finally:
-            os.close(fd)
+            close_quietly(fd)
 
     def handle(self) -> Handle:
         """What another process needs to ``attach``."""
@@ -86,7 +93,7 @@ class Shared:
         made = object.__new__(Shared)
         made.size, made._fd = handle.size, fd
         made.path = f"/proc/self/fd/{fd}".encode() if can.memfd else handle.path
-        made._close = weakref.finalize(made, os.close, fd)
+        made._close = weakref.finalize(made, close_quietly, fd)
         return made
 
     @classmethod
@@ -116,12 +123,12 @@ class Block(np.ndarray[tuple[int], np.dtype[np.uint8]]):
         try:
             made = np.frombuffer(_mapped(fd, size), np.uint8).view(cls)
         except BaseException:
-            os.close(fd)
+            close_quietly(fd)
             if not can.memfd:
                 _remove(path, os.getpid())
             raise
         made.handle = _handle(fd, path, size)
-        weakref.finalize(made, os.close, fd)
+        weakref.finalize(made, close_quietly, fd)
         if not can.memfd:
             weakref.finalize(made, _remove, path, os.getpid())
         return made
@@ -133,7 +140,7 @@ def attached(handle: Handle) -> NDArray[np.uint8]:
     try:
         return np.frombuffer(_mapped(fd, handle.size), np.uint8)
     finally:
-        os.close(fd)
+        close_quietly(fd)
 
 
 def _made(size: int) -> tuple[int, bytes]:
@@ -143,12 +150,10 @@ def _made(size: int) -> tuple[int, bytes]:
         # The system would not refuse it, but end some process to make room.
         problem = f"{size} bytes cannot be had, {free} are free; {_LESS}"
         raise ResourceError("shared memory", problem)
-    if can.memfd:
-        fd = os.memfd_create("ndfeed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        path = f"/proc/self/fd/{fd}".encode()
-    else:
-        fd, name = tempfile.mkstemp(prefix="ndfeed-")
-        path = os.fsencode(name)
+    try:
+        fd, path = _new()
+    except OSError as error:
+        raise ResourceError("shared memory", f"cannot be made: {error.strerror}; {_LESS}") from None
     try:
         # Reserve first: filling a hole that the machine cannot back would be SIGBUS.
         if hasattr(os, "posix_fallocate") and size:
@@ -156,12 +161,20 @@ def _made(size: int) -> tuple[int, bytes]:
         else:
             os.ftruncate(fd, size)
     except OSError as error:
-        os.close(fd)
+        close_quietly(fd)
         if not can.memfd:
             _remove(path, os.getpid())
         problem = f"{size} bytes cannot be had: {error.strerror}; {_LESS}"
         raise ResourceError("shared memory", problem) from None
     return fd, path
+
+
+def _new() -> tuple[int, bytes]:
+    if can.memfd:
+        fd = os.memfd_create("ndfeed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        return fd, f"/proc/self/fd/{fd}".encode()
+    fd, name = tempfile.mkstemp(prefix="ndfeed-")
+    return fd, os.fsencode(name)
 
 
 def _mapped(fd: int, size: int) -> mmap:
@@ -179,7 +192,7 @@ def _unmapped(size: int, error: OSError) -> ResourceError:
 def _handle(fd: int, path: bytes, size: int) -> Handle:
     if can.memfd:
         path = f"/proc/{os.getpid()}/fd/{fd}".encode()
-    status = os.fstat(fd)
+    status = status_of(b"shared memory", fd)
     return Handle(path, size, status.st_dev, status.st_ino)
 
 
@@ -189,9 +202,9 @@ def _opened(handle: Handle, flags: int) -> int:
         fd = os.open(handle.path, flags)
     except OSError:
         raise MissingError(b"shared memory", _GONE) from None
-    status = os.fstat(fd)
+    status = status_of(b"shared memory", fd)
     if (status.st_size, status.st_dev, status.st_ino) != handle[1:]:
-        os.close(fd)
+        close_quietly(fd)
         raise MissingError(b"shared memory", _GONE)
     return fd
 

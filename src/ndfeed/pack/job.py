@@ -41,8 +41,19 @@ class Job:
         if not self.plan.spooled:
             return self.plan.columns
         known = contents(self.folder, VALUES, _MOST_SMALL)
-        if known is None:
+        return self.plan.columns if known is None else self._with_values(known)
+
+    @property
+    def final_columns(self) -> Columns:
+        """The files to write, when the number of values of every field must be known."""
+        if not self.plan.spooled:
             return self.plan.columns
+        known = contents(self.folder, VALUES, _MOST_SMALL)
+        if known is None:
+            raise changed(self.folder.joined(VALUES))
+        return self._with_values(known)
+
+    def _with_values(self, known: bytes) -> Columns:
         return self.plan.columns_with(self._values(known))
 
     def _values(self, data: bytes) -> tuple[tuple[int | None, ...], ...]:

@@ -326,8 +326,9 @@ def summed(columns: Columns) -> list[tuple[Spot, int, int]]:
 
 
 def _sums(job: Job, number: int) -> Record:
-    spot, start, end = summed(job.columns)[number]
-    column = job.columns.file(spot)
+    columns = job.final_columns
+    spot, start, end = summed(columns)[number]
+    column = columns.file(spot)
     sums = []
     with job.folder.file(DATA, column.name) as file:
         for at in range(start, end, column.block):
