@@ -25,15 +25,7 @@ from fuzz.targets import (
 
 ROOT = Path(__file__).parent.parent
 MUTATIONS = 2000
-validated = importlib.util.find_spec("ndfeed.index.validate") is not None
-MARKS = {
-    "index": [pytest.mark.skipif(not validated, reason="tables are not validated yet")],
-    "journal": [pytest.mark.xfail(strict=False, reason="forged lines are believed")],
-    "sidecar": [pytest.mark.xfail(strict=False, reason="UTF-16 imports a codec")],
-}
-each_target = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=MARKS.get(name, [])) for name in NAMES]
-)
+each_target = pytest.mark.parametrize("name", NAMES)
 
 
 def test_every_target_is_run():

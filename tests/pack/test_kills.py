@@ -1,4 +1,7 @@
-"""A pack may end at any moment: what is there is whole or absent, and the same call goes on."""
+"""A pack may end at any moment: what is there is whole or absent, and the same call goes on.
+
+``faults`` kills it at every call.
+"""
 
 import errno
 import os
@@ -30,24 +33,6 @@ def raised(function):
 @pytest.fixture(params=["fresh", "scattered", "appended"])
 def case(request, folder):
     return Case(request.param, folder)
-
-
-def test_killed_at_every_call(case):
-    """SIGKILL before every call that changes the disk, in the middle of every write."""
-    for at in count(1):
-        case.begin()
-
-        def pack(at=at):
-            with system(at, kill):
-                case.run()
-
-        status = forked(pack)
-        assert status in (0, -signal.SIGKILL), f"call {at}: status {status}"
-        assert case.is_whole_or_absent(), f"killed at call {at}"
-        assert case.goes_on(), f"killed at call {at}"
-        if status == 0:
-            break
-    assert at > 60
 
 
 @pytest.mark.parametrize(
