@@ -18,7 +18,8 @@ import ndfeed.jax  # noqa: E402
 from ndfeed.jax.adapt import Away, To  # noqa: E402
 
 
-def feed(form, layout, size, room, device):
+def feed(form, layout, size, room, place):
+    device = place and place.find()
     return Away(form, To(layout, device, jax.config.jax_default_device), "device", size, room)
 
 

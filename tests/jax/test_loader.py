@@ -1,6 +1,7 @@
 """Batches as arrays of JAX: the same as NumPy's, in the same order, and never changed."""
 
 import gc
+import pickle
 
 import numpy as np
 import pytest
@@ -61,6 +62,8 @@ def test_a_device_that_arrays_stay_on(tmp_path):
     for batch, expected in zip(loader, ndfeed.loader(loader.dataset, 4, shuffle=True), strict=True):
         assert all(array.devices() == {device} and array.committed for array in batch.values())
         np.testing.assert_array_equal(batch["x"], expected["x"])
+    again = pickle.loads(pickle.dumps(loader))  # a device does not, but its number does
+    assert next(iter(again))["x"].devices() == {device}
     with pytest.raises(ValueError, match="incompatible devices"):
         batch["x"] + jax.device_put(np.ones(8, np.float32), jax.devices()[2])
 
@@ -68,11 +71,11 @@ def test_a_device_that_arrays_stay_on(tmp_path):
 def test_a_device_is_for_all_kinds_of_samples(tmp_path):
     """A sharding refuses ragged lists; nothing has to be cut for a single device."""
     device = jax.devices()[5]
-    loader = ndfeed.jax.loader(ragged(tmp_path), 3, ragged="list", device=device)
+    loader = ndfeed.jax.loader(ragged(tmp_path, [3, 1, 2]), 3, ragged="list", device=device)
+    (batch,) = loader
 
-    assert {one.devices().pop() for array in next(iter(loader)).values() for one in array} == {
-        device
-    }
+    assert [len(one) for one in batch["x"]] == [3, 1, 2]
+    assert all(one.devices() == {device} for one in (*batch["x"], batch["n"]))
 
 
 def test_a_device_by_the_name_of_its_platform(tmp_path):

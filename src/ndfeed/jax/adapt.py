@@ -21,13 +21,13 @@ _AHEAD = 2  # batches on their way to a device
 _PIECE = 32 << 20  # bytes of small batches that are sent at a time, at most
 
 
-def device_of(device: Any) -> jax.Device | None:  # noqa: ANN401
+def device_of(device: Any) -> "Place | None":  # noqa: ANN401
     """The device that was asked for, if this process has it."""
     if device is None:
         return None
     if isinstance(device, str):
         try:
-            return jax.local_devices(backend=device)[0]
+            return Place(device, jax.local_devices(backend=device)[0].id)
         except RuntimeError as error:
             there = ", ".join(map(str, jax.local_devices()))
             raise ValueError(f"device={device!r} is none that JAX has: {there}") from error
@@ -38,11 +38,23 @@ def device_of(device: Any) -> jax.Device | None:  # noqa: ANN401
         )
     if device.process_index != jax.process_index():
         raise ValueError(f"device={device} belongs to another process; use jax.local_devices()")
-    return device
+    return Place(device.platform, device.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A device of this process by its number: unlike the device itself, it pickles."""
+
+    platform: str
+    id: int
+
+    def find(self) -> jax.Device:
+        """The device."""
+        return next(d for d in jax.local_devices(backend=self.platform) if d.id == self.id)
 
 
 def feed(
-    form: Form, layout: Layout | None, size: int, room: int, device: jax.Device | None = None
+    form: Form, layout: Layout | None, size: int, room: int, place: Place | None = None
 ) -> "Feed":
     """The way to where arrays of ``size`` samples are wanted.
 
@@ -50,6 +62,7 @@ def feed(
     """
     # The consumer's: threads have one of their own.
     default: Any = jax.config.jax_default_device
+    device = None if place is None else place.find()
     if layout is not None:
         platform = layout.platform
     else:
