@@ -114,7 +114,8 @@ def together(process, world, source):
 
 def one_process_first(process, world, source, folder):
     """Process 0 begins a pass, and the other joins it when it has warned."""
-    ndfeed.jax.processes.PATIENCE = 0.2  # nobody wants to wait for ten seconds
+    if process == 0:
+        ndfeed.jax.processes.PATIENCE = 0.2  # nobody wants to wait for ten seconds
     warned = folder / "warned"
     warnings.simplefilter("always")
     warnings.showwarning = lambda message, *_, **__: warned.write_text(str(message))

@@ -147,7 +147,8 @@ def late_group(rank, world, folder, source):
 
 def one_rank_first(rank, world, folder, source, first):
     """Rank ``first`` begins a pass; the others in between meet, and join it when it has warned."""
-    ndfeed.torch.distributed.PATIENCE = 0.2  # nobody wants to wait for ten seconds
+    if rank == first:
+        ndfeed.torch.distributed.PATIENCE = 0.2  # nobody wants to wait for ten seconds
     warned = folder / "warned"
 
     def show(message, category, filename, *_, **__):

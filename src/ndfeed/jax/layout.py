@@ -6,6 +6,7 @@ batch, if they do not lie side by side. Rows are read whole; where other axes ar
 device gets its part of them.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -178,7 +179,7 @@ def _shape(field: Field) -> tuple[int, ...]:
         raise ValueError(
             f"field {field.name!r} has samples of different shapes {field.shape_text}, and a "
             'sharding cuts arrays of one; say ragged="pad" and '
-            f"pad_to={{{field.name!r}: length}}, or leave it out with fields="
+            f"pad_to={{{json.dumps(field.name)}: length}}, or leave it out with fields="
         )
     return field.lengths
 

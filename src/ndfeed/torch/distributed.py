@@ -21,7 +21,7 @@ import torch.distributed
 from ndfeed.loader.state import check_alike
 
 PATIENCE = 10.0  # seconds after which a rank says that it is waiting
-_FIRST_PAUSE, _LONGEST_PAUSE = 1e-4, 0.02  # seconds between two looks at the store
+_FIRST_PAUSE, _LONGEST_PAUSE = 1e-4, 0.1  # seconds between two looks at the store
 _SHOWN = 8  # ranks that a message lists
 _REMEDY = "give every rank the same, or shard=(0, 1) to a loader that is one rank's own"
 
