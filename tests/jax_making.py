@@ -7,16 +7,18 @@ test.
 import json
 import os
 import socket
+import warnings
 
 import jax
 import numpy as np
 from children import all_ended
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from loader.making import labels
+from loader.making import eventually, labels
 
 import ndfeed
 import ndfeed.jax
+import ndfeed.jax.processes
 
 P = PartitionSpec
 ROWS = 96
@@ -108,6 +110,19 @@ def together(process, world, source):
     rest = [multihost_utils.process_allgather(batch, tiled=True) for batch in loader]
     found["rest"] = labels(rest)
     return found
+
+
+def one_process_first(process, world, source, folder):
+    """Process 0 begins a pass, and the other joins it when it has warned."""
+    if process == 0:
+        ndfeed.jax.processes.PATIENCE = 0.2  # nobody wants to wait for ten seconds
+    warned = folder / "warned"
+    warnings.simplefilter("always")
+    warnings.showwarning = lambda message, *_, **__: warned.write_text(str(message))
+    loader = ndfeed.jax.loader(ndfeed.open(source), 8)
+    if process:
+        eventually(warned.exists)
+    return {"rows": labels(loader), "warning": warned.read_text()}
 
 
 def run_processes(function, world, folder, *args, timeout=100):

@@ -7,6 +7,7 @@ it is imported by that name.
 import json
 import os
 import signal
+import warnings
 from datetime import timedelta
 
 import numpy as np
@@ -18,6 +19,7 @@ from loader.making import eventually, labels
 
 import ndfeed
 import ndfeed.torch
+import ndfeed.torch.distributed
 
 LOST = "lost the others"
 
@@ -141,6 +143,39 @@ def late_group(rank, world, folder, source):
     alone = len(loader)
     join_group(rank, world, folder)
     return {"alone": alone, "len": len(loader), "rows": labels(loader)}
+
+
+def one_rank_first(rank, world, folder, source, first):
+    """Rank ``first`` begins a pass; the others in between meet, and join it when it has warned."""
+    if rank == first:
+        ndfeed.torch.distributed.PATIENCE = 0.2  # nobody wants to wait for ten seconds
+    warned = folder / "warned"
+
+    def show(message, category, filename, *_, **__):
+        warned.write_text(json.dumps([str(message), category.__name__, os.path.basename(filename)]))
+
+    warnings.simplefilter("always")
+    warnings.showwarning = show
+    loader = ndfeed.torch.loader(ndfeed.open(source), 8)
+    if rank != first:
+        eventually(warned.exists)
+    rows = labels(loader)
+    total = torch.tensor(len(rows))
+    dist.all_reduce(total)
+    return {"rows": rows, "total": int(total), "warning": json.loads(warned.read_text())}
+
+
+def a_rank_that_never_comes(rank, world, folder, source):
+    """Rank 0 begins a pass, and rank 1 calls a collective of its own instead."""
+    if rank == 1:
+        total = torch.ones(100)
+        dist.all_reduce(total)
+        return float(total[0])
+    loader = ndfeed.torch.loader(ndfeed.open(source), 8)
+    torch.distributed.distributed_c10d._get_default_store().set_timeout(timedelta(seconds=1))
+    said = refused(loader)
+    dist.all_reduce(torch.ones(100))
+    return said
 
 
 def train_until_killed(rank, world, folder, source, victim, at):

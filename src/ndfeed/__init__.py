@@ -8,7 +8,14 @@
 ``ndfeed.open`` describes .npy, .npz, .npy.gz, .pt, .safetensors and raw files by their headers;
 a ``Dataset`` reads any samples of them without loading whole files. Every error this library
 raises on purpose derives from ``ndfeed.Error``.
+
+``ndfeed.torch``, ``ndfeed.tf``, ``ndfeed.keras``, ``ndfeed.jax`` and ``ndfeed.ray`` are imported
+when they are first used, and so are the frameworks that they are for.
 """
+
+import importlib as _importlib
+import importlib.util as _util
+import typing as _typing
 
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
@@ -44,7 +51,17 @@ from ndfeed.pack.forecast import Forecast
 from ndfeed.pack.pack import pack
 from ndfeed.pack.verify import Verified, verify
 
+if _typing.TYPE_CHECKING:
+    from ndfeed import jax as jax
+    from ndfeed import keras as keras
+    from ndfeed import ray as ray
+    from ndfeed import tf as tf
+    from ndfeed import torch as torch
+
 __version__ = "0.1.0"
+
+# Each with the package that it needs. Its extra has the name that it has here.
+_FRAMEWORKS = {"jax": "jax", "keras": "keras", "ray": "ray", "tf": "tensorflow", "torch": "torch"}
 
 __all__ = [
     "AmbiguousError",
@@ -84,3 +101,21 @@ __all__ = [
     "pack",
     "verify",
 ]
+
+
+def _import_framework(name: str) -> object:
+    """``ndfeed.<name>``, which from then on is an attribute like any other."""
+    if name not in _FRAMEWORKS:
+        raise AttributeError(f"module 'ndfeed' has no attribute {name!r}")
+    return _importlib.import_module(f"ndfeed.{name}")
+
+
+def _names() -> list[str]:
+    """For ``dir(ndfeed)``: also what can be imported, but not what would fail."""
+    there = [name for name, needed in _FRAMEWORKS.items() if _util.find_spec(needed)]
+    return sorted({*globals(), *there})
+
+
+if not _typing.TYPE_CHECKING:  # a type checker would take any name for one of ours
+    __getattr__ = _import_framework
+    __dir__ = _names

@@ -256,3 +256,11 @@ class SpaceError(TargetError):
 
 class ConflictError(_FileError, FileExistsError):
     """Somebody else writes there, or what is there is not to be overwritten."""
+
+
+def not_installed(error: ModuleNotFoundError, extra: str, package: str) -> ModuleNotFoundError:
+    """The error of ``ndfeed.<extra>`` where ``package`` is missing; ``error`` if that is not so."""
+    if error.name != package:
+        return error  # it is there, and lacks something itself
+    text = f"ndfeed.{extra} needs {package}, which is not installed: pip install 'ndfeed[{extra}]'"
+    return ModuleNotFoundError(text, name=package)

@@ -8,8 +8,13 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
-import ray
-from ray.exceptions import RayTaskError
+from ndfeed.errors import not_installed
+
+try:
+    import ray
+    from ray.exceptions import RayTaskError
+except ModuleNotFoundError as error:
+    raise not_installed(error, "ray", "ray") from None
 
 __all__ = ["Executor"]
 

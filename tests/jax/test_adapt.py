@@ -15,11 +15,12 @@ from loader_contract import LoaderContract  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.jax  # noqa: E402
-from ndfeed.jax.adapt import Away  # noqa: E402
+from ndfeed.jax.adapt import Away, To  # noqa: E402
 
 
-def feed(form, layout, size, room):
-    return Away(form, layout, jax.config.jax_default_device, "device", size, room)
+def feed(form, layout, size, room, place):
+    device = place and place.find()
+    return Away(form, To(layout, device, jax.config.jax_default_device), "device", size, room)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -33,7 +34,7 @@ def away():
 class TestContract(LoaderContract):
     package = ndfeed.jax
     kind = jax.Array
-    more = ("sharding", "cast", "pad_to")
+    more = ("sharding", "cast", "pad_to", "device")
     narrowed = {"int64": "int32", "uint64": "uint32"}  # noqa: RUF012 - never changed
 
 

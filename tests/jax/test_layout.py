@@ -52,6 +52,25 @@ def test_global_arrays_are_numpy_s(tmp_path, spec):
     assert loader.report().way == "on 8 cpu devices of this process"
 
 
+@pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="an older JAX has no current mesh")
+@pytest.mark.parametrize("given", [P("data"), {"x": P("data", "model"), "label": P("data")}])
+def test_a_partition_spec_is_for_the_current_mesh(tmp_path, given):
+    """Programs that call ``jax.set_mesh`` write the spec alone, as in ``jax.jit``."""
+    ds, mesh = table(tmp_path), mesh_of(4, 2)
+    with jax.set_mesh(mesh):
+        loader = ndfeed.jax.loader(ds, 32, sharding=given)
+    spec = given["x"] if isinstance(given, dict) else given
+    for batch, expected in zip(loader, ndfeed.loader(ds, 32), strict=True):  # made outside of it
+        assert batch["x"].sharding == NamedSharding(mesh, spec)
+        np.testing.assert_array_equal(np.asarray(batch["x"]), expected["x"])
+
+
+def test_a_partition_spec_without_a_mesh(tmp_path):
+    """What to write is in the message."""
+    with pytest.raises(ValueError, match=r"within jax.set_mesh\(mesh\), or pass .*NamedSharding"):
+        ndfeed.jax.loader(table(tmp_path), 32, sharding=P("data"))
+
+
 @pytest.mark.parametrize("order", [range(8), (7, 0, 6, 1, 5, 2, 4, 3)])
 def test_any_order_of_devices(tmp_path, order):
     """JAX may order a mesh as the hardware lies."""

@@ -1,6 +1,7 @@
 """Batches as arrays of JAX: the same as NumPy's, in the same order, and never changed."""
 
 import gc
+import pickle
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def wide():
 class TestContract(LoaderContract):
     package = ndfeed.jax
     kind = jax.Array
-    more = ("sharding", "cast", "pad_to")
+    more = ("sharding", "cast", "pad_to", "device")
     narrowed = NARROW
 
 
@@ -52,6 +53,58 @@ def test_the_consumer_s_default_device_counts(tmp_path):
         batch = next(iter(ndfeed.jax.loader(table(tmp_path), 4)))
 
     assert batch["x"].devices() == {jax.devices()[2]}
+
+
+def test_a_device_that_arrays_stay_on(tmp_path):
+    """As ``device=`` does in torch: what is used with them has to be there as well."""
+    device = jax.devices()[3]
+    loader = ndfeed.jax.loader(table(tmp_path), 4, shuffle=True, device=device)
+    for batch, expected in zip(loader, ndfeed.loader(loader.dataset, 4, shuffle=True), strict=True):
+        assert all(array.devices() == {device} and array.committed for array in batch.values())
+        np.testing.assert_array_equal(batch["x"], expected["x"])
+    again = pickle.loads(pickle.dumps(loader))  # a device does not, but its number does
+    assert next(iter(again))["x"].devices() == {device}
+    with pytest.raises(ValueError, match="incompatible devices"):
+        batch["x"] + jax.device_put(np.ones(8, np.float32), jax.devices()[2])
+
+
+def test_a_device_is_for_all_kinds_of_samples(tmp_path):
+    """A sharding refuses ragged lists; nothing has to be cut for a single device."""
+    device = jax.devices()[5]
+    loader = ndfeed.jax.loader(ragged(tmp_path, [3, 1, 2]), 3, ragged="list", device=device)
+    (batch,) = loader
+
+    assert [len(one) for one in batch["x"]] == [3, 1, 2]
+    assert all(one.devices() == {device} for one in (*batch["x"], batch["n"]))
+
+
+def test_a_device_by_the_name_of_its_platform(tmp_path):
+    """The first one of this process."""
+    batch = next(iter(ndfeed.jax.loader(table(tmp_path), 4, device="cpu")))
+
+    assert batch["x"].devices() == {jax.devices("cpu")[0]}
+    assert batch["x"].committed
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "text"),
+    [
+        ("abacus", ValueError, "'abacus' is none that JAX has: .*cpu"),
+        (3, TypeError, "one of jax.local_devices()"),
+    ],
+)
+def test_wrong_devices_are_refused(tmp_path, device, error, text):
+    """At once, with those that there are."""
+    with pytest.raises(error, match=text):
+        ndfeed.jax.loader(table(tmp_path), 4, device=device)
+
+
+def test_a_device_and_a_sharding(tmp_path):
+    """Two words for one thing are refused."""
+    device = jax.devices()[0]
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    with pytest.raises(ValueError, match="leave out one of them"):
+        ndfeed.jax.loader(table(tmp_path), 4, device=device, sharding=sharding)
 
 
 def address(array):

@@ -105,6 +105,16 @@ def test_resume_with_another_number_of_processes(two, source):
         assert loader.epoch == 1
 
 
+def test_a_process_that_waits_says_so(source, tmp_path):
+    """Validation in one process alone used to hang without a word."""
+    one_first = jax_making.one_process_first
+    found = run_processes(one_first, 2, tmp_path, source, tmp_path)
+
+    assert found[0]["warning"].startswith("process 0 has waited 0 s for the other processes")
+    assert "give shard=(0, 1) to a loader" in found[0]["warning"]
+    assert sorted(found[0]["rows"] + found[1]["rows"]) == list(range(ROWS))
+
+
 def test_alone():
     """One process has nobody to ask."""
     assert ranks() == (0, 1)

@@ -54,6 +54,15 @@ def test_save_state_and_load_state(tmp_path, accelerator):
     assert labels(loader) == rest
 
 
+def test_skip_first_batches(tmp_path, accelerator):
+    """It takes a DataLoader apart, which this is not: the message says what to do instead."""
+    loader = accelerator.prepare(ndfeed.torch.loader(images(tmp_path), 20, shuffle=True))
+    for skip in (accelerate.skip_first_batches, accelerator.skip_first_batches):
+        with pytest.raises(AttributeError, match=r"no sampler.* load_state_dict\(\)"):
+            skip(loader, 2)
+    assert not hasattr(loader, "sampler")
+
+
 def test_dataset_in_a_data_loader(tmp_path, accelerator):
     """The other way: Accelerate's own sharding over torch's DataLoader."""
     ds = ndfeed.torch.dataset(images(tmp_path))

@@ -115,6 +115,27 @@ def test_group_that_begins_late(source, tmp_path):
     assert sorted(found[0]["rows"] + found[1]["rows"]) == list(range(100))
 
 
+@pytest.mark.parametrize(("first", "absent"), [(0, 1), (1, 0)])
+def test_a_rank_that_waits_says_so(source, tmp_path, first, absent):
+    """Validation on rank 0 alone used to hang without a word: who waits for whom, and a remedy."""
+    found = run_ranks(torch_making.one_rank_first, 2, tmp_path, source, first)
+
+    text, category, file = found[0]["warning"]
+    assert text.startswith(f"rank {first} has waited 0 s for rank {absent} to begin a pass")
+    assert "give shard=(0, 1) to a loader" in text
+    assert (category, file) == ("RuntimeWarning", "making.py")  # where the loop is
+    assert sorted(found[0]["rows"] + found[1]["rows"]) == list(range(100))
+    assert [rank["total"] for rank in found] == [100, 100]
+
+
+def test_a_rank_that_never_comes(source, tmp_path):
+    """An error in the end, and the collectives of the others meet only each other."""
+    said, total = run_ranks(torch_making.a_rank_that_never_comes, 2, tmp_path, source)
+
+    assert said.startswith("rank 0 has waited 1 s for rank 1 to begin a pass")
+    assert total == 2
+
+
 def test_alone():
     """Without a process group there is nobody to ask."""
     assert ranks() == (0, 1)

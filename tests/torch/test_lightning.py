@@ -98,6 +98,102 @@ def test_overfitting(tmp_path):
     assert model.seen == {0: [list(range(20))], 1: [list(range(20))]}
 
 
+def test_overfitting_a_loader_that_shuffles(tmp_path):
+    """It silently got other batches in every epoch; Lightning turns shuffling off, and so do we."""
+    ds = images(tmp_path)
+    for loader in (make(ds), data_loader(ds, shuffle=True)):
+        model = Recorder()
+        with pytest.warns(UserWarning, match=r"shuffl(es|ing)"):
+            trainer(2, overfit_batches=2).fit(model, loader)
+
+        first = [list(range(20)), list(range(20, 40))]
+        assert model.seen == {0: first, 1: first}
+
+
+def data_loader(ds, shuffle=False):
+    """What Lightning is made for."""
+    return torch.utils.data.DataLoader(ndfeed.torch.dataset(ds), batch_size=20, shuffle=shuffle)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"overfit_batches": 0.4},
+        {"num_sanity_val_steps": 2},
+        {"num_sanity_val_steps": -1},
+        {"limit_train_batches": 0.6, "limit_val_batches": 2, "num_sanity_val_steps": 0},
+        {"limit_val_batches": 0},
+        {"val_check_interval": 2},
+        {"val_check_interval": 7, "check_val_every_n_epoch": None},
+        {"check_val_every_n_epoch": 2},
+        {"max_steps": 7},
+        {"fast_dev_run": 3},
+    ],
+    ids=str,
+)
+def test_a_trainer_s_options_mean_what_they_do_with_a_data_loader(tmp_path, words):
+    """The same batches in the same epochs, for training and for validation."""
+    ds = images(tmp_path)
+    found = []
+    for made in (lambda: ndfeed.torch.loader(ds, 20), lambda: data_loader(ds)):
+        model = Recorder()
+        trainer(3, **words).fit(model, made(), made())
+        found.append((model.seen, model.validated))
+
+    assert found[0] == found[1]
+    assert found[0][0]
+
+
+def test_one_loader_for_everything(tmp_path):
+    """Trained on and validated in the middle of an epoch, twice over: passes are independent."""
+    ds = images(tmp_path)
+    found = []
+    for loader in (ndfeed.torch.loader(ds, 20), data_loader(ds)):
+        model = Recorder()
+        for _ in range(2):
+            trainer(2, val_check_interval=2).fit(model, loader, loader)
+        found.append((model.seen, model.validated))
+
+    assert found[0] == found[1]
+
+
+def test_several_validation_loaders(tmp_path):
+    """Each whole, after the sanity check of the first batches."""
+    ds = images(tmp_path)
+    found = []
+    for made in (lambda: ndfeed.torch.loader(ds, 20), lambda: data_loader(ds)):
+        model = Recorder()
+        validated = model.validated = []
+
+        def step(batch, _, dataloader_idx, validated=validated):
+            validated.append((dataloader_idx, batch["label"].tolist()))
+
+        model.validation_step = step
+        trainer(2).fit(model, made(), [made(), made()])
+        found.append(validated)
+
+    assert found[0] == found[1]
+    assert len(found[0]) == 2 * 2 + 2 * 2 * 5
+
+
+def test_loaders_made_anew_for_each_epoch(tmp_path):
+    """A new loader is told the number of the epoch: its order is not the first one's again."""
+    ds = images(tmp_path)
+
+    class Reloading(Recorder):
+        made = 0
+
+        def train_dataloader(self):
+            self.made += 1
+            return make(ds)
+
+    model = Reloading()
+    trainer(3, reload_dataloaders_every_n_epochs=1).fit(model)
+
+    assert model.made == 3
+    assert model.seen == expected(ds, 3)
+
+
 def test_predict(tmp_path):
     """In order, all of them."""
     model = Recorder()

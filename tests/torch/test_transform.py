@@ -240,3 +240,16 @@ def test_not_a_function(tmp_path):
     """At once."""
     with pytest.raises(TypeError, match="takes a function"):
         ndfeed.torch.map(images(tmp_path), 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("x", torch.neg), "got str for the dataset; ndfeed.open makes one"),
+        ((torch.neg, None), "for the dataset; ndfeed.open"),
+    ],
+)
+def test_map_of_something_else(words, text):
+    """It was an AttributeError of a str."""
+    with pytest.raises(TypeError, match=text):
+        ndfeed.torch.map(*words)

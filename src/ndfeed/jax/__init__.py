@@ -10,6 +10,13 @@ Process and their number come from JAX. No value is changed in silence: 64-bit i
 32-bit ones only if they fit, and precision is lost only where ``cast`` says a type that has less.
 """
 
+from ndfeed.errors import not_installed
+
+try:
+    import jax as _  # noqa: F401
+except ModuleNotFoundError as error:
+    raise not_installed(error, "jax", "jax") from None
+
 from ndfeed.jax.loader import loader
 from ndfeed.jax.source import Source, source
 

@@ -7,6 +7,7 @@ pool's memory is lent again only when the last reference is gone. So nothing has
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,30 +21,88 @@ _AHEAD = 2  # batches on their way to a device
 _PIECE = 32 << 20  # bytes of small batches that are sent at a time, at most
 
 
-def feed(form: Form, layout: Layout | None, size: int, room: int) -> "Feed":
+def device_of(device: Any) -> "Place | None":  # noqa: ANN401
+    """The device that was asked for, if this process has it."""
+    if device is None:
+        return None
+    if isinstance(device, str):
+        try:
+            return Place(device, jax.local_devices(backend=device)[0].id)
+        except RuntimeError as error:
+            there = ", ".join(map(str, jax.local_devices()))
+            raise ValueError(f"device={device!r} is none that JAX has: {there}") from error
+    if not isinstance(device, jax.Device):
+        raise TypeError(
+            f"device must be one of jax.local_devices(), or a platform such as 'cpu' or 'gpu', got "
+            f"{device!r}; sharding= is for several devices"
+        )
+    if device.process_index != jax.process_index():
+        raise ValueError(f"device={device} belongs to another process; use jax.local_devices()")
+    return Place(device.platform, device.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A device of this process by its number: unlike the device itself, it pickles."""
+
+    platform: str
+    id: int
+
+    def find(self) -> jax.Device:
+        """The device."""
+        return next(d for d in jax.local_devices(backend=self.platform) if d.id == self.id)
+
+
+def feed(
+    form: Form, layout: Layout | None, size: int, room: int, place: Place | None = None
+) -> "Feed":
     """The way to where arrays of ``size`` samples are wanted.
 
     ``room`` is the memory there is for batches that may lie side by side, or 0 where they may not.
     """
     # The consumer's: threads have one of their own.
     default: Any = jax.config.jax_default_device
+    device = None if place is None else place.find()
     if layout is not None:
         platform = layout.platform
     else:
-        device = default or jax.local_devices()[0]
-        platform = device if isinstance(device, str) else device.platform
+        found = device or default or jax.local_devices()[0]
+        platform = found if isinstance(found, str) else found.platform
+    to = To(layout, device, default)
     if platform == "cpu":
-        return Feed(form, layout, default)
-    return Away(form, layout, default, platform, size, room)
+        return Feed(form, to)
+    return Away(form, to, platform, size, room)
+
+
+@dataclass(frozen=True, slots=True)
+class To:
+    """Where arrays are wanted: as a layout says, on a device, or wherever they are used.
+
+    What is put on a ``device`` stays there, as with ``jax.device_put``; what is put on the
+    ``default`` device goes with whatever it is used with.
+    """
+
+    layout: Layout | None
+    device: jax.Device | None
+    default: Any  # a device, the name of a platform, or nothing
+
+    def put(self, batches: Sequence[dict[str, Any]]) -> list[list[Any]]:
+        """The arrays of all batches, each batch's in its own order."""
+        layout = self.layout
+        if layout is not None:
+            return [[layout.put(name, a) for name, a in named.items()] for named in batches]
+        values = [list(named.values()) for named in batches]  # of dicts it would sort the names
+        with jax.default_device(self.default):
+            made: list[list[Any]] = jax.device_put(values, self.device)
+        return made
 
 
 class Feed(Adapter):
     """Arrays of JAX on the CPU, made in the thread that read them."""
 
-    def __init__(self, form: Form, layout: Layout | None, default: Any) -> None:  # noqa: ANN401
+    def __init__(self, form: Form, to: To) -> None:
         self._form = form
-        self._layout = layout
-        self._default = default
+        self._to = to
         self._pool = memory()
 
     def finish(self, made: Any) -> Any:  # noqa: ANN401
@@ -58,21 +117,17 @@ class Feed(Adapter):
 
     def _put(self, batches: Sequence[dict[str, Any]]) -> Sequence[Any]:
         """Batches where they are wanted, as they are delivered."""
-        layout = self._layout
-        if layout is None:
-            with jax.default_device(self._default):  # of dicts it would sort the names
-                made = jax.device_put([list(named.values()) for named in batches])
-        else:
-            made = [[layout.put(name, a) for name, a in named.items()] for named in batches]
+        made = self._to.put(batches)
         if self._form.names is not None:
             return [tuple(arrays) for arrays in made]  # they are named in that order
         return [dict(zip(n, arrays, strict=True)) for n, arrays in zip(batches, made, strict=True)]
 
     def describe(self) -> str:
         """How batches get to where they are used."""
-        if self._layout is None:
+        layout = self._to.layout
+        if layout is None:
             return ""
-        return f"on {len(self._layout.devices)} {self._layout.platform} devices of this process"
+        return f"on {len(layout.devices)} {layout.platform} devices of this process"
 
     def close(self) -> None:
         """Let go of memory for arrays that are cast or padded."""
@@ -87,16 +142,8 @@ class Away(Feed):
     many at a time; as arrays of their own, for JAX copies each with another thread.
     """
 
-    def __init__(
-        self,
-        form: Form,
-        layout: Layout | None,
-        default: Any,  # noqa: ANN401
-        platform: str,
-        size: int,
-        room: int,
-    ) -> None:
-        super().__init__(form, layout, default)
+    def __init__(self, form: Form, to: To, platform: str, size: int, room: int) -> None:
+        super().__init__(form, to)
         self.ahead = _AHEAD
         self._platform = platform
         self._size = size

@@ -4,6 +4,7 @@ A jitted function is compiled anew for every shape. Padding makes arrays of samp
 lengths, and ``pad_to`` makes all of these arrays one shape.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -140,7 +141,7 @@ def _target(name: str, dtype: Dtype, wanted: Dtype | None) -> Dtype:
     if found != dtype and not whole(dtype):
         raise TypeError(
             f"field {name!r} has dtype {dtype}, of which JAX keeps {found} while jax_enable_x64 is "
-            f'off; say cast={{{name!r}: "{found}"}}, or switch it on'
+            f'off; say cast={{{json.dumps(name)}: "{found}"}}, or switch it on'
         )
     return found
 

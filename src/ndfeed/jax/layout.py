@@ -6,6 +6,7 @@ batch, if they do not lie side by side. Rows are read whole; where other axes ar
 device gets its part of them.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -19,7 +20,8 @@ from ndfeed.dataset.field import Field
 from ndfeed.errors import FieldError
 from ndfeed.loader.ragged import owner
 
-Shardings: TypeAlias = Sharding | Mapping[str, Sharding]
+Shardings: TypeAlias = Sharding | PartitionSpec | Mapping[str, Sharding | PartitionSpec]
+Given: TypeAlias = Sharding | Mapping[str, Sharding]
 _ALL = (slice(None),)
 _LENGTH = "_length"  # of what padding puts beside a field
 
@@ -33,7 +35,7 @@ class Layout:
 
     def __init__(
         self,
-        given: Shardings,
+        given: Given,
         fields: Mapping[str, Field],
         names: tuple[str, ...] | None,
         batch_size: int,
@@ -43,8 +45,8 @@ class Layout:
         for one in every:
             if not isinstance(one, Sharding):
                 raise TypeError(
-                    "sharding must be a jax.sharding.Sharding, or a dict of field names to them, "
-                    f"got {one!r}; of a device jax.sharding.SingleDeviceSharding makes one"
+                    "sharding must be a jax.sharding.Sharding or a PartitionSpec, or a dict of "
+                    f"field names to them, got {one!r}; device= is for a single device"
                 )
             if not one.addressable_devices:
                 raise ValueError(f"this process has no device in {one}; make the loader elsewhere")
@@ -131,6 +133,26 @@ class Layout:
         return jax.make_array_from_callback((each * self.world, *rows.shape[1:]), sharding, part)
 
 
+def on_the_mesh(given: Shardings) -> Given:
+    """The shardings, with those of the current mesh for what is only a ``PartitionSpec``."""
+    if isinstance(given, Mapping):
+        return {name: _on_the_mesh(one) for name, one in given.items()}
+    return _on_the_mesh(given)
+
+
+def _on_the_mesh(given: Sharding | PartitionSpec) -> Sharding:
+    if not isinstance(given, PartitionSpec):
+        return given
+    # Versions of JAX that have no set_mesh do not know of a current mesh either.
+    mesh = jax.sharding.get_mesh() if hasattr(jax.sharding, "get_mesh") else None
+    if mesh is None or mesh.empty:
+        raise ValueError(
+            f"sharding={given!r} needs a mesh: make the loader within jax.set_mesh(mesh), or pass "
+            "jax.sharding.NamedSharding(mesh, spec)"
+        )
+    return NamedSharding(mesh, given)
+
+
 def check_names(given: Shardings, known: Mapping[str, Field] | None) -> None:
     """Refuse a sharding for a field that there is not."""
     if known is None or not isinstance(given, Mapping):
@@ -157,7 +179,7 @@ def _shape(field: Field) -> tuple[int, ...]:
         raise ValueError(
             f"field {field.name!r} has samples of different shapes {field.shape_text}, and a "
             'sharding cuts arrays of one; say ragged="pad" and '
-            f"pad_to={{{field.name!r}: length}}, or leave it out with fields="
+            f"pad_to={{{json.dumps(field.name)}: length}}, or leave it out with fields="
         )
     return field.lengths
 

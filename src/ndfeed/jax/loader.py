@@ -10,10 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
+
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.jax.adapt import feed
+from ndfeed.jax.adapt import device_of, feed
 from ndfeed.jax.form import Form, PadTo
-from ndfeed.jax.layout import Layout, Shardings, check_names
+from ndfeed.jax.layout import Layout, Shardings, check_names, on_the_mesh
 from ndfeed.jax.processes import agree, ranks
 from ndfeed.loader.loader import Loader
 from ndfeed.loader.options import (
@@ -46,6 +48,7 @@ def loader(  # noqa: PLR0913 - the words that every loader shares, and a mesh's
     sharding: Shardings | None = None,
     cast: Mapping[str, Any] | None = None,
     pad_to: PadTo | None = None,
+    device: jax.Device | str | None = None,
 ) -> Loader:
     """Batches of a dataset as arrays of JAX, put where they are used ahead of use.
 
@@ -55,9 +58,12 @@ def loader(  # noqa: PLR0913 - the words that every loader shares, and a mesh's
     - ``shard=(rank, world)``: by default process and number of processes of JAX; then all
       processes begin a pass together, and it is an error if they would read other orders.
     - ``ragged``: samples of different shapes are ``"pad"``-ded by default.
-    - ``sharding``: where arrays lie, or a dict of field name to that. With devices of several
-      processes batches are global arrays, and each process reads the rows of its own devices.
-      Axes that an array does not have are left out of a ``NamedSharding``.
+    - ``device``: one of ``jax.local_devices()``, or a platform such as ``"cpu"``, that arrays are
+      put on and stay on. By default they go with what they are used with.
+    - ``sharding``: where arrays lie, or a dict of field name to that; a ``PartitionSpec`` is for
+      the mesh of ``jax.set_mesh``. With devices of several processes batches are global arrays,
+      and each process reads the rows of its own devices. Axes that an array does not have are
+      left out of a ``NamedSharding``.
     - ``cast``: a dict of field name to type. 64-bit integers become 32-bit ones without being
       asked, unless ``jax_enable_x64`` is on; float64 needs ``{"x": "float32"}``. Every value is
       looked at: ``CastError`` for one that does not fit.
@@ -77,6 +83,9 @@ def loader(  # noqa: PLR0913 - the words that every loader shares, and a mesh's
         raise ValueError(
             f'pad_to is for ragged="pad", got ragged={ragged!r}; leave one of them out'
         )
+    if device is not None and sharding is not None:
+        raise ValueError("device says the same as a sharding; leave out one of them")
+    where = device_of(device)
     if sharding is not None:
         check_names(sharding, known_fields(ds))
     ds = only(ds, options.fields, ragged)
@@ -91,13 +100,13 @@ def loader(  # noqa: PLR0913 - the words that every loader shares, and a mesh's
             )
         if ds.steps and len(ds):
             _ = ds.fields  # what a map makes has to be known: raises what it raises
-        layout = Layout(sharding, form.fields, options.fields, whole.batch_size)
+        layout = Layout(on_the_mesh(sharding), form.fields, options.fields, whole.batch_size)
     share = _share(whole, layout, shard)
     _check_last(layout, share, 0)
     asks = shard is None and (layout is None or layout.is_everybody_s)
     check = partial(_before, layout, asks)
     joint = layout is None and side_by_side(ds, on_error)
-    adapt = partial(feed, form, layout, share.size, options.memory if joint else 0)
+    adapt = partial(feed, form, layout, share.size, options.memory if joint else 0, where)
     return Loader(ds, share, shuffle, options, adapt, check)
 
 

@@ -8,6 +8,13 @@
 ``Resume`` is for ``ndfeed.tf.dataset`` as well.
 """
 
+from ndfeed.errors import not_installed
+
+try:
+    import keras as _  # noqa: F401
+except ModuleNotFoundError as error:
+    raise not_installed(error, "keras", "keras") from None
+
 from ndfeed.keras.dataset import Batches, dataset
 from ndfeed.keras.resume import Resume
 

@@ -7,6 +7,13 @@
 Batches, order and states are those of ``ndfeed.loader``: the same seed gives the same rows.
 """
 
+from ndfeed.errors import not_installed
+
+try:
+    import tensorflow as _  # noqa: F401
+except ModuleNotFoundError as error:
+    raise not_installed(error, "tf", "tensorflow") from None
+
 from ndfeed.tf.dataset import dataset
 from ndfeed.tf.state import State
 

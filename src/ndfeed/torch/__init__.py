@@ -9,6 +9,13 @@ Tensors share the memory of the batch they come in, which is the consumer's own.
 come from ``torch.distributed`` where it is initialised.
 """
 
+from ndfeed.errors import not_installed
+
+try:
+    import torch as _  # noqa: F401
+except ModuleNotFoundError as error:
+    raise not_installed(error, "torch", "torch") from None
+
 from ndfeed.torch.convert import Convert
 from ndfeed.torch.dataset import Samples, TensorDataset, collate, dataset
 from ndfeed.torch.loader import Loader, loader

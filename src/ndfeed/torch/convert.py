@@ -1,6 +1,8 @@
 """What may be done to a field's tensors on the device they are for: type, scale, layout."""
 
+import functools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +14,8 @@ from ndfeed.dataset.field import Field
 _WIDE = (torch.float64, torch.complex64, torch.complex128)
 _LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
+Channels = float | tuple[float, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Convert:
@@ -22,40 +26,70 @@ class Convert:
 
     - ``dtype``: the type of the tensors; by default that of the field.
     - ``scale``: what values are multiplied by. Computed in float32, or wider where ``dtype`` is.
+    - ``mean``, ``std``: a number each, or one for every channel. Values become
+      ``(value * scale - mean) / std``, as ``Normalize`` of torchvision has it.
     - ``hwc=True``: samples are stored as (height, width, channels); tensors are (N, C, H, W), a
       view, whose memory is in the layout that ``torch.channels_last`` names.
     - ``channels_last=True``: samples are stored as (channels, height, width); tensors have the
       same shape, and their memory that layout.
+
+    Channels are the first axis of a sample, or the last one with ``hwc=True``.
     """
 
     dtype: torch.dtype | None = None
     scale: float | None = None
     hwc: bool = False
     channels_last: bool = False
+    mean: float | Iterable[float] | None = None
+    std: float | Iterable[float] | None = None
 
     def __post_init__(self) -> None:
         given: object = self.dtype  # whatever a caller wrote
         if given is not None and not isinstance(given, torch.dtype):
             raise TypeError(f"dtype must be one of torch's, such as torch.float32: {self.dtype!r}")
-        if self.scale is None:
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, _channels(name, getattr(self, name)))
+        asked = [name for name in ("scale", "mean", "std") if getattr(self, name) is not None]
+        if not asked:
             return
-        if not math.isfinite(self.scale):
+        if self.scale is not None and not math.isfinite(self.scale):
             raise ValueError(f"scale must be a finite number, got {self.scale!r}")
         if self.dtype is None or not (self.dtype.is_floating_point or self.dtype.is_complex):
             raise ValueError(
-                f"scale makes fractions: dtype must be such as torch.float32, got {self.dtype}"
+                f"{asked[0]} makes fractions: dtype must be such as torch.float32, got {self.dtype}"
             )
+        if self.std is not None and 0 in (self.std if isinstance(self.std, tuple) else (self.std,)):
+            raise ValueError(
+                f"std must not be zero, got {self.std!r}; use 1 for a constant channel"
+            )
+        self._count()
+
+    def _count(self) -> int | None:
+        """How many channels ``mean`` and ``std`` are for; none where they are for all alike."""
+        counts = {len(one) for one in (self.mean, self.std) if isinstance(one, tuple)}
+        if len(counts) > 1:
+            raise ValueError(
+                f"mean and std must have a value for each channel, got {self.mean} and {self.std}"
+            )
+        return counts.pop() if counts else None
 
     def check(self, field: Field) -> None:
-        """Refuse a field whose samples have no such layout."""
-        if not (self.hwc or self.channels_last):
-            return
-        ndim = None if field.ragged or field.shape is None else len(field.shape)
-        if ndim is None or ndim + 1 not in _LAYOUTS:
+        """Refuse a field whose samples have no such layout, or other channels."""
+        shape = None if field.ragged or field.shape is None else field.shape
+        laid_out = self.hwc or self.channels_last
+        if laid_out and (shape is None or len(shape) + 1 not in _LAYOUTS):
             word = "hwc" if self.hwc else "channels_last"
             raise ValueError(
                 f"{word} is for samples of three or four dimensions, all of one shape; "
                 f"{field.name!r} has {field.shape_text}"
+            )
+        count = self._count()
+        if count is None:
+            return
+        if not shape or shape[-1 if self.hwc else 0] != count:
+            raise ValueError(
+                f"mean and std have {count} channels, and samples of {field.name!r} have the shape "
+                f"{field.shape_text}: channels are the first axis, or the last with hwc=True"
             )
 
     def __call__(self, tensor: Tensor) -> Tensor:
@@ -64,10 +98,62 @@ class Convert:
             tensor = tensor.movedim(-1, 1)
         layout = _LAYOUTS[tensor.ndim] if self.channels_last else torch.preserve_format
         dtype = self.dtype or tensor.dtype
-        if self.scale is None:
+        scale = self.scale
+        centred = self.mean is not None or self.std is not None
+        if scale is None and not centred:
             return tensor.to(dtype, memory_format=layout)
         wide = dtype if dtype in _WIDE else torch.float32
         widened = tensor.to(wide, memory_format=layout)
         own = widened is not tensor
-        scaled = widened.mul_(self.scale) if own else widened * self.scale
+        if scale is None or centred:
+            out = widened if own else torch.empty_like(widened)
+            return self._normalized(widened, out).to(dtype)
+        scaled = widened.mul_(scale) if own else widened * scale
         return scaled.to(dtype)
+
+    def _normalized(self, values: Tensor, out: Tensor) -> Tensor:
+        """``(values * scale - mean) / std``, in one pass over ``values``."""
+        count = self._count()
+        if count is not None and (values.ndim < 2 or values.shape[1] != count):
+            raise ValueError(
+                f"mean and std have {count} channels, and batches have the shape "
+                f"{tuple(values.shape)}: channels are the axis behind the first"
+            )
+        mean = 0.0 if self.mean is None else self.mean
+        std = 1.0 if self.std is None else self.std
+        scale = 1.0 if self.scale is None else self.scale
+        factor, shift = _affine(mean, std, scale, values.ndim, values.dtype, values.device)  # type: ignore[arg-type]
+        return torch.addcmul(shift, values, factor, out=out)
+
+
+def _channels(name: str, given: float | Iterable[float] | None) -> Channels | None:
+    """A number, or a tuple of one for each channel; whatever a caller wrote."""
+    if given is None:
+        return None
+    try:
+        found: Channels
+        if isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0:
+            found = tuple([float(value) for value in given])
+        else:
+            found = float(given)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{name} must be a number, or one for each channel such as (0.5, 0.5, 0.5), got "
+            f"{given!r}"
+        ) from None
+    if found == () or not all(map(math.isfinite, found if isinstance(found, tuple) else (found,))):
+        raise ValueError(f"{name} must have finite numbers, got {given!r}")
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _affine(
+    mean: Channels, std: Channels, scale: float, ndim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """What values are multiplied by and what is added then; made once for each device."""
+    means, stds = (torch.tensor(one, dtype=torch.float64) for one in (mean, std))
+    shift = -means / stds
+    factor = (scale / stds).expand_as(shift)
+    shape = (-1, *(1,) * (ndim - 2)) if factor.ndim else ()
+    moved = [one.reshape(shape).to(dtype).to(device) for one in (factor, shift)]
+    return moved[0], moved[1]

@@ -2,15 +2,28 @@
 
 Ranks take their slices of one order. If one of them had another seed, or another batch size,
 samples would be read twice and others never, and nothing would look wrong. So what has to be
-the same is compared when a pass begins: one small collective, in which every rank takes part.
+the same is compared when a pass begins, and every rank takes part.
+
+It is compared through the key-value store of the process group: each rank sets its facts, rank 0
+collects them and answers every other rank. A collective would do as well, until one rank iterates
+alone: it would then be matched with whatever collective the other ranks call next. The store also
+knows who has not arrived yet. All keys are deleted as they are read.
 """
 
-from collections.abc import Mapping
+import json
+import time
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.distributed
 
 from ndfeed.loader.state import check_alike
+
+PATIENCE = 10.0  # seconds after which a rank says that it is waiting
+_FIRST_PAUSE, _LONGEST_PAUSE = 1e-4, 0.1  # seconds between two looks at the store
+_SHOWN = 8  # ranks that a message lists
+_REMEDY = "give every rank the same, or shard=(0, 1) to a loader that is one rank's own"
 
 
 def ranks() -> tuple[int, int]:
@@ -21,15 +34,93 @@ def ranks() -> tuple[int, int]:
 
 
 def agree(facts: Mapping[str, Any]) -> None:
-    """Raise, on every rank, where ranks have different ``facts``."""
-    world = ranks()[1]
+    """Raise, on every rank, where ranks have different ``facts``.
+
+    A rank that waits for others for more than some seconds warns, and goes on waiting.
+    """
+    rank, world = ranks()
     if world == 1:
         return
-    found: list[Any] = [None] * world
-    torch.distributed.all_gather_object(found, dict(facts))
-    check_alike(
-        found,
-        "ranks",
-        "on rank",
-        "give every rank the same, or shard=(0, 1) to a loader that is one rank's own",
+    store = _store()
+    if store is None:
+        found: list[Any] = [None] * world
+        torch.distributed.all_gather_object(found, dict(facts))
+        check_alike(found, "ranks", "on rank", _REMEDY)
+    elif rank == 0:
+        _decide(store, world, facts)
+    else:
+        _ask(store, rank, world, facts)
+
+
+def _store() -> Any:  # noqa: ANN401
+    """The store that the process group was made with; MPI has none."""
+    if torch.distributed.get_backend() == "mpi":
+        return None
+    found = getattr(torch.distributed.distributed_c10d, "_get_default_store", None)
+    return None if found is None else found()
+
+
+def _facts(rank: int) -> str:
+    return f"ndfeed/facts/{rank}"
+
+
+def _answer(rank: int) -> str:
+    return f"ndfeed/answer/{rank}"
+
+
+def _decide(store: Any, world: int, facts: Mapping[str, Any]) -> None:  # noqa: ANN401
+    """Rank 0: compare what all ranks have set, and tell them."""
+    store.set(_facts(0), json.dumps(facts))
+    everyone = [_facts(rank) for rank in range(world)]
+    _wait(store, everyone, 0, world)
+    found = [json.loads(store.get(key)) for key in everyone]
+    for key in everyone:
+        store.delete_key(key)
+    problem = ""
+    try:
+        check_alike(found, "ranks", "on rank", _REMEDY)
+    except RuntimeError as error:
+        problem = str(error)
+        raise
+    finally:
+        for rank in range(1, world):
+            store.set(_answer(rank), problem or "agreed")
+
+
+def _ask(store: Any, rank: int, world: int, facts: Mapping[str, Any]) -> None:  # noqa: ANN401
+    """Every other rank: say what is to be the same, and wait for rank 0's answer."""
+    store.set(_facts(rank), json.dumps(facts))
+    _wait(store, [_answer(rank)], rank, world)
+    answer = store.get(_answer(rank)).decode()
+    store.delete_key(_answer(rank))
+    if answer != "agreed":
+        raise RuntimeError(answer)
+
+
+def _wait(store: Any, keys: Sequence[str], rank: int, world: int) -> None:  # noqa: ANN401
+    """Return when all ``keys`` are set; warn once if that takes long."""
+    # Polled: a wait() of the store's own that times out logs warnings, and ignores Ctrl-C.
+    begun, pause, warned = time.monotonic(), _FIRST_PAUSE, False
+    limit = store.timeout.total_seconds()
+    while not store.check(list(keys)):
+        waited = time.monotonic() - begun
+        if waited > limit:
+            raise RuntimeError(_waiting(store, rank, world, waited))
+        if waited > PATIENCE and not warned:
+            warned = True
+            # From here up to whoever asked for the first batch.
+            warnings.warn(_waiting(store, rank, world, waited), RuntimeWarning, stacklevel=6)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _waiting(store: Any, rank: int, world: int, waited: float) -> str:  # noqa: ANN401
+    """Who waits for whom, and what to do."""
+    absent = [other for other in range(world) if not store.check([_facts(other)])] or [0]
+    named = ", ".join(map(str, absent[:_SHOWN]))
+    more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
+    return (
+        f"rank {rank} has waited {waited:.0f} s for rank{'s' * (len(absent) > 1)} {named}{more} "
+        "to begin a pass: all ranks iterate over a loader together; give shard=(0, 1) to a loader "
+        f"that rank {rank} alone iterates over, such as one for validation"
     )

@@ -6,17 +6,20 @@ begin with the first batch asked for, since frameworks call ``iter()`` to look a
 """
 
 import copy
+import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
 import torch
+from torch.utils.data import SequentialSampler
 
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.loader import loader as arrays
 from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only
 from ndfeed.loader.report import Report
-from ndfeed.order.orders import Order
+from ndfeed.order.orders import Order, Sequential
 from ndfeed.order.share import Share
 from ndfeed.torch.adapt import adapter_for, device_of
 from ndfeed.torch.convert import Convert
@@ -104,6 +107,34 @@ class Loader:
         """Where Lightning looks for somebody to tell the number of the epoch."""
         return Epochs(self)
 
+    @property
+    def sampler(self) -> "SequentialSampler":
+        """Not here: a loader orders samples itself, as ``shuffle=`` and ``loader.order`` say.
+
+        Lightning looks for a sampler before it overfits, to turn shuffling off; then this does so.
+        """
+        if _asked_by("_resolve_overfit_batches"):
+            self._stop_shuffling()
+            return SequentialSampler(self.dataset)
+        raise AttributeError(
+            "a loader of ndfeed has no sampler, it orders samples itself; to skip batches, as "
+            "accelerate.skip_first_batches does, give the loader an earlier state_dict() with "
+            "load_state_dict()"
+        )
+
+    def _stop_shuffling(self) -> None:
+        """Deliver samples as they are stored, as Lightning has a DataLoader do when it overfits."""
+        if isinstance(self.order, Sequential):
+            return
+        warnings.warn(
+            "overfit_batches needs the same batches in every epoch, so this loader no longer "
+            "shuffles; make another one to train on all batches",
+            stacklevel=4,
+        )
+        was = self._arrays
+        was.close()
+        self._arrays = arrays.Loader(was.dataset, was.share, False, was._options, was._adapt)
+
     def __iter__(self) -> Batches:
         return Batches(self)
 
@@ -163,6 +194,13 @@ class Loader:
 
     def __repr__(self) -> str:
         return f"{self.report()}"
+
+
+def _asked_by(function: str) -> bool:
+    """Is the property that calls this read by ``function``, or by an expression in it?"""
+    asking = sys._getframe(2)
+    outer = asking.f_back
+    return function in (asking.f_code.co_name, outer.f_code.co_name if outer else "")
 
 
 def loader(  # noqa: PLR0913 - the words that every loader shares, and a device's

@@ -135,6 +135,11 @@ def map(
     position, in threads and in processes alike. If it has a parameter ``generator`` it is given
     that generator instead.
     """
+    if not isinstance(ds, Dataset):
+        raise TypeError(
+            "ndfeed.torch.map takes a dataset and then a function of a batch, got "
+            f"{type(ds).__name__} for the dataset; ndfeed.open makes one"
+        )
     if not callable(function):
         raise TypeError(f"map takes a function, got {type(function).__name__}")
     return ds.map(OnTensors(function, _takes_generator(function)), batched=batched)
