@@ -2,7 +2,8 @@
 
 A function of single samples gets one by (seed, epoch, position of the sample, which of the maps
 it is): the same whatever the batch size, the rank or the thread. A function of whole batches gets
-one by the position of the batch's first sample.
+one by the position of the batch's first sample, from which the global generators of worker
+processes are seeded as well.
 """
 
 import hashlib
@@ -34,6 +35,11 @@ class Seeded:
     def only(self, kept: Ints) -> "Seeded":
         """Those of the samples ``kept``, where others were left out."""
         return Seeded(self._key, self.first, self._positions[kept])
+
+    @property
+    def identity(self) -> bytes:
+        """What tells this batch from all others, of this and of other epochs and seeds."""
+        return self._key.tobytes() + self.first.to_bytes(8, "little")
 
     def batch(self, step: int) -> np.random.Generator:
         """For a step that takes the whole batch."""
