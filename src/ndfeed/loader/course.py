@@ -51,6 +51,7 @@ class Pass:
         self.count = share.batches(start)
         self.together = together = filler.together
         self.slow = bool(filler.ds.steps)
+        self.left = False  # nobody wants the rest of it
         self._filler = filler
         self._plan = plan
         self._share = share
@@ -205,6 +206,8 @@ class Pass:
         self._unasked = 0
         self._asked = max(end, self._asked)
         for at in range(first, end, self.together):
+            if self.left:  # asking a busy disk for much may take a minute
+                return
             rows = self._coming(at, min(at + self.together, end))
             if not len(rows):
                 continue
