@@ -28,8 +28,11 @@ class Seeded:
         self._positions = positions
 
     @classmethod
-    def of(cls, key: Key, spans: Sequence[tuple[int, int]]) -> "Seeded":
-        """Those of a batch whose samples stand at ``spans`` of the epoch."""
+    def of(cls, key: Key, spans: Sequence[tuple[int, int, int]]) -> "Seeded":
+        """Those of a batch whose samples stand at ``spans`` of the epoch.
+
+        Each has a beginning, an end and a step.
+        """
         return cls(key, spans[0][0], np.concatenate([np.arange(*span) for span in spans]))
 
     def only(self, kept: Ints) -> "Seeded":
