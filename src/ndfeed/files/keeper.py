@@ -8,6 +8,7 @@ stay the parent's. Should it be killed before it gives them up, writers wait as 
 makes them (45 s by default) if the child still lives.
 """
 
+import math
 import os
 import threading
 import weakref
@@ -17,6 +18,12 @@ from ndfeed.files import system
 
 _LOOK_EVERY = 0.25  # seconds; far below any sensible lease-break-time
 _PATIENCE = 0.5  # seconds that a fork waits for somebody who reads
+
+
+def acquired(lock: threading.Lock, until: float) -> bool:
+    """Acquire a lock, waiting no longer than ``until``."""
+    left = -1.0 if until == math.inf else max(until - system.elapsed(), 0.0)
+    return lock.acquire(timeout=left)
 
 
 class Holder(Protocol):

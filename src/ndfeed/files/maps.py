@@ -41,8 +41,8 @@ from numpy.typing import NDArray
 
 from ndfeed.errors import ChangedError, DeniedError, MissingError, SourceError
 from ndfeed.files import sigbus, system
-from ndfeed.files.file import File, Identity, changed
-from ndfeed.files.keeper import keeper
+from ndfeed.files.file import File, Identity, behind_name, changed
+from ndfeed.files.keeper import acquired, keeper
 from ndfeed.files.system import can, elapsed, fcntl
 
 T = TypeVar("T")
@@ -326,7 +326,7 @@ class Maps:
             status = os.fstat(one.file.fd)
             found = Identity.of(status)
             if found != expected and found.same_data(expected):
-                found = _behind_name(path, status) or expected
+                found = behind_name(path, status) or expected
             if found == expected and not one.taken:
                 if one.number in self._lost:
                     raise Unmappable(path, "a part of it could not be read")
@@ -357,7 +357,7 @@ class Maps:
 
     def release(self, until: float = math.inf) -> bool:
         """Give up every lease, as before a fork; not if somebody still reads at ``until``."""
-        if not _acquired(self._lock, until):
+        if not acquired(self._lock, until):
             return False
         try:
             over = [one for one in self._maps if one is not None and one.leased]
@@ -369,7 +369,7 @@ class Maps:
         """Give up leases once nobody is reading; nothing if that is not before ``until``."""
         if not over:
             return True
-        if not _acquired(self._giving_up, until):
+        if not acquired(self._giving_up, until):
             return False
         try:
             self._closing = True
@@ -387,23 +387,6 @@ class Maps:
         finally:
             self._closing = False
             self._giving_up.release()
-
-
-def _acquired(lock: threading.Lock, until: float) -> bool:
-    """Acquire a lock, waiting no longer than ``until``."""
-    left = -1.0 if until == math.inf else max(until - elapsed(), 0.0)
-    return lock.acquire(timeout=left)
-
-
-def _behind_name(path: bytes, status: os.stat_result) -> Identity | None:
-    """What has the name now of a file whose attributes changed; nothing if it was deleted.
-
-    Deleting a file changes no more than that, and its bytes stay.
-    """
-    try:
-        return Identity.of(os.stat(path))
-    except OSError:
-        return Identity.of(status) if status.st_nlink else None
 
 
 def _close(maps: list[_Map | None], cost: int, generation: int) -> None:
