@@ -24,13 +24,15 @@ class Holder:
     def __init__(self, looks, used=False):
         self.looks, self.used = looks, used
         self.released = 0
+        self.reading = False  # so that leases cannot be given up
 
     def tend(self):
         self.looks -= 1
         return self.looks > 0
 
-    def release(self):
+    def release(self, until):
         self.released += 1
+        return not self.reading
 
 
 def ended(keeper):
@@ -118,6 +120,24 @@ def test_before_a_fork_everything_is_given_up():
     assert holder.released == 1
     keeper.keep(holder)
     assert keeper._thread.is_alive()
+    keeper.before_fork()
+
+
+def test_leases_in_use_during_a_fork_stay_with_the_parent():
+    """It goes on looking after them."""
+    keeper = Keeper()
+    holder = Holder(10**9)
+    holder.reading = True
+    keeper.keep(holder)
+    keeper.before_fork()
+    keeper.after_fork_in_parent()
+    looks = holder.looks
+    until = time.monotonic() + 20
+    while holder.looks == looks and time.monotonic() < until:
+        time.sleep(0.005)
+
+    assert holder.looks < looks
+    holder.reading = False
     keeper.before_fork()
 
 

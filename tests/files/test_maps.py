@@ -410,6 +410,43 @@ def test_a_child_maps_for_itself_and_the_parent_goes_on(tmp_path):
     assert run(code, tmp_path, timeout=30) == "changed\n"
 
 
+def test_a_fork_does_not_wait_for_those_who_read(tmp_path):
+    """A thread of an abandoned pass may read from a slow disk for minutes. Whoever waits to write
+    gets the file as soon as nobody reads it any more, though the child lives on."""
+    folder_of(tmp_path, 2)
+    code = """
+    import fcntl, signal, threading
+    from ndfeed.dataset.reader import reader_of
+    ds = ndfeed.open(args[0], sample="row", cache=False)
+    ds.read([0])
+    maps = reader_of(ds.groups[0]).maps
+    begun, over = threading.Event(), threading.Event()
+    slow = threading.Thread(target=maps.read, args=(0, lambda: begun.set() or over.wait()))
+    slow.start()
+    begun.wait()
+    began = time.monotonic()
+    pid = os.fork()
+    if not pid:
+        time.sleep(60)
+        os._exit(0)
+    assert time.monotonic() - began < 20
+    leased = lambda: fcntl.fcntl(maps.fd(0), fcntl.F_GETLEASE) == fcntl.F_RDLCK
+    assert leased()  # nobody writes to what is being read
+    over.set()
+    slow.join()
+    maps = ds = None
+    import gc
+    gc.collect()
+    with open(os.path.join(args[0], "x0.npy"), "r+b") as file:  # would wait for 45 s
+        pass
+    print(time.monotonic() - began < 20)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    """
+
+    assert run(code, tmp_path, timeout=60) == "True\n"
+
+
 def test_many_threads_map_many_files_at_once(tmp_path):
     """Files are mapped by whoever comes first, while others gather from them."""
     folder_of(tmp_path, 60)

@@ -454,3 +454,19 @@ def test_wrong_words(tmp_path, options, error, text):
     ds = ragged(tmp_path / "r", [3, 1])
     with pytest.raises(error, match=text):
         ndfeed.jax.loader(ds, 2, **options)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_map_that_leaves_ragged_samples_as_they_are(tmp_path, batched):
+    """One length a sample, and pad_to takes one number, as without the map."""
+    ds = ragged(tmp_path, [5, 2, 7, 3, 3, 3], shape=lambda n: (n, 3))
+    mapped = ds.map(lambda batch: batch, batched=batched)
+    with (
+        ndfeed.jax.loader(ds, 3, pad_to={"x": 9}, cast={"x": "float32"}) as plain,
+        ndfeed.jax.loader(mapped, 3, pad_to={"x": 9}, cast={"x": "float32"}) as behind,
+    ):
+        for expected, found in zip(plain, behind, strict=True):
+            assert list(found) == list(expected)
+            for name, values in expected.items():
+                assert found[name].shape == values.shape
+                assert (found[name] == values).all()

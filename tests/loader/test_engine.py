@@ -7,6 +7,7 @@ import pytest
 from loader.making import doubled, eventually, numbers, rows_of, threads
 
 import ndfeed
+from ndfeed.loader.engine import Engine
 
 
 def test_order_holds_whatever_finishes_first(tmp_path):
@@ -127,3 +128,42 @@ def test_two_loaders_side_by_side(tmp_path):
         assert all(a == b for a, b in found)
         assert len(found) == 100
         assert len(threads()) == 5
+
+
+class Slow:
+    """A course whose look ahead takes until it is let go on, as on a busy disk."""
+
+    count, together, slow, left = 5, 1, False, False
+
+    def __init__(self):
+        self.looking, self.go_on = threading.Event(), threading.Event()
+        self.made = []
+
+    def look_ahead(self, number, clock):
+        self.looking.set()
+        self.go_on.wait(20)
+
+    def make(self, first, stop, clock):
+        self.made.append(first)
+        return iter(())
+
+    def ready(self, stop):
+        return True
+
+    def errand(self):
+        return None
+
+
+def test_a_pass_that_is_left_reads_nothing_more():
+    """A thread that is asking for coming rows learns of it, and does not begin to read them."""
+    course = Slow()
+    engine = Engine(1, lambda: 4)
+    engine.begin(course)
+    assert course.looking.wait(20)
+    left = engine.stop()
+    assert course.left
+    course.go_on.set()
+    for thread in left:
+        thread.join(20)
+
+    assert not course.made

@@ -5,7 +5,7 @@ import packed_making
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loader.making import epoch_of, numbers, ragged
+from loader.making import assert_same, epoch_of, numbers, ragged
 
 import ndfeed
 
@@ -82,7 +82,7 @@ def test_padded_batches_are_arrays_with_lengths(tmp_path, shape, way):
 
 
 @each_shape
-@pytest.mark.parametrize("way", ["stored", "in memory"])
+@pytest.mark.parametrize("way", ["stored", "in memory", "mapped", "one by one"])
 def test_lengths_have_a_number_for_each_axis_that_differs(tmp_path, shape, way):
     """One number a sample where one axis does, as every framework wants it."""
     ds = opened(tmp_path, shape, way)
@@ -204,6 +204,119 @@ def test_padded_and_packed_hold_the_same_as_lists(tmp_path_factory, lengths, siz
         for a, b, c in zip(one["x"], cut, split, strict=True):
             np.testing.assert_array_equal(a, b)
             np.testing.assert_array_equal(a, c)
+
+
+# Maps that leave the shapes of samples as they are.
+LEAVING = {
+    "a batch": lambda ds: ds.map(lambda batch: batch),
+    "single samples": lambda ds: ds.map(lambda sample: sample, batched=False),
+    "several": lambda ds: ds.map(dict, batched=False).map(dict).select("x", "n"),
+    "a batch, scaled": lambda ds: ds.map(lambda b: b | {"x": [x * 1 for x in b["x"]]}),
+}
+each_leaving = pytest.mark.parametrize("leaving", LEAVING)
+each_form = pytest.mark.parametrize("form", ["list", "pad", "packed"])
+
+
+@each_shape
+@each_leaving
+@each_form
+def test_a_map_that_leaves_samples_as_they_are_changes_nothing(tmp_path, shape, leaving, form):
+    """Not the lengths, not their number, not what is packed; whatever the batch size, so also in
+    batches whose samples are all of one shape."""
+    ds = ragged(tmp_path, [3, 3, 3, 0, 1, 7, 2, 2, 5], SHAPES[shape])
+    for size in (1, 2, 3, 9):
+        expected = epoch_of(ds, size, ragged=form)
+        found = epoch_of(LEAVING[leaving](ds), size, ragged=form)
+
+        assert_same(found, expected)
+
+
+@given(
+    lengths=several,
+    size=st.integers(1, 5),
+    shape=st.sampled_from(list(SHAPES)),
+    leaving=st.sampled_from(list(LEAVING)),
+    form=st.sampled_from(["list", "pad", "packed"]),
+)
+@settings(max_examples=60)
+def test_any_samples_through_such_a_map(tmp_path_factory, lengths, size, shape, leaving, form):
+    """Also where few differ, in any order."""
+    ds = ragged(tmp_path_factory.mktemp("r"), [min(n, 6) for n in lengths], SHAPES[shape])
+    expected = epoch_of(ds, size, shuffle=True, ragged=form)
+    found = epoch_of(LEAVING[leaving](ds), size, shuffle=True, ragged=form)
+
+    assert_same(found, expected)
+
+
+@each_leaving
+@each_form
+def test_samples_of_one_shape_in_a_view_of_ragged_ones(tmp_path, leaving, form):
+    """They are ragged without a map, so they are with one."""
+    ds = ragged(tmp_path, [3, 5, 3, 3], SHAPES["2-d, the first axis"]).take([0, 2, 3])
+    for size in (1, 2):
+        expected = epoch_of(ds, size, ragged=form)
+        assert_same(epoch_of(LEAVING[leaving](ds), size, ragged=form), expected)
+
+
+CROPPING = {
+    "stacked": lambda ds: ds.map(lambda b: b | {"x": np.stack([x[:2] for x in b["x"]])}),
+    "single samples": lambda ds: ds.map(lambda s: s | {"x": s["x"][:2]}, batched=False),
+}
+
+
+@pytest.mark.parametrize("cropping", CROPPING)
+@each_form
+def test_samples_cropped_to_one_shape_are_ragged_no_more(tmp_path, cropping, form):
+    """An array and nothing beside it, also in batches that were of that shape before."""
+    ds = ragged(tmp_path, [2, 2, 5, 7, 2], SHAPES["2-d, the first axis"])
+    for batch in epoch_of(CROPPING[cropping](ds), 2, ragged=form):
+        assert set(batch) == {"x", "n"}
+        assert batch["x"].shape == (len(batch["n"]), 2, 3)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_samples_cut_to_a_length_at_most_stay_ragged(tmp_path, batched):
+    """In every batch: the shortest and the longest sample tell, not the first ones."""
+
+    def cut(x):
+        return x[:4] if isinstance(x, np.ndarray) else [one[:4] for one in x]
+
+    ds = ragged(tmp_path, [5, 6, 7, 8, 9, 1], SHAPES["2-d, the first axis"])
+    mapped = ds.map(lambda b: b | {"x": cut(b["x"])}, batched=batched)
+    found = epoch_of(mapped, 2, ragged="pad")
+
+    assert [batch["x_length"].tolist() for batch in found] == [[4, 4], [4, 4], [4, 1]]
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_map_that_renames_or_widens_a_field(tmp_path, batched):
+    """Which axes differ is learned from samples that do."""
+
+    def wider(x):
+        return np.repeat(x, 2, axis=1) if isinstance(x, np.ndarray) else [wider(one) for one in x]
+
+    ds = ragged(tmp_path, [2, 2, 5, 7], SHAPES["2-d, the first axis"])
+    mapped = ds.map(lambda b: {"y": b["x"], "x": wider(b["x"])}, batched=batched)
+    padded = epoch_of(mapped, 2, ragged="pad")
+    packed = epoch_of(mapped, 2, ragged="packed")
+
+    assert [b["y_length"].tolist() for b in padded] == [[2, 2], [5, 7]]
+    assert [b["x_length"].tolist() for b in padded] == [[2, 2], [5, 7]]
+    assert [b["x"].shape for b in packed] == [(4, 6), (12, 6)]
+    assert [b["y"].shape for b in packed] == [(4, 3), (12, 3)]
+    assert mapped.fields["x"].shape == (None, 6)
+
+
+def test_an_axis_that_differs_unexpectedly_is_an_error(tmp_path):
+    """Rather than lengths of another form in one batch of many."""
+    ds = ragged(tmp_path, [2, 3, 5, 7, 4, 6], SHAPES["2-d, the first axis"])
+    mapped = ds.map(lambda s: {"x": s["x"][:, : 2 if s["n"] == 4 else 3]}, batched=False)
+    with ndfeed.loader(mapped, 2, ragged="pad") as loader:
+        batches = iter(loader)
+        assert next(batches)["x_length"].tolist() == [2, 3]
+        next(batches)
+        with pytest.raises(ValueError, match=r"'x': samples .* differ in axis 1 \(2 and 3\)"):
+            next(batches)
 
 
 def test_recycled_memory_shows_nothing_of_what_was_in_it(tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import time
 import zipfile
@@ -47,6 +48,19 @@ def ragged(batch):
         "label": batch["label"],
         "counted": [np.arange(n, dtype=np.int32) for n in lengths.tolist()],
         "half": batch["image"].astype(np.float32) / 2,
+    }
+
+
+def drawn(batch):
+    """A map that draws from every global generator, and gives other processes time for theirs."""
+    import torch
+
+    time.sleep(0.01)
+    count = len(batch["label"])
+    return {
+        "numpy": np.random.random(count),  # noqa: NPY002
+        "python": np.array([random.random() for _ in range(count)]),
+        "torch": torch.rand(count, dtype=torch.float64).numpy(),
     }
 
 

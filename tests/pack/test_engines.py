@@ -6,6 +6,7 @@ import sys
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from faults.seam import tree
 from pack import making
@@ -50,6 +51,27 @@ def test_executors_of_others(ds, folder, expected):
         trees.append(tree(folder / name))
 
     assert trees[0] == trees[1]
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_processes_do_not_draw_the_same_numbers(ds, folder, method):
+    """Forked ones begin with copies of one generator, and all have PyTorch's default seed."""
+    mapped = ds.map(making.drawn)
+    with ProcessPoolExecutor(3, multiprocessing.get_context(method)) as executor:
+        packed = ndfeed.pack(mapped, folder / "packed", memory=SMALL, executor=executor)
+
+    for name in ("numpy", "python", "torch"):
+        assert len(np.unique(packed[:][name])) == len(ds)
+
+
+def test_packing_leaves_the_caller_s_generators_alone(ds, folder):
+    """What runs in threads of the caller's process draws from the caller's generators."""
+    np.random.seed(3)  # noqa: NPY002
+    expected = np.random.random(len(ds))  # noqa: NPY002
+    np.random.seed(3)  # noqa: NPY002
+    ndfeed.pack(ds.map(making.slow), folder / "packed", memory=SMALL, workers=1)
+
+    assert (np.random.random(len(ds)) == expected).all()  # noqa: NPY002
 
 
 def test_a_process_that_dies_is_replaced(ds, folder, expected):

@@ -611,3 +611,21 @@ def test_large_batches_and_small_ones_are_the_same(tmp_path):
     np.testing.assert_array_equal(
         rows[0], next(iter(ndfeed.loader(ds, 3000, shuffle=True)))["data"]
     )
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_map_that_leaves_ragged_samples_as_they_are(tmp_path, batched):
+    """Their second axis is known to be of one length, so they are ragged tensors as before."""
+    ds = ragged(tmp_path, [5, 2, 7, 3, 3, 3], shape=lambda n: (n, 3))
+    mapped = ds.map(lambda batch: batch, batched=batched)
+
+    for form in ("ragged", "pad"):
+        data = ndfeed.tf.dataset(mapped, 3, ragged=form)
+        expected = ndfeed.tf.dataset(ds, 3, ragged=form)
+        assert data.element_spec == expected.element_spec
+        for found, wanted in zip(data, expected, strict=True):
+            for name, values in wanted.items():
+                if isinstance(values, tf.RaggedTensor):
+                    assert found[name].to_list() == values.to_list()
+                else:
+                    np.testing.assert_array_equal(found[name], values)

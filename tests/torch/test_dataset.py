@@ -1,6 +1,7 @@
 """A dataset in torch's own DataLoader."""
 
 import pickle
+import random
 
 import numpy as np
 import pytest
@@ -189,6 +190,22 @@ def test_random_maps_draw_by_torch_s_seed(tmp_path):
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
         assert not torch.equal(first[0], first[1])
         assert not torch.equal(first[0], other[0])
+
+
+def drawn(sample):
+    """A number from each of the global generators."""
+    found = np.random.random(), random.random(), torch.rand(1).item()  # noqa: NPY002
+    return {**sample, "drawn": np.array(found)}
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_do_not_draw_the_same_numbers(tmp_path, method):
+    """PyTorch seeds the global generators of its workers, each from its own number."""
+    ds = ndfeed.torch.dataset(images(tmp_path).map(drawn, batched=False))
+    loader = DataLoader(ds, batch_size=10, num_workers=2, multiprocessing_context=method)
+    found = np.concatenate([batch["drawn"].numpy() for batch in loader])
+
+    assert [len(np.unique(column)) for column in found.T] == [100] * 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="memory is pinned for a GPU")

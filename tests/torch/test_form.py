@@ -379,3 +379,33 @@ def test_empty_batches(tmp_path):
     (batch,) = ndfeed.torch.loader(ds, 2, shard=(1, 2))
 
     assert batch["image"].shape == (0, 4, 4, 3)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("form", ["list", "pad", "packed", "nested"])
+def test_a_map_that_leaves_samples_as_they_are_changes_no_tensor(tmp_path, form, batched):
+    """Lengths, offsets and values of fields with several axes, also in batches of one shape."""
+    ds = texts(tmp_path, [5, 2, 7, 3, 3, 3], (3,))
+    for mapped in (
+        ds.map(lambda batch: batch, batched=batched),
+        ndfeed.torch.map(ds, lambda batch: batch, batched=batched),
+    ):
+        with (
+            ndfeed.torch.loader(ds, 3, ragged=form) as plain,
+            ndfeed.torch.loader(mapped, 3, ragged=form) as behind,
+        ):
+            for expected, found in zip(plain, behind, strict=True):
+                assert list(found) == list(expected)
+                for name, values in expected.items():
+                    assert_like(found[name], values)
+
+
+def assert_like(found, expected):
+    """The same tensors, in the same containers."""
+    assert type(found) is type(expected)
+    if isinstance(expected, list) or expected.is_nested:
+        for one, other in zip(found, expected, strict=True):
+            assert_like(one, other)
+        return
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    assert torch.equal(found, expected)

@@ -25,6 +25,7 @@ from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.rowset import Rows, Travelling, as_rows, chosen, composed, one_row
 from ndfeed.dataset.step import Batch, Given, Map, Select, Step, fields_of, stepped
 from ndfeed.dataset.target import check_fits
+from ndfeed.dataset.trial import fields_behind
 from ndfeed.errors import FieldError, SchemaError
 from ndfeed.files import system
 from ndfeed.index.table import Ints
@@ -103,13 +104,12 @@ class Dataset:
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        """The fields by name. Behind a ``map`` they are learned by running it on one sample."""
-        if self._fields is None:
+        """The fields by name. After a ``map`` they are learned by running it on a few samples."""
+        if self._fields is None and self.steps and len(self):
+            self._fields = fields_behind(self.groups, self.rows, len(self), self.steps, self.read)
+        elif self._fields is None:
             stored = {column.field.name: column.field for column in self._columns()}
-            mapped = self.steps and len(self)
-            self._fields = (
-                fields_of(self.read([0])) if mapped else {name: stored[name] for name in self.names}
-            )
+            self._fields = {name: stored[name] for name in self.names}
         return dict(self._fields)
 
     @property

@@ -137,13 +137,17 @@ def _stacked(values: list[Any]) -> NDArray[Any] | list[NDArray[Any]]:
     return arrays
 
 
+def as_samples(values: Sequence[Any]) -> list[NDArray[Any]]:
+    """The values of a field as an array for each sample."""
+    return [np.asarray(value) for value in values]
+
+
 def fields_of(batch: Batch) -> dict[str, Field]:
-    """The fields of a batch that a function made."""
-    return {name: field_of(name, values) for name, values in batch.items()}
+    """The fields of a batch that a function made. Every axis of a list may differ."""
+    return {name: _field_of(name, values) for name, values in batch.items()}
 
 
-def field_of(name: str, values: Sequence[Any]) -> Field:
-    """A field that a function made. Of a list nothing more is known: every axis may differ."""
+def _field_of(name: str, values: Sequence[Any]) -> Field:
     first = np.asarray(values[0])
     shape = (None,) * first.ndim if isinstance(values, list) else first.shape
     return Field(name, first.dtype, shape, first.dtype.str)

@@ -253,3 +253,14 @@ class File:
                 _expect(self.path, self._expected, status_of(self.path, self.fd))
         finally:
             self.close()
+
+
+def behind_name(path: bytes, status: os.stat_result) -> Identity | None:
+    """What has the name now of a file whose attributes changed; nothing if it was deleted.
+
+    Deleting a file changes no more than that, and its bytes stay.
+    """
+    try:
+        return Identity.of(os.stat(path))
+    except OSError:
+        return Identity.of(status) if status.st_nlink else None

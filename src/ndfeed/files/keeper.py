@@ -2,9 +2,13 @@
 
 There is one keeper in a process, and only while somebody holds leases. It looks at them every
 quarter of a second: whoever waits to write waits no longer than that. It ends when nobody has
-read for a second. Neither it nor any lease outlives a fork: the child begins with nothing.
+read for a second. A child that is forked begins with nothing: neither the thread nor, usually, any
+lease outlives a fork. A fork does not wait for those who read, though: leases that are in use then
+stay the parent's. Should it be killed before it gives them up, writers wait as long as the kernel
+makes them (45 s by default) if the child still lives.
 """
 
+import math
 import os
 import threading
 import weakref
@@ -13,6 +17,13 @@ from typing import Protocol
 from ndfeed.files import system
 
 _LOOK_EVERY = 0.25  # seconds; far below any sensible lease-break-time
+_PATIENCE = 0.5  # seconds that a fork waits for somebody who reads
+
+
+def acquired(lock: threading.Lock, until: float) -> bool:
+    """Acquire a lock, waiting no longer than ``until``."""
+    left = -1.0 if until == math.inf else max(until - system.elapsed(), 0.0)
+    return lock.acquire(timeout=left)
 
 
 class Holder(Protocol):
@@ -27,8 +38,8 @@ class Holder(Protocol):
         """Look, and give up what must be given up; is there anything left to tend?"""
         ...
 
-    def release(self) -> None:
-        """Give up every lease."""
+    def release(self, until: float) -> bool:
+        """Give up every lease, unless that takes longer than ``until``; were they given up?"""
         ...
 
 
@@ -46,6 +57,7 @@ class Keeper:
         self._held: weakref.WeakSet[Holder] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self._in_use: list[Holder] = []  # during a fork: those whose leases could not be given up
 
     def reserve(self, count: int) -> bool:
         """May ``count`` more descriptors be held?"""
@@ -88,7 +100,8 @@ class Keeper:
             del held, idle  # while it waits, the keeper keeps nobody alive
 
     def before_fork(self) -> None:
-        """Leases and threads are not for children: give up the one, end the other."""
+        """Leases and threads are not for children: give up the one, end the other, if possible."""
+        until = system.elapsed() + _PATIENCE
         with self._lock:
             thread, stop = self._thread, self._stop
             self._thread = None
@@ -96,9 +109,14 @@ class Keeper:
             self._held.clear()
         if thread is not None and thread.is_alive():
             stop.set()
-            thread.join()
-        for one in held:
-            one.release()
+            thread.join(_PATIENCE)
+        self._in_use += [one for one in held if not one.release(until)]
+
+    def after_fork_in_parent(self) -> None:
+        """Go on looking after the leases that were in use."""
+        in_use, self._in_use = self._in_use, []
+        for one in in_use:
+            self.keep(one)
 
     def after_fork(self) -> None:
         """In a child nothing is mapped by anything that lives on."""
@@ -108,4 +126,8 @@ class Keeper:
 
 keeper = Keeper()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=keeper.before_fork, after_in_child=keeper.after_fork)
+    os.register_at_fork(
+        before=keeper.before_fork,
+        after_in_parent=keeper.after_fork_in_parent,
+        after_in_child=keeper.after_fork,
+    )

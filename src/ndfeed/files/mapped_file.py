@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ndfeed.errors import SourceError
 from ndfeed.files import system
-from ndfeed.files.file import File, Identity, status_of
+from ndfeed.files.file import File, Identity, behind_name, status_of
 from ndfeed.files.system import can, fcntl
 
 
@@ -71,7 +71,7 @@ class MappedFile:
         status = status_of(self.file.path, self.file.fd)
         found = Identity.of(status)
         if found != expected and found.same_data(expected):
-            return _behind_name(self.file.path, status) or expected
+            return behind_name(self.file.path, status) or expected
         return found
 
     def disturbed(self) -> bool:
@@ -81,14 +81,3 @@ class MappedFile:
         except OSError:
             return True
         return self.wanted() or now.st_ctime_ns != self.file.status.st_ctime_ns
-
-
-def _behind_name(path: bytes, status: os.stat_result) -> Identity | None:
-    """What has the name now of a file whose attributes changed; nothing if it was deleted.
-
-    Deleting a file changes no more than that, and its bytes stay.
-    """
-    try:
-        return Identity.of(os.stat(path))
-    except OSError:
-        return Identity.of(status) if status.st_nlink else None

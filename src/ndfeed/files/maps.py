@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from ndfeed.errors import ChangedError, DeniedError, MissingError, SourceError
 from ndfeed.files import sigbus
 from ndfeed.files.file import File, Identity, changed
-from ndfeed.files.keeper import keeper
+from ndfeed.files.keeper import acquired, keeper
 from ndfeed.files.mapped_file import MappedFile
 from ndfeed.files.mapped_file import Unmappable as Unmappable
 from ndfeed.files.system import can, elapsed
@@ -309,34 +309,45 @@ class Maps:
         """Has anybody read since the last look?"""
         return not self._unused
 
-    def release(self) -> None:
-        """Give up every lease, as before a fork."""
-        with self._lock:
+    def release(self, until: float = math.inf) -> bool:
+        """Give up every lease, as before a fork; not if somebody still reads at ``until``."""
+        if not acquired(self._lock, until):
+            return False
+        try:
             over = [one for one in self._maps if one is not None and one.leased]
-        self._give_up(over)
+        finally:
+            self._lock.release()
+        return self._give_up(over, until)
 
-    def _give_up(self, over: list[MappedFile]) -> None:
-        """Give up leases once nobody is reading."""
+    def _give_up(self, over: list[MappedFile], until: float = math.inf) -> bool:
+        """Give up leases once nobody is reading; nothing if that is not before ``until``."""
         if not over:
-            return
-        with self._giving_up:
-            try:
-                self._closing = True
-                while self._inside:
-                    time.sleep(_MOMENT)
-                with self._lock:
-                    self._complete = False
-                    self._ready[[one.number for one in over]] = False
-                    for one in over:
-                        one.taken |= one.leased and one.wanted()
-                        one.give_up()
-            finally:
-                self._closing = False
+            return True
+        if not acquired(self._giving_up, until):
+            return False
+        try:
+            self._closing = True
+            while self._inside:
+                if elapsed() > until:
+                    return False
+                time.sleep(_MOMENT)
+            with self._lock:
+                self._complete = False
+                self._ready[[one.number for one in over]] = False
+                for one in over:
+                    one.taken |= one.leased and one.wanted()
+                    one.give_up()
+            return True
+        finally:
+            self._closing = False
+            self._giving_up.release()
 
 
 def _close(maps: list[MappedFile | None], cost: int, generation: int) -> None:
     """What is left to do when nobody uses the maps any more."""
     for one in maps:
         if one is not None:
+            if generation == keeper.generation:  # closing it does not end a lease if a child has it
+                one.give_up()
             one.file.close()
     keeper.release(cost, generation)

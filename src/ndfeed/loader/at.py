@@ -30,7 +30,7 @@ class At:
         self.dataset = ds
         self.share = share
         self._options = options
-        self._plan = planned(ds, shuffle)
+        self._plan = planned(ds, shuffle, share)
         self._bytes = batch_bytes(ds, share.batch_size, options.memory)
         self._plan.share_out(options.memory, self._bytes)  # refused here, if at all
         self._shuffle = shuffle
@@ -45,7 +45,7 @@ class At:
     def batch(self, epoch: int, number: int) -> Any:  # noqa: ANN401
         """Batch ``number`` of an epoch."""
         rows, key = self._epoch(epoch)
-        spans = self.share.spans(number)
+        spans = self._plan.spans(self.share, number, 0)
         machine = self._machine
         if machine is None or machine.pid != os.getpid():
             machine = Machine(self.dataset, self._options, self._plan, self._bytes, Arrays())

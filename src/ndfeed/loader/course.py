@@ -51,11 +51,12 @@ class Pass:
         self.count = share.batches(start)
         self.together = together = filler.together
         self.slow = bool(filler.ds.steps)
+        self.left = False  # nobody wants the rest of it
         self._filler = filler
         self._plan = plan
         self._share = share
         self._start = start
-        self._epoch = plan.order.begin(share.n, seed, epoch, plan.counts)
+        self._epoch, self._windows = plan.begin(share.n, seed, epoch)
         self._key = key_of(seed, epoch)
         self._lock = threading.Lock()
         # Batches worked out at a time. Many: every call of NumPy's hands the interpreter over.
@@ -107,15 +108,15 @@ class Pass:
             return found
 
     def _worked_out(self, first: int, stop: int) -> Ints:
-        if self._share.world == 1:
-            begin, end = self._spans(first)[0][0], self._spans(stop - 1)[-1][1]
-            return self._plan.places(self._epoch.rows(begin, end))
+        if self._share.world == 1 or (self._plan.lanes and len(self._share.ranks) == 1):
+            begin, _, step = self._spans(first)[0]
+            return self._plan.places(self._epoch.rows(begin, self._spans(stop - 1)[-1][1], step))
         spans = [one for number in range(first, stop) for one in self._spans(number)]
         parts = [self._epoch.rows(*span) for span in spans]
         return self._plan.places(np.concatenate(parts))
 
-    def _spans(self, number: int) -> list[tuple[int, int]]:
-        return self._share.spans(number, self._start)
+    def _spans(self, number: int) -> list[tuple[int, int, int]]:
+        return self._plan.spans(self._share, number, self._start)
 
     def make(self, first: int, stop: int, clock: Clock) -> Iterator[Any]:
         """The batches of the numbers [first, stop)."""
@@ -151,12 +152,14 @@ class Pass:
                 self._schedule.made(number)
             yield made
 
-    def _arriving(self, number: int) -> Iterable[tuple[int, int]]:
-        """Ranges of rows that batch ``number`` is the first to need, on any rank."""
+    def _arriving(self, number: int) -> Iterable[tuple[int, int, int]]:
+        """Ranges of rows that batch ``number`` is the first to need, and of which window."""
         start = self._share.consumed(number, self._start)
         stop = self._share.consumed(number + 1, self._start)
-        held = self._epoch.held(start) if number == 0 else None
-        return [*(held or ()), *(self._epoch.arriving(start, stop) or ())]
+        for window, epoch in enumerate(self._windows):
+            held = epoch.held(start) if number == 0 else None
+            for first, end in (*(held or ()), *(epoch.arriving(start, stop) or ())):
+                yield first, end, window
 
     def ready(self, stop: int) -> bool:
         """Is everything decoded that the batches before ``stop`` need?"""
@@ -205,6 +208,8 @@ class Pass:
         self._unasked = 0
         self._asked = max(end, self._asked)
         for at in range(first, end, self.together):
+            if self.left:  # asking a busy disk for much may take a minute
+                return
             rows = self._coming(at, min(at + self.together, end))
             if not len(rows):
                 continue
@@ -224,4 +229,5 @@ class Pass:
         if not isinstance(self._plan.order, Blocks | Windows):
             return self.rows(first, end)
         ranges = [one for number in range(first, end) for one in self._arriving(number)]
-        return self._plan.places(np.concatenate([np.arange(*one) for one in ranges] or [_NONE]))
+        rows = [np.arange(*one[:2]) for one in ranges]
+        return self._plan.places(np.concatenate(rows or [_NONE]))

@@ -2,7 +2,8 @@
 
 A function of single samples gets one by (seed, epoch, position of the sample, which of the maps
 it is): the same whatever the batch size, the rank or the thread. A function of whole batches gets
-one by the position of the batch's first sample.
+one by the position of the batch's first sample, from which the global generators of worker
+processes are seeded as well.
 """
 
 import hashlib
@@ -27,13 +28,21 @@ class Seeded:
         self._positions = positions
 
     @classmethod
-    def of(cls, key: Key, spans: Sequence[tuple[int, int]]) -> "Seeded":
-        """Those of a batch whose samples stand at ``spans`` of the epoch."""
+    def of(cls, key: Key, spans: Sequence[tuple[int, int, int]]) -> "Seeded":
+        """Those of a batch whose samples stand at ``spans`` of the epoch.
+
+        Each has a beginning, an end and a step.
+        """
         return cls(key, spans[0][0], np.concatenate([np.arange(*span) for span in spans]))
 
     def only(self, kept: Ints) -> "Seeded":
         """Those of the samples ``kept``, where others were left out."""
         return Seeded(self._key, self.first, self._positions[kept])
+
+    @property
+    def identity(self) -> bytes:
+        """What tells this batch from all others, of this and of other epochs and seeds."""
+        return self._key.tobytes() + self.first.to_bytes(8, "little")
 
     def batch(self, step: int) -> np.random.Generator:
         """For a step that takes the whole batch."""

@@ -43,6 +43,7 @@ class Course(Protocol):
     count: int
     together: int
     slow: bool  # may a batch take long, so that those before it should be delivered first?
+    left: bool  # set by the engine: nobody wants the batches that are not made yet
 
     def make(self, first: int, stop: int, clock: Clock) -> Iterator[Any]:
         """The batches of the numbers [first, stop); some may come as ``Several``."""
@@ -114,7 +115,7 @@ class _Run:
 
     def stop(self) -> None:
         """Begin nothing more, and tell whoever waits."""
-        self.over = self.stopped = True
+        self.over = self.stopped = self.course.left = True
         self._arrived.ring()
 
     def tell(self) -> None:
@@ -373,6 +374,8 @@ class _Ticket:
         number = self._first
         try:
             course.look_ahead(self._stop, clock)
+            if run.stopped:
+                return
             for made in course.make(self._first, self._stop, clock):
                 if run.stopped:
                     return

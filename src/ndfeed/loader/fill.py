@@ -1,6 +1,7 @@
 """One batch: rows read into memory of the pool, the maps run, ragged fields brought into form."""
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -10,14 +11,14 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
-from ndfeed.dataset.step import Batch, Step, field_of, stepped
+from ndfeed.dataset.step import Batch, Step, as_samples, stepped
 from ndfeed.errors import CastError, Error, ResourceError, WorkerError
 from ndfeed.loader.child import Died
 from ndfeed.loader.clock import Clock
 from ndfeed.loader.draws import Seeded
 from ndfeed.loader.engine import Several
 from ndfeed.loader.pool import Pool
-from ndfeed.loader.ragged import Ragged, Room, formed, owner
+from ndfeed.loader.ragged import Ragged, Room, formed, owner, uneven_field
 from ndfeed.order.permutation import Ints
 
 _NAMED = 8
@@ -88,9 +89,10 @@ class Filler:
         self._ragged = ragged
         self._names = names
         self._stored = {c.field.name: c.field for group in ds.groups for c in group.columns}
-        # Fields that count as ragged even in a batch whose samples are all of one shape.
-        asked = {owner(name, [name.rpartition("_")[0]], ragged) for name in names or ()}
-        self._uneven_names = asked | {n for n, field in self._stored.items() if field.ragged}
+        # Fields whose lengths or offsets are asked for, so that they count as ragged.
+        self._asked = {owner(name, [name.rpartition("_")[0]], ragged) for name in names or ()}
+        self._learning = threading.Lock()
+        self._made_fields: Mapping[str, Field] | None = None
 
     def read_together(self, rows: Ints, clock: Clock) -> Batch | None:
         """The stored fields of the rows of several small batches, to be cut.
@@ -153,7 +155,7 @@ class Filler:
         made: Batch = {}
         for name, field in self._fields().items():
             shape = field.lengths
-            if self._ragged != "list" and (field.ragged or name in self._uneven_names):
+            if self._ragged != "list" and (field.ragged or name in self._asked):
                 uneven = Field(name, field.dtype, (None,) * len(shape), field.type)
                 known = field if field.ragged else uneven
                 made |= Room(known, [], self._ragged, self.pool).batch
@@ -178,8 +180,12 @@ class Filler:
         except Exception as error:
             _say_where(error, rows)
             raise
-        if self._ragged != "list":
+        if not self.ds.steps:
             batch = self._formed(batch)
+        elif any(field.ragged for field in self._stored.values()):
+            batch = self._formed_behind(batch, self._learned())
+        elif self._ragged != "list":
+            batch = self._formed_behind(batch, {})
         clock.transform += time.perf_counter() - began
         return batch
 
@@ -201,20 +207,43 @@ class Filler:
             raise error.in_row(int(rows[error.row])) from None
 
     def _formed(self, batch: Batch) -> Batch:
-        """The batch with ragged fields brought into the form that was asked for."""
+        """A batch as it was read, with ragged fields brought into the form that was asked for."""
         made: Batch = {}
         for name, values in batch.items():
-            stored = self._stored.get(name)
             if isinstance(values, Room):
                 made |= values.batch  # read straight into its form
-            elif stored is not None and stored.ragged and not self.ds.steps:
-                made |= formed(stored, values, self._ragged, self.pool)
-            elif len(values) and (isinstance(values, list) or name in self._uneven_names):
-                samples = [np.asarray(value) for value in values]
-                made |= formed(field_of(name, samples), samples, self._ragged, self.pool)
+            elif self._stored[name].ragged:
+                made |= formed(self._stored[name], values, self._ragged, self.pool)
             else:
                 made[name] = values
         return made
+
+    def _formed_behind(self, batch: Batch, known: Mapping[str, Field]) -> Batch:
+        """A batch that maps made, likewise; which fields are ragged does not depend on it.
+
+        ``known`` are the fields as far as they were learned.
+        """
+        made: Batch = {}
+        for name, values in batch.items():
+            field = known.get(name)
+            ragged = field is not None and field.ragged
+            listed = isinstance(values, list | tuple)
+            if self._ragged == "list":
+                made[name] = list(values) if ragged and not listed else values
+            elif len(values) and (listed or ragged or name in self._asked):
+                samples = as_samples(values)
+                field = uneven_field(name, samples, field if ragged else None)
+                made |= formed(field, samples, self._ragged, self.pool)
+            else:
+                made[name] = values
+        return made
+
+    def _learned(self) -> Mapping[str, Field]:
+        """The fields that the maps make, learned once."""
+        with self._learning:
+            if self._made_fields is None:
+                self._made_fields = self._fields()
+            return self._made_fields
 
     def _skipping(self, rows: Ints, draws: Seeded | None, clock: Clock, skipped: Skipped) -> Any:  # noqa: ANN401
         """The batch without the samples that cannot be read, or that a map refuses."""

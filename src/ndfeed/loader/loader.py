@@ -138,7 +138,7 @@ class Loader:
         self._shuffle = shuffle
         self._options = options
         self._seed = options.seed
-        self._plan = planned(ds, shuffle)
+        self._plan = planned(ds, shuffle, share)
         self._batch_bytes = batch_bytes(ds, share.size, options.memory)
         self._plan.share_out(options.memory, self._batch_bytes)  # refused here, if at all
         self._adapt = adapt

@@ -152,7 +152,7 @@ class Machine:
         if not batches or self._pass is None:
             return 0, 0
         share, start = self._pass
-        last = sum(high - low for low, high in share.spans(batches - 1, start))
+        last = sum(len(range(*span)) for span in self.plan.spans(share, batches - 1, start))
         return batches, (batches - 1) * share.size + last
 
     def end(self) -> None:

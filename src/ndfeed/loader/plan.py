@@ -1,5 +1,7 @@
 """Which order a dataset is read in, and what that means for its files."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ndfeed.dataset.dataset import Dataset
@@ -8,8 +10,10 @@ from ndfeed.dataset.rowset import chosen
 from ndfeed.dataset.show import size as shown_size
 from ndfeed.loader.members import Coded, check_samples, in_order, share_out, streams_within
 from ndfeed.loader.options import Shuffle
-from ndfeed.order.orders import Blocks, Exact, Order, Sequential, Windows
+from ndfeed.order.lanes import lanes_of
+from ndfeed.order.orders import Blocks, Epoch, Exact, Order, Sequential, Windows
 from ndfeed.order.permutation import Ints
+from ndfeed.order.share import Share
 
 # Decoded bytes that the files of a window have together: an eighth of all, within these bounds.
 # It goes by the data alone, since an order is fixed by the data and the seed, never by the
@@ -50,14 +54,30 @@ class Plan:
         coded: list[Coded],
         *,
         forward: bool = False,
+        lanes: Sequence[int] = (),
     ) -> None:
         self.order = order
         self.counts = counts
         self.places = places
         self.coded = coded
         self.shuffled = not isinstance(order, Sequential)
-        self.window = sum(_window(one, order) for one in coded)
+        self.lanes = lanes  # which of the lanes of an order that divides files, if it does
+        self.window = sum(_window(one, order, max(len(lanes), 1)) for one in coded)
         self._forward = forward  # are rows needed in the order of the files?
+
+    def spans(self, share: Share, number: int, start: int) -> list[tuple[int, int, int]]:
+        """The positions of a batch: beginning, end and step, for each rank of a share."""
+        if self.lanes:
+            return share.stripes(number, start)
+        return [(*span, 1) for span in share.spans(number, start)]
+
+    def begin(self, n: int, seed: int, epoch: int) -> tuple[Epoch, Sequence[Epoch]]:
+        """An epoch; and what says which rows arrive, one for each window that slides over files."""
+        order = self.order
+        found = order.begin(n, seed, epoch, self.counts)
+        if not self.lanes or not isinstance(order, Windows):
+            return found, (found,)
+        return found, order.lanes(n, seed, epoch, self.counts, self.lanes)
 
     def share_out(self, memory: int, batch_bytes: int) -> tuple[int, Decoded]:
         """Bytes for batches under way, and what keeps decoded streams in the rest of ``memory``.
@@ -68,26 +88,27 @@ class Plan:
         return buffers, streams_within(self.coded, self.window, limit, forward=self._forward)
 
 
-def _window(coded: Coded, order: Order) -> int:
-    """Bytes of streams that an order needs at a time: of a window, and of a file just left."""
+def _window(coded: Coded, order: Order, windows: int) -> int:
+    """Bytes of streams that an order needs at a time: of windows, and of files just left."""
     used = np.sort(coded.sizes)[::-1]
     if isinstance(order, Windows):
-        return int(used[: order.files + 1].sum())
+        return int(used[: (order.files + 1) * windows].sum())
     if isinstance(order, Blocks):
         rows = int(np.diff(coded.group.starts).mean()) or 1
         return int(used[: order.window * -(-order.rows // rows)].sum())
     return int(used[:2].sum()) if isinstance(order, Sequential) else int(used.sum())
 
 
-def planned(ds: Dataset, shuffle: Shuffle) -> Plan:
-    """The order that ``shuffle`` means for a dataset."""
+def planned(ds: Dataset, shuffle: Shuffle, share: Share) -> Plan:
+    """The order that ``shuffle`` means for a dataset, of which a share is to be read."""
     coded = [one for one in map(Coded, ds.groups) if one.columns]
     order = _order(shuffle, coded)
     if not isinstance(order, Windows):
         forward = isinstance(order, Sequential) and in_order(ds.rows)
         return Plan(order, None, Places(None), coded, forward=forward)
     counts, places = _by_file(ds, coded)
-    return Plan(order, counts, places, coded)
+    lanes = lanes_of(order.ranks, share.ranks, share.world) if order.ranks > 1 else ()
+    return Plan(order, counts, places, coded, lanes=lanes)
 
 
 def _order(shuffle: Shuffle, coded: list[Coded]) -> Order:

@@ -7,11 +7,14 @@ The memory has no name: it is gone with the processes that have it mapped.
 Guarantees:
 
 - What a map returns is the same as it would be in a thread: same batch, same generators.
+- A map that draws from a global generator (``np.random``, ``random``, ``torch``) draws numbers
+  fixed by the seed, the epoch and the position of the batch, whichever process runs it.
 - A process that dies is replaced, and whoever waited for it is told (``Died``).
 - Processes end when told to and when the process that started them is gone.
 """
 
 import heapq
+import os
 import threading
 import traceback
 from collections.abc import Sequence
@@ -23,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ndfeed.dataset.global_rng import renew_locks, seed_globals
 from ndfeed.dataset.step import Batch, Step, stepped
 from ndfeed.errors import WorkerError
 from ndfeed.files.shared import Block, Handle, attached
@@ -199,6 +203,8 @@ def _raise(error: BaseException, trace: str) -> None:
 
 
 def _serve(parent: Parent, steps: Sequence[Step]) -> None:
+    if hasattr(os, "fork"):
+        renew_locks()
     while True:
         _answer(parent, steps, parent.receive())
 
@@ -211,6 +217,7 @@ def _answer(parent: Parent, steps: Sequence[Step], message: Any) -> None:  # noq
             name: value if block < 0 else _array(memories[block], value)
             for name, (block, value) in sent.items()
         }
+        seed_globals(draws.identity)
         made = stepped(batch, steps, draws)
         places, size = _laid_out(made)
         if size > (handle.size if handle is not None else 0):

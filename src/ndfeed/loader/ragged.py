@@ -131,6 +131,26 @@ def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
 
 
+def uneven_field(name: str, samples: Samples, known: Field | None) -> Field:
+    """A ragged field as some samples of it that a map made are to be formed.
+
+    The axes that differ are those of ``known``; all, if it is not known or of another rank.
+    """
+    first = samples[0]
+    shape: list[int | None] = [None] * first.ndim
+    if known is not None and known.shape is not None and len(known.shape) == first.ndim:
+        for axis in (a for a, length in enumerate(known.shape) if length is not None):
+            shape[axis] = first.shape[axis]
+            found = {sample.shape[axis] for sample in samples if sample.ndim == first.ndim}
+            if len(found) > 1:
+                raise ValueError(
+                    f"field {name!r}: samples that map returns differ in axis {axis} "
+                    f"({min(found)} and {max(found)}), which those that were tried first did not; "
+                    'give them one length in map, or use ragged="list"'
+                )
+    return Field(name, first.dtype, tuple(shape), first.dtype.str)
+
+
 def formed(field: Field, samples: Samples, ragged: Ragged, pool: Pool) -> dict[str, Any]:
     """Samples that are there already, copied into the form."""
     if len({array.ndim for array in samples}) > 1:

@@ -45,7 +45,8 @@ class _Part:
 class Schedule:
     """What is to be decoded, when, for the ``count`` batches of one pass.
 
-    ``arriving`` gives the ranges of rows that a batch is the first to need.
+    ``arriving`` gives the ranges of rows that a batch is the first to need, each with the number of
+    the window that takes them up.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Schedule:
         plan: Plan,
         rows: Rows,
         decoded: Decoded,
-        arriving: Callable[[int], Iterable[tuple[int, int]]],
+        arriving: Callable[[int], Iterable[tuple[int, int, int]]],
         count: int,
     ) -> None:
         self._plan = plan
@@ -67,7 +68,11 @@ class Schedule:
         self._known = [np.zeros(len(one.sizes), bool) for one in plan.coded]
         window = plan.order.files if isinstance(plan.order, Windows) else 1
         window = plan.order.window if isinstance(plan.order, Blocks) else window
-        self._open = [deque[_Part](maxlen=window) for _ in plan.coded]  # those arrived last
+        # Of every window: the parts that arrived last.
+        self._open = [
+            [deque[_Part](maxlen=window) for _ in plan.coded]
+            for _ in range(max(len(plan.lanes), 1))
+        ]
         self._todo: deque[_Part] = deque()
         self._doing: list[_Part] = []
         self._live: deque[_Part] = deque()  # decoded or being decoded, and still needed
@@ -138,8 +143,8 @@ class Schedule:
         found: list[_Part] = []
         batch = self._listed
         while batch < self._count and len(found) < _LISTED_AHEAD:
-            for first, end in self._arriving(batch):
-                found += self._parts(batch, first, end)
+            for first, end, number in self._arriving(batch):
+                found += self._parts(batch, first, end, self._open[number])
             batch += 1
         for coded in self._plan.coded:
             parts = [one.part for one in found if one.coded is coded]
@@ -150,9 +155,11 @@ class Schedule:
             self._listed = batch
             self._listing = False
 
-    def _parts(self, batch: int, first: int, end: int) -> Iterable[_Part]:
+    def _parts(
+        self, batch: int, first: int, end: int, window: list["deque[_Part]"]
+    ) -> Iterable[_Part]:
         samples = chosen(self._rows, self._plan.places(np.arange(first, end)))
-        for coded, known, still in zip(self._plan.coded, self._known, self._open, strict=True):
+        for coded, known, still in zip(self._plan.coded, self._known, window, strict=True):
             parts = np.unique(coded.group.locate(samples).part)
             parts = parts[~known[parts] & (coded.sizes[parts] > 0)]
             known[parts] = True

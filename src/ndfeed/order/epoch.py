@@ -25,8 +25,8 @@ class Epoch(Protocol):
       its first use; with ``held`` before the first span, also when that begins in the middle.
     """
 
-    def rows(self, start: int, stop: int) -> Ints:
-        """The rows at positions ``[start, stop)``: a new vector, the caller's own."""
+    def rows(self, start: int, stop: int, step: int = 1) -> Ints:
+        """The rows at every ``step``-th of positions ``[start, stop)``, in a new vector."""
         ...
 
     def arriving(self, start: int, stop: int) -> Ranges | None:
@@ -78,9 +78,11 @@ class Walked:
         self._walk = walk
         self._memory = _Memory(-1, 0, {})
 
-    def rows(self, start: int, stop: int) -> Ints:
-        """The rows at positions ``[start, stop)``: a new vector, the caller's own."""
+    def rows(self, start: int, stop: int, step: int = 1) -> Ints:
+        """The rows at every ``step``-th of positions ``[start, stop)``, in a new vector."""
         check_span(start, stop, self._walk.n)
+        if step != 1:
+            return self._at(start, stop, step)
         length, memory = stop - start, self._memory
         ahead = memory.ahead
         found = ahead.get(start)
@@ -93,8 +95,12 @@ class Walked:
             self._memory = _Memory(start, length, ahead)
             return ahead[start].copy()
         self._memory = _Memory(start, length, {})
-        cuts = range(start, stop, _MOST)
-        parts = [self._walk.at(np.arange(at, min(at + _MOST, stop), dtype=np.int64)) for at in cuts]
+        return self._at(start, stop, 1)
+
+    def _at(self, start: int, stop: int, step: int) -> Ints:
+        far = _MOST * step
+        cuts = [(at, min(at + far, stop)) for at in range(start, stop, far)]
+        parts = [self._walk.at(np.arange(*cut, step, dtype=np.int64)) for cut in cuts]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def _spans(self, start: int, length: int, distance: int) -> dict[int, Ints]:

@@ -5,11 +5,13 @@ number of rows, the seed and the epoch alone.
 """
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ndfeed.order.epoch import Epoch, Ranges, Walked, check_span
+from ndfeed.order.lanes import Laned
 from ndfeed.order.mixing import alike, mixing_of, ratio
 from ndfeed.order.parts import EqualParts, ListedParts
 from ndfeed.order.permutation import LARGEST, Ints, key_of, permuted
@@ -100,27 +102,60 @@ class Windows:
 
     For rows that cannot be read alone: every file is decoded once, whole, and let go when the
     window has passed it.
+
+    With ``ranks`` above 1 files are divided among so many ranks, anew in every epoch and in equal
+    numbers of rows, and each rank has a window over its own. It decodes no others, but for files
+    in which one of the ``ranks - 1`` cuts falls: those are decoded on both sides of it. The world
+    size should divide ``ranks``. With any other, every sample still comes exactly once, but ranks
+    decode files of each other's. Only ``ranks`` is a part of the order, not the world size, so
+    that a run may be resumed with another one.
     """
 
     files: int = 16
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", _at_least_one("files", self.files))
+        object.__setattr__(self, "ranks", _at_least_one("ranks", self.ranks))
+
+    def __repr__(self) -> str:
+        more = f", ranks={self.ranks}" if self.ranks > 1 else ""
+        return f"Windows(files={self.files}{more})"
 
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
         """One epoch over files of ``counts`` rows, ``n`` in all."""
-        return Walked(self._walk(n, key_of("windows", seed, epoch), counts))
+        key = key_of("windows", seed, epoch)
+        return Walked(
+            self._walk(n, key, counts) if self.ranks == 1 else self._laned(n, key, counts)
+        )
+
+    def lanes(
+        self, n: int, seed: int, epoch: int, counts: Ints | None, needed: Sequence[int]
+    ) -> list[Epoch]:
+        """The same epoch for each of the lanes ``needed``, of which the files arrive."""
+        laned = self._laned(n, key_of("windows", seed, epoch), counts)
+        return [Walked(laned.lane(number)) for number in needed]
 
     def spec(self) -> Spec:
         """What this order is, for JSON; compared on resume."""
-        return {"kind": "windows", "files": self.files}
+        divided: Spec = {"ranks": self.ranks} if self.ranks > 1 else {}
+        return {"kind": "windows", "files": self.files, **divided}
 
     def mixing(self, n: int, batch_size: int, counts: Ints | None = None) -> float:
-        """How close to an exact shuffle if the rows of a file are alike, in ``(0, 1]``."""
-        walk = self._walk(n, 0, counts)
+        """How close to an exact shuffle if the rows of a file are alike, in ``(0, 1]``.
+
+        Of ranks together: as if one window were open over the files of all of them.
+        """
+        walk = Windowed(self._files(n, 0, counts), self.files * self.ranks, 0)
         return mixing_of(walk, batch_size, alike(np.asarray(counts)))
 
     def _walk(self, n: int, key: int, counts: Ints | None) -> Windowed:
+        return Windowed(self._files(n, key, counts), self.files, key)
+
+    def _laned(self, n: int, key: int, counts: Ints | None) -> Laned:
+        return Laned.of(self._files(n, key, counts), self.ranks, self.files, key)
+
+    def _files(self, n: int, key: int, counts: Ints | None) -> ListedParts:
         if counts is None:
             raise ValueError("a window over files needs counts, the rows of each file")
         sizes = np.asarray(counts, np.int64)
@@ -128,7 +163,7 @@ class Windows:
             raise ValueError(f"counts must be rows of files, none below 0, got {sizes.min()}")
         if int(sizes.sum()) != n:
             raise ValueError(f"counts must be the rows of each file, {n} in all, got {sizes.sum()}")
-        return Windowed(ListedParts(sizes, key), self.files, key)
+        return ListedParts.permuted(sizes, key)
 
 
 Order = Sequential | Exact | Blocks | Windows
@@ -155,9 +190,9 @@ class _InOrder:
     def __init__(self, n: int) -> None:
         self.n = n
 
-    def rows(self, start: int, stop: int) -> Ints:
+    def rows(self, start: int, stop: int, step: int = 1) -> Ints:
         check_span(start, stop, self.n)
-        return np.arange(start, stop, dtype=np.int64)
+        return np.arange(start, stop, step, dtype=np.int64)
 
     def arriving(self, start: int, stop: int) -> Ranges:
         check_span(start, stop, self.n)

@@ -66,18 +66,36 @@ class EqualParts:
 
 
 class ListedParts:
-    """Files of any sizes, permuted; the empty ones left out."""
+    """Files of any sizes, none empty, in the order in which they are listed."""
 
-    def __init__(self, counts: Ints, key: int) -> None:
+    def __init__(self, sizes: Ints, firsts: Ints) -> None:
+        self._sizes, self._firsts = sizes, firsts
+        self._ends = np.cumsum(sizes)
+        self.count = len(sizes)
+        self.n = int(self._ends[-1]) if self.count else 0
+
+    @classmethod
+    def permuted(cls, counts: Ints, key: int) -> "ListedParts":
+        """Files of so many rows each, permuted; the empty ones left out."""
         starts = np.cumsum(counts) - counts
         files = np.flatnonzero(counts)
         if len(files):
             own = int(keys_from(key, np.arange(2, 3, dtype=np.int64))[0])
             files = files[permuted(np.arange(len(files), dtype=np.int64), len(files), own)]
-        self._sizes, self._firsts = counts[files], starts[files]
-        self._ends = np.cumsum(self._sizes)
-        self.count = len(files)
-        self.n = int(self._ends[-1]) if self.count else 0
+        return cls(counts[files], starts[files])
+
+    def cut(self, start: int, end: int) -> "ListedParts":
+        """The rows ``[start, end)`` of all parts end to end: some parts, the outer ones in part."""
+        if start >= end:
+            return ListedParts(self._sizes[:0], self._firsts[:0])
+        first, last = self.holding(start), self.holding(end - 1)
+        sizes = self._sizes[first : last + 1].copy()
+        firsts = self._firsts[first : last + 1].copy()
+        sizes[-1] -= int(self._ends[last]) - end
+        skipped = start - self.before(first)
+        sizes[0] -= skipped
+        firsts[0] += skipped
+        return ListedParts(sizes, firsts)
 
     def sizes(self, i: Ints) -> Ints:
         """Rows of the parts at these places of the order."""

@@ -7,6 +7,9 @@ ranks. All ranks get the same number of batches. A short last global batch is sp
 first ranks getting one sample more where it does not come out; where samples are fewer than
 ranks, the last ranks get an empty batch.
 
+Where an order divides files among ranks, they take every ``world``-th position instead of slices
+(``stripes``); all of the above holds as well.
+
 A process that feeds several devices may be several ranks at once: it takes the slices of all of
 them, one behind the other.
 """
@@ -82,6 +85,19 @@ class Share:
         each, more = divmod(min(self.together, self.n - first), self.world)
         begins = [(rank, first + rank * each + min(rank, more)) for rank in self.ranks]
         return [(begin, begin + each + (rank < more)) for rank, begin in begins]
+
+    def stripes(self, k: int, start: int = 0) -> list[tuple[int, int, int]]:
+        """The same where rank r takes every position p with ``p % world == r``.
+
+        Beginning, end and step. A global batch has as many of them for every rank, but for a last
+        one that is short.
+        """
+        count = self.batches(start)
+        if not 0 <= k < count:
+            raise IndexError(f"batches must be in [0, {count}), got {k}")
+        first, end = self.consumed(k, start), self.consumed(k + 1, start)
+        begins = [first + (rank - first) % self.world for rank in self.ranks]
+        return [(min(begin, end), end, self.world) for begin in begins]
 
     def consumed(self, k: int, start: int = 0) -> int:
         """Samples of the epoch that all ranks have had after ``k`` batches."""

@@ -8,7 +8,7 @@ from ndfeed.dataset.arguments import as_bytes, as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.errors import MissingError
 from ndfeed.pack.plan import Wanted
-from ndfeed.pack.rows import Rows
+from ndfeed.pack.rows import Rows, mark_caller
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Request:
         parent = os.path.dirname(place)
         if not os.path.isdir(parent):
             raise MissingError(parent, "no such folder; make it first")
+        mark_caller()
         return cls(
             Rows(ds, names=names),
             place,

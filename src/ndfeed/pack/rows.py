@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ndfeed.dataset.column import Column, Group
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
+from ndfeed.dataset.global_rng import seed_globals
 from ndfeed.dataset.lazy import lazy
 from ndfeed.dataset.members import Decoded
 from ndfeed.dataset.reader import reader_of
@@ -178,6 +179,16 @@ def _coded(group: Group) -> bool:
     return any(bool(((c.coding != RAW) & (c.coding != INLINE)).any()) for c in group.columns)
 
 
+# Processes that called pack: the global random generators there are the user's. In all others,
+# which work for them, maps find them seeded by the rows.
+_callers: set[int] = set()
+
+
+def mark_caller() -> None:
+    """Remember that this process called pack."""
+    _callers.add(os.getpid())
+
+
 class _Draws:
     """Random generators fixed by the rows of a batch, whatever else is in it."""
 
@@ -191,6 +202,13 @@ class _Draws:
     def sample(self, step: int, at: int) -> np.random.Generator:
         """For one row."""
         return np.random.default_rng([step, int(self._rows[at])])
+
+
+def _mapped(batch: Batch, ds: Dataset, rows: Ints) -> Batch:
+    """What the maps of a dataset make of some rows."""
+    if os.getpid() not in _callers:
+        seed_globals(rows[0].tobytes())
+    return stepped(batch, ds.steps, _Draws(rows))
 
 
 class _Kept(threading.local):
@@ -251,7 +269,7 @@ class Reading:
                 every = zip(cursor.columns, cursor.read(*group.locate(samples)), strict=True)
                 batch.update({column.field.name: values for column, values in every})
         if ds.steps:
-            batch = stepped(batch, ds.steps, _Draws(rows))
+            batch = _mapped(batch, ds, rows)
         if self._source.names:
             batch[NAMES] = self._source.file_names(samples)
         return batch

@@ -1,0 +1,101 @@
+"""The global random generators of a worker process: NumPy's, Python's and PyTorch's.
+
+A forked process begins with copies of its parent's generators, and a spawned one that imports
+PyTorch with PyTorch's default seed. Two workers would therefore draw the same numbers. Workers
+seed the global generators before every batch instead, from what identifies the batch, so that a
+map draws the same numbers whichever worker runs it.
+
+Only for processes that belong to us: elsewhere these generators are the user's.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import random
+import signal
+import sys
+import warnings
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+_PATIENCE = 1  # seconds that seeding may take before its lock counts as held for ever
+
+_torch_usable = True
+
+
+def renew_locks() -> None:
+    """In a process that was just forked: wait for no lock that another thread held meanwhile."""
+    global _torch_usable
+    np.random.set_bit_generator(np.random.MT19937(0))  # type: ignore[attr-defined] # has its own
+    # PyTorch's cannot be renewed. If it is held, a map that draws from PyTorch has to wait for
+    # ever, as it would without us; all others work as long as we do not ask for it either.
+    torch = sys.modules.get("torch")
+    _torch_usable = torch is None or _can_be_seeded(torch)
+
+
+def _can_be_seeded(torch: ModuleType) -> bool:
+    """Try it in another process: who waits for this lock holds the GIL."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forking beside threads, of which there are none here
+        pid = os.fork()
+    if not pid:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends the process
+        signal.alarm(_PATIENCE)
+        _seed_torch(torch, 0)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def seed_globals(identity: bytes) -> None:
+    """Seed the global generators of this process from whatever identifies a batch.
+
+    PyTorch is not imported for it: if a map imports it later, it is seeded then. Takes about
+    15 µs.
+    """
+    digest = hashlib.blake2b(identity, digest_size=32, person=b"ndfeed-globals").digest()
+    with contextlib.suppress(TypeError):  # raised where a map chose another bit generator
+        np.random.seed(np.frombuffer(digest, "<u4"))  # noqa: NPY002 - the one that maps may use
+    random.seed(digest)
+    number = int.from_bytes(digest[:8], "little", signed=True)
+    torch = sys.modules.get("torch")
+    if torch is None:
+        _finder.number = number
+        if _finder not in sys.meta_path:
+            sys.meta_path.insert(0, _finder)
+    elif _torch_usable:
+        _seed_torch(torch, number)
+
+
+def _seed_torch(torch: ModuleType, number: int) -> None:
+    # Not torch.manual_seed: it takes a hundred times as long, and asks for devices.
+    generator = getattr(torch, "default_generator", None)  # none while it is being imported
+    if generator is not None:
+        generator.manual_seed(number)
+
+
+class _TorchFinder:
+    """Seeds PyTorch's generator as soon as a map has imported it."""
+
+    number = 0
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:  # noqa: ANN401
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                _seed_torch(module, self.number)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+_finder = _TorchFinder()
