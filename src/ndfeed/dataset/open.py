@@ -12,7 +12,8 @@ import numpy as np
 from ndfeed.dataset import packed, samples
 from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.samples import Reading, Sample
+from ndfeed.dataset.layout import Layout, Sample, all_raw, layout
+from ndfeed.dataset.samples import Reading
 from ndfeed.dataset.show import size
 from ndfeed.errors import SchemaError, UnsupportedError, shown
 from ndfeed.formats import raw
@@ -54,8 +55,8 @@ def open(  # noqa: PLR0913 - each is a word of its own
     if shape is not None and dtype is None:
         raise ValueError("shape= is for raw files and needs dtype= beside it")
     chosen = (fields,) if isinstance(fields, str) else None if fields is None else tuple(fields)
-    layout = None if dtype is None else raw.layout(dtype, () if shape is None else shape)
-    how = _How(layout, dtype, mapped, cache, bool(verify))
+    given = None if dtype is None else raw.layout(dtype, () if shape is None else shape)
+    how = _How(given, dtype, mapped, cache, bool(verify))
     if isinstance(source, Mapping):
         return _together(_parts(source, sample, how), chosen)
     if isinstance(sample, Mapping):
@@ -127,13 +128,13 @@ class _Part(NamedTuple):
     fields: tuple[str, ...] | None
     dtype: object
     mapped: bool
-    layout: samples.Layout
+    layout: Layout
     readings: list[Reading]
 
     @property
     def uses_dtype(self) -> bool:
         """Was there anything to which the caller's dtype applies?"""
-        return self.layout.typed or samples.all_raw(self.layout.table)
+        return self.layout.typed or all_raw(self.layout.table)
 
 
 def _part(
@@ -152,7 +153,7 @@ def _part(
             "has no checksums of its rows that verify=True could compare; ndfeed pack makes a copy "
             "that has them, or leave verify= out",
         )
-    found = samples.layout(opened.table, fields, how.dtype, prefix)
+    found = layout(opened.table, fields, how.dtype, prefix, sample)
     readings = samples.readings(found, sample)
     return _Part(opened, prefix, fields, how.dtype, how.mapped, found, readings)
 
@@ -274,7 +275,7 @@ def _remade(recipe: list[Any], why: str) -> Dataset:
             parts.append(one)
             continue
         opened, prefix, fields, dtype, mapped, way = one
-        found = samples.layout(opened.table, fields, dtype, prefix)
+        found = layout(opened.table, fields, dtype, prefix, way.sample)
         parts.append(_Part(opened, prefix, fields, dtype, mapped, found, [way]))
     return _dataset(tuple(parts), why)
 

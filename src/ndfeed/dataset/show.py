@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ndfeed.dataset.column import Group
 from ndfeed.errors import shown
 from ndfeed.formats.array import CODINGS
 
@@ -38,16 +39,34 @@ def codings(ds: "Dataset", names: Iterable[str]) -> dict[str, str]:
     }
 
 
-def reading(ds: "Dataset") -> str:
-    """How samples were understood, and why."""
+READINGS = {
+    "row": "a sample is a row of axis 0",
+    "file": "a sample is a whole file",
+    "item": "a sample is an item of a list",
+    "both": "samples are rows of some files and others whole",
+    "none": "no samples",
+}
+
+
+def sample_kind(ds: "Dataset") -> str:
+    """What samples were understood as: one of ``READINGS``."""
     columns = [column for group in ds.groups for column in group.columns]
     kinds = {bool(one) for c in columns if len(c.whole) for one in (c.whole.min(), c.whole.max())}
-    words = {
-        frozenset((True,)): "a sample is a whole file",
-        frozenset((False,)): "a sample is a row of axis 0",
-        frozenset((True, False)): "samples are rows of some files and others whole",
-    }
-    return f"{words.get(frozenset(kinds), 'no samples')} ({ds.why})"
+    if len(kinds) != 1:
+        return "both" if kinds else "none"
+    if False in kinds:
+        return "row"
+    return "item" if any(is_list(group) for group in ds.groups) else "file"
+
+
+def is_list(group: Group) -> bool:
+    """Are there several whole arrays of a field in a file? Then it holds a list of them."""
+    return bool(len(group.starts) - 1 > group.table.files) and not group.table.sealed
+
+
+def reading(ds: "Dataset") -> str:
+    """How samples were understood, and why."""
+    return f"{READINGS[sample_kind(ds)]} ({ds.why})"
 
 
 def table(ds: "Dataset") -> str:

@@ -35,7 +35,7 @@ _FIRST = 128
 _CHUNK = 1024
 _THREADS = 16
 _WAITS_PER_FILE = 0.25  # above this it is the disk that takes the time
-FORMATS = ("npy", "npz", "npy.gz", "pt", "safetensors", "raw", "memory")
+FORMATS = ("npy", "npz", "npy.gz", "pt", "safetensors", "raw", "pt list", "memory")
 RAW = FORMATS.index("raw")
 
 
