@@ -1,15 +1,18 @@
 """The fields that files have, and where each lies: arrays of a table by field and part."""
 
 import warnings
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, NamedTuple, Optional
+from typing import Literal, NamedTuple, NoReturn, Optional
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset import lists
+from ndfeed.dataset import hints, lists
 from ndfeed.errors import FieldError, SchemaError, UnsupportedError, shown
-from ndfeed.formats.types import delivered, itemsize, named, plain
+from ndfeed.formats.cast import check_possible
+from ndfeed.formats.types import EXTENDED, delivered, itemsize, named, plain
 from ndfeed.index.table import Ints, Table
 
 Sample = Literal["auto", "row", "file"]
@@ -30,6 +33,7 @@ class Layout(NamedTuple):
     arrays: Ints
     lengths: Ints
     typed: bool  # did opaque elements get a type?
+    types: tuple[str, ...]  # per field: the type it is read as
     items: NDArray[np.bool_]  # per part: is it an item of a list?
     as_files: Optional["Layout"] = None  # how lists may be read as whole files, if they may
 
@@ -86,11 +90,12 @@ def _layout(
     if not names:
         raise SchemaError(table.path(0), "there are no fields to read; name one of its arrays")
     arrays = _by_field(table, names, known, counts)
-    dtypes = _typed(table, arrays, dtype)
+    casts = _casts(table, dtype, known)
+    dtypes = _typed(table, names, arrays, dtype if casts is None else casts)
     typed = dtypes != table.dtypes
     if typed:
         table = replace(table, dtypes=dtypes)
-    _check_types(table, names, arrays)
+    types = _types(table, names, arrays, casts or {})
     dims = table.dims
     first = np.where(dims[:, 0] > 0, dims[:, 1] if dims.shape[1] > 1 else -1, -1)
     lengths = first[table.shape[arrays]]
@@ -98,7 +103,7 @@ def _layout(
     if listed is not None:
         items = listed[table.file[arrays[0]]]
         lengths[:, items] = 1
-    return Layout(table, names, arrays, lengths, typed, items)
+    return Layout(table, names, arrays, lengths, typed, types, items)
 
 
 def _field_name(own: str, prefix: str | None) -> str:
@@ -146,13 +151,23 @@ def _check_present(table: Table, name: str, arrays: Ints, each: Ints) -> None:
     )
 
 
-def _typed(table: Table, arrays: Ints, dtype: object) -> tuple[str, ...]:
+def _casts(table: Table, dtype: object, known: list[str]) -> dict[str, str] | None:
+    """The types that fields are to be read as; ``None`` unless the caller gave a dict."""
+    if not isinstance(dtype, Mapping):
+        return None
+    for name in dtype:
+        if name not in known:
+            raise FieldError(name, known, table.path(0))
+    return {name: named(wanted) for name, wanted in dtype.items()}
+
+
+def _typed(table: Table, names: tuple[str, ...], arrays: Ints, dtype: object) -> tuple[str, ...]:
     """Give opaque elements their type: the caller's, or bfloat16 for those of two bytes."""
     used = np.unique(table.dtype[arrays]).tolist()
     opaque = [t for t in used if table.dtypes[t] in ("|V1", "|V2")]
     dtypes = list(table.dtypes)
-    meant = None if dtype is None else named(dtype)
     for t in opaque:
+        meant = _meant(dtype, names, (table.dtype[arrays] == t).any(axis=1).tolist())
         file = int(table.file[np.flatnonzero(table.dtype == t)[0]])
         if meant is not None and itemsize(meant) == itemsize(dtypes[t]):
             dtypes[t] = meant
@@ -167,10 +182,20 @@ def _typed(table: Table, arrays: Ints, dtype: object) -> tuple[str, ...]:
                 f"{shown(table.path(file))}: two-byte opaque elements are read as bfloat16, which "
                 f"np.save writes so; dtype='bfloat16' says you know",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=6,
             )
             dtypes[t] = "bfloat16"
     return tuple(dtypes)
+
+
+def _meant(dtype: object, names: tuple[str, ...], opaque: list[bool]) -> str | None:
+    """The type that the caller gave for all opaque fields of one width, if any."""
+    if not isinstance(dtype, Mapping):
+        return None if dtype is None else named(dtype)
+    meant = {dtype[n]: n for n, one in zip(names, opaque, strict=True) if one and n in dtype}
+    if len(meant) > 1:
+        raise ValueError(f"dtype= must give the opaque fields {list(meant.values())} one type")
+    return next(iter(meant), None)
 
 
 def all_raw(table: Table) -> bool:
@@ -178,18 +203,42 @@ def all_raw(table: Table) -> bool:
     return all(table.formats[number] == "raw" for number in np.unique(table.format))
 
 
-def _check_types(table: Table, names: tuple[str, ...], arrays: Ints) -> None:
-    """All files must agree on a field's type, but for the byte order."""
+def _types(
+    table: Table, names: tuple[str, ...], arrays: Ints, casts: Mapping[str, str]
+) -> tuple[str, ...]:
+    """The type of each field: what all files have, the widest of several texts, or the caller's."""
     dtype = table.dtype[arrays]
+    kinds = [plain(name) for name in table.dtypes]
+    types = [kinds[t] for t in dtype[:, 0].tolist()]
     for i in np.flatnonzero((dtype != dtype[:, :1]).any(axis=1)).tolist():
-        kinds = {plain(table.dtypes[t]): t for t in np.unique(dtype[i]).tolist()}
-        expected = plain(table.dtypes[dtype[i, 0]])
-        for other in kinds:
-            if other == expected:
-                continue
-            file = int(np.flatnonzero(dtype[i] == kinds[other])[0])
-            raise SchemaError(
-                table.path(file),
-                f"field {names[i]!r} is {delivered(other)}, in {shown(table.path(0))} it is "
-                f"{delivered(expected)}; save all files with one dtype",
-            )
+        found = {kinds[t] for t in np.unique(dtype[i]).tolist()}
+        if names[i] not in casts and len(found) > 1:
+            types[i] = _widest_text(found) or _refuse_odd(table, names[i], arrays[i])
+    places = {name: i for i, name in enumerate(names)}
+    for name, wanted in casts.items():
+        if name in places:
+            for t in np.unique(dtype[places[name]]).tolist():
+                check_possible(name, kinds[t], wanted)
+            types[places[name]] = plain(wanted)
+    return tuple(types)
+
+
+def _widest_text(types: set[str]) -> str | None:
+    """The widest of several types of text, if they are all text or all bytes."""
+    if len({name.lstrip("<>|=")[0] for name in types}) > 1 or types & EXTENDED.keys():
+        return None
+    return max(types, key=itemsize) if delivered(next(iter(types))).kind in "US" else None
+
+
+def _refuse_odd(table: Table, name: str, arrays: Ints) -> NoReturn:
+    """Name the first file of the rarest type, and how many agree on another."""
+    kinds = [plain(table.dtypes[t]) for t in table.dtype[arrays].tolist()]
+    (usual, most), *_, (odd, _) = Counter(kinds).most_common()
+    other = table.path(int(table.file[arrays[kinds.index(usual)]]))
+    agree = f"{most:,} of {len(kinds):,} files" if most > 1 else shown(other)
+    hint = hints.separate_fields(table)
+    raise SchemaError(
+        table.path(int(table.file[arrays[kinds.index(odd)]])),
+        f"field {name!r} is {delivered(odd)}, in {agree} it is {delivered(usual)}; to read all as "
+        f"one type, open with dtype={{{name!r}: {str(delivered(usual))!r}}}{hint and f'; {hint}'}",
+    )

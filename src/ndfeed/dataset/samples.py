@@ -13,11 +13,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ndfeed.dataset import hints
 from ndfeed.dataset.column import Column, Group
 from ndfeed.dataset.field import Field
 from ndfeed.dataset.layout import Layout, Sample, all_raw
 from ndfeed.errors import AmbiguousError, SchemaError
-from ndfeed.formats.types import delivered, plain
+from ndfeed.formats.types import delivered
 from ndfeed.index.table import Ints, Table
 
 _SHOWN_FIELDS = 4
@@ -79,11 +80,13 @@ def _rows(found: Layout) -> int:
 def refuse(source: object, found: Layout) -> AmbiguousError:
     """The error that shows both readings."""
     as_files, as_rows = (_shapes(group(found, kind)) for kind in ("file", "row"))
+    hint = hints.separate_fields(found.table)
     return AmbiguousError(
         str(source),
         f'could be read two ways; say which: sample="file" gives {found.table.files:,} samples, '
         f'each a whole file: {as_files}; sample="row" gives {_rows(found):,} samples, each '
-        f"{'an item of a list' if found.items.any() else 'a row of axis 0'}: {as_rows}",
+        f"{'an item of a list' if found.items.any() else 'a row of axis 0'}: {as_rows}"
+        f"{hint and f'; {hint}'}",
     )
 
 
@@ -115,12 +118,10 @@ def _fields(found: Layout, whole: NDArray[np.bool_]) -> Iterator[Field]:
     if (whole != whole[0]).any():
         same[:] = False
     dims = table.dims[shapes[:, 0]].tolist()
-    dtypes = table.dtype[found.arrays[:, 0]].tolist()
     cut = 1 if whole[0] else 2
-    for name, dtype, own, alike, shape in zip(
-        found.names, dtypes, shapes, same.tolist(), dims, strict=True
+    for name, kind, own, alike, shape in zip(
+        found.names, found.types, shapes, same.tolist(), dims, strict=True
     ):
-        kind = plain(table.dtypes[dtype])
         common = tuple(shape[cut : 1 + shape[0]]) if alike else _common_shape(table, own, whole)
         yield Field(name, delivered(kind), common, kind)
 
