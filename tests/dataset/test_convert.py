@@ -176,3 +176,21 @@ def test_numbered_files_are_not_taken_for_fields(tmp_path):
 
     with pytest.raises(SchemaError, match=r"2 of 3 files it is float32; to read.*'float32'\}$"):
         ndfeed.open(tmp_path)
+
+
+def test_the_file_of_another_shape_is_named_with_how_many_agree(tmp_path):
+    """It makes the field ragged, and is rarely meant."""
+    for i in range(30):
+        np.save(tmp_path / f"{i:02}.npy", np.zeros((3, 7 if i == 17 else 8)))
+    ds = ndfeed.open(tmp_path, sample="file")
+
+    assert ds.fields["data"].shape == (3, None)
+    assert f"data is (3, 8) in 29 of 30 files; {tmp_path}/17.npy has (3, 7)" in repr(ds)
+
+
+def test_fields_that_are_ragged_by_nature_have_no_odd_file(tmp_path):
+    """Sentences of many lengths."""
+    for i in range(30):
+        np.save(tmp_path / f"{i:02}.npy", np.zeros((i % 5, 3)))
+
+    assert "of 30 files" not in repr(ndfeed.open(tmp_path, sample="file"))

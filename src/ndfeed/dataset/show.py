@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ndfeed.dataset.column import Group
+from ndfeed.dataset.column import Column, Group
 from ndfeed.errors import shown
 from ndfeed.formats.array import CODINGS
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ndfeed.dataset.dataset import Dataset
 
 _SHOWN_FIELDS = 100
+_ODD = 0.9  # a shape that so many files share makes the others odd
 
 
 def size(count: float) -> str:
@@ -69,6 +70,31 @@ def reading(ds: "Dataset") -> str:
     return f"{READINGS[sample_kind(ds)]} ({ds.why})"
 
 
+def odd_shapes(ds: "Dataset") -> list[str]:
+    """For each field that is ragged because of few files: the first of them, and how many agree."""
+    columns = [column for group in ds.groups for column in group.columns]
+    return [odd_shape(c) for c in columns if c.field.ragged and c.offsets is None and _is_odd(c)]
+
+
+def _is_odd(column: Column) -> bool:
+    _, counts = np.unique(column.table.shape[column.arrays], return_counts=True)
+    return bool(len(counts) > 1 and counts.max() >= _ODD * counts.sum())
+
+
+def odd_shape(column: Column) -> str:
+    """The first file whose samples have another shape than most, and how many have that."""
+    shapes = column.table.shape[column.arrays]
+    kinds, first, counts = np.unique(shapes, return_index=True, return_counts=True)
+    usual = int(counts.argmax())
+    odd = int(first[kinds != kinds[usual]].min())
+    most, own = column.shapes(np.array([first[usual], odd]))
+    path = shown(column.table.path(int(column.file[odd])))
+    return (
+        f"{shown(column.field.name)} is {most} in {counts[usual]:,} of {len(shapes):,} files; "
+        f"{path} has {own}"
+    )
+
+
 def table(ds: "Dataset") -> str:
     """The text that ``repr`` gives."""
     files = len(ds.files)
@@ -91,6 +117,7 @@ def table(ds: "Dataset") -> str:
     more = len(ds.fields) - len(fields)
     foot = [f"  … and {more:,} more fields"] if more else []
     foot.append(f"  {shown(reading(ds))}")
+    foot += [f"  {line}" for line in odd_shapes(ds)]
     if ds.steps:
         foot.append(f"  then {len(ds.steps)} step{'s' * (len(ds.steps) != 1)} on every batch")
     return "\n".join([head, *rows, *foot])
