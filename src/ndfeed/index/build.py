@@ -145,7 +145,7 @@ def build(
             bar.advance(len(chunk.paths) + len(chunk.ignored) + len(chunk.problems))
     if not skip:
         refuse(problems, len(files.paths) if of is None else of)
-    return replace(made.table(), skipped=tuple(problems))
+    return replace(made.table(), skipped=tuple(problems)) if problems else made.table()
 
 
 def refuse(problems: Sequence[Error], of: int) -> None:

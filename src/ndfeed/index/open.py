@@ -135,10 +135,9 @@ def _open(spellings: Paths, layout: raw.Layout | None, cached: bool, skip: bool)
     kept = cache.load(path, spellings) if cached else None
     if kept is not None and cache.holds(kept, layout):
         return replace(kept.table, caches=(path,))
-    # A table without its bad files is never taken as it is: they are tried again every time.
-    partial = cache.place(spellings, layout, partial=True)
     if skip and cached and kept is None:
-        kept = cache.load(partial, spellings)
+        # A table without its bad files is never taken as it is: they are tried again every time.
+        kept = cache.load(cache.place(spellings, layout, partial=True), spellings)
     began = cache.now()
     files = find(spellings)
     table = _renewed(kept, files, layout, skip) if kept else build(files, layout, skip=skip)
@@ -146,7 +145,8 @@ def _open(spellings: Paths, layout: raw.Layout | None, cached: bool, skip: bool)
         refuse(table.skipped, len(files.paths))
         raise tree.nothing(spellings[0], "in this folder")
     if cached and (len(files.paths) > 1 or len(table.file) >= _MANY_ARRAYS):
-        path = partial if table.skipped else path
+        if table.skipped:
+            path = cache.place(spellings, layout, partial=True)
         cache.save(path, cache.Kept(table, began, files.folders))
         table = replace(table, caches=(path,))
     return table
