@@ -304,6 +304,38 @@ def packed_already():
 # What belongs together
 
 
+def one_odd_type():
+    """Hundreds of files, one of them saved in double precision."""
+    os.mkdir("folder")
+    for i in range(30):
+        npy(f"folder/{i:02}.npy", np.zeros(3, "<f8" if i == 17 else "<f4"))
+
+
+def fields_in_files():
+    """Inputs and targets, each in a file of its own."""
+    os.mkdir("folder")
+    npy("folder/X_train.npy")
+    npy("folder/y_train.npy", np.zeros(10, "<f4"))
+
+
+def sparse_matrix():
+    """What scipy.sparse.save_npz writes."""
+    members = {"indices": np.zeros(2, "i4"), "indptr": np.zeros(3, "i4")}
+    np.savez("x.npz", format=b"csr", shape=np.array([2, 5]), data=np.ones(2), **members)
+
+
+def loaded_archive():
+    """What np.load makes of a sound archive."""
+    np.savez("x.npz", x=np.zeros(3))
+    with np.load("x.npz") as archive:
+        return {"archive": archive}
+
+
+def large_number():
+    """One value of many that does not fit."""
+    npy("x.npy", np.array([1, 2, 300, 4]))
+
+
 def other_types():
     Path("folder").mkdir()
     npy("folder/a.npy", np.zeros((10, 4), "<f4"))
@@ -504,6 +536,21 @@ STOPS = [
     Stop(errors.ChangedError, "a file whose mode was changed", other_mode, "ds[0]"),
     opened(errors.BadFilesError, "several of them", three_short, "folder"),
     opened(errors.SchemaError, "files of different types", other_types, "folder"),
+    opened(errors.SchemaError, "one file of another type", one_odd_type, "folder"),
+    Stop(errors.AmbiguousError, "files that are fields", fields_in_files, "ndfeed.open('folder')"),
+    opened(errors.UnsupportedError, "a sparse matrix", sparse_matrix, "x.npz"),
+    Stop(
+        errors.CastError,
+        "a value too large for the type asked for",
+        large_number,
+        "ndfeed.open('x.npy', dtype={'data': 'uint8'})[:]",
+    ),
+    Stop(
+        errors.FieldError,
+        "a type for a field that is not there",
+        npy,
+        "ndfeed.open('x.npy', dtype={'image': 'uint8'})",
+    ),
     opened(errors.SchemaError, "files with different fields", other_fields, "folder"),
     Stop(
         errors.SchemaError,
@@ -576,6 +623,11 @@ STOPS = [
     Stop(
         ValueError, "a sample that is neither", npy, "ndfeed.open('x.npy', sample='image')"
     ),
+    Stop(TypeError, "a folder for the index", npy, "ndfeed.open('x.npy', cache='/data')"),
+    Stop(TypeError, "fields without an order", npy, "ndfeed.open('x.npy', fields={'data'})"),
+    Stop(TypeError, "an array instead of its path", nothing, "ndfeed.open(np.zeros(3))"),
+    Stop(TypeError, "an archive instead of its path", loaded_archive, "ndfeed.open(archive)"),
+    Stop(ValueError, "a type that NumPy lacks", npy, "ndfeed.open('x.npy', dtype={'data': 'f5'})"),
     Stop(ValueError, "a shape without a type", odd_raw, "ndfeed.open('x.bin', shape=(100,))"),
     Stop(IndexError, "a row that is not there", a_state, "ds[10]"),
 ]  # fmt: skip

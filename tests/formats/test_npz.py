@@ -572,3 +572,39 @@ def test_damaged_files_raise_our_errors_alone(tmp_path, data):
         return
 
     assert same(found, expected)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"indices": np.arange(3), "indptr": np.arange(3)},
+        {"row": np.arange(3), "col": np.arange(3)},
+        {"offsets": np.arange(3)},
+    ],
+    ids=["csr", "coo", "dia"],
+)
+def test_a_sparse_matrix_is_named_and_refused(tmp_path, members):
+    """Its members were read as one sample, or as a row for every value that is not zero."""
+    common = {"format": b"xyz", "shape": np.array([2, 5]), "data": np.ones(3)}
+    np.savez(tmp_path / "x.npz", **members, **common)
+
+    with pytest.raises(UnsupportedError, match=r"sparse matrix of scipy\.sparse.*toarray\(\)"):
+        describe(tmp_path / "x.npz")
+
+
+def test_what_scipy_saves_is_refused_in_every_format(tmp_path):
+    """Whatever the members of each are called today."""
+    sparse = pytest.importorskip("scipy.sparse")
+    for form in ("csr", "csc", "coo", "bsr", "dia"):
+        sparse.save_npz(tmp_path / f"{form}.npz", sparse.eye_array(6, format=form))
+
+        with pytest.raises(UnsupportedError, match="sparse matrix"):
+            describe(tmp_path / f"{form}.npz")
+
+
+def test_arrays_that_are_only_named_as_those_of_sparse_matrices_are_read(tmp_path):
+    """Rows called data, with their shapes beside them, are no sparse matrix."""
+    rows = {name: np.zeros((4, 2)) for name in ("format", "shape", "data", "indices", "indptr")}
+    np.savez(tmp_path / "x.npz", **rows)
+
+    assert len(describe(tmp_path / "x.npz").arrays) == 5

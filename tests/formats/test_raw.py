@@ -194,9 +194,9 @@ def test_shapes_that_no_sample_has(write, shape):
         ndfeed.open(write(), dtype="uint16", shape=shape)
 
 
-@pytest.mark.parametrize("dtype", ["O", "f4,f4", [("a", "f4")], ("f4", (2,)), "S", "V0"])
+@pytest.mark.parametrize("dtype", ["O", "f4,f4", [("a", "O")], ("f4", (2,)), "S", "V0"])
 def test_dtypes_that_no_element_has(write, dtype):
-    """Objects, records and nothing."""
+    """Objects, arrays, text that stands for a structure, and nothing."""
     with pytest.raises(ValueError, match="dtype"):
         ndfeed.open(write(), dtype=dtype)
 
@@ -216,7 +216,7 @@ def test_dtypes_that_no_element_has(write, dtype):
         '{"dtype": "(1)f4"}',
         '{"dtype": "f4,f4"}',
         '{"dtype": {"names": ["a"], "formats": ["f4"]}}',
-        '{"dtype": [["a", "f4"]]}',
+        '{"dtype": [["a", "f4"], ["a", "f4"]]}',
         '{"dtype": "__import__(\'os\')"}',
         '{"dtype": "<M8[s/0]"}',
         '{"dtype": "u2", "shape": 0}',
@@ -400,3 +400,65 @@ def test_damaged_layouts_raise_our_errors_alone(tmp_path, text):
         return
 
     assert problem.startswith(str(beside))
+
+
+PIXELS = [("x", "<f4", (3,)), ("y", "u1")]
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        PIXELS,
+        np.dtype(PIXELS),
+        np.dtype(PIXELS, align=True),
+        {"names": ["x", "y"], "formats": ["3f4", "u1"]},
+        [("a", [("b", ">i2"), ("c", "S3")]), ("d", "<f8", (2, 2))],
+    ],
+    ids=["list", "dtype", "padded", "dict", "nested"],
+)
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_structured_dtype_makes_fields_as_in_an_npy_file(tmp_path, dtype, mapped):
+    """Records written with tofile, without a header."""
+    rng = np.random.default_rng(0)
+    kind = np.dtype(dtype)
+    records = np.frombuffer(rng.integers(1, 100, 12 * kind.itemsize, np.uint8).tobytes(), kind)
+    records.tofile(tmp_path / "x.bin")
+    np.save(tmp_path / "x.npy", records)
+    raw = ndfeed.open(tmp_path / "x.bin", dtype=dtype, mapped=mapped)
+    npy = ndfeed.open(tmp_path / "x.npy")
+
+    assert raw.fields == npy.fields
+    for name, values in npy[[5, 0, 11]].items():
+        np.testing.assert_array_equal(raw[[5, 0, 11]][name], values)
+
+
+def test_structures_may_be_described_beside_the_file(tmp_path):
+    """And several of them may be a sample."""
+    records = np.zeros((4, 2), PIXELS)
+    records["y"] = np.arange(8).reshape(4, 2)
+    records.tofile(tmp_path / "x.bin")
+    text = '{"dtype": [["x", "<f4", [3]], ["y", "u1"]], "shape": [2]}'
+    (tmp_path / "x.bin.json").write_text(text)
+    ds = ndfeed.open(tmp_path / "x.bin")
+
+    assert ds.fields["x"].shape == (2, 3)
+    assert ds[2]["y"].tolist() == [4, 5]
+
+
+@pytest.mark.parametrize(
+    "dtype", ['[["x"]]', '["x", "y"]', '[["x", "O"]]', '[["x", "f4", [-1]]]', "[]", '[["", "f4"]]']
+)
+def test_structures_that_are_none_are_refused(tmp_path, dtype):
+    """JSON is anybody's."""
+    (tmp_path / "x.bin").write_bytes(bytes(100))
+    (tmp_path / "x.bin.json").write_text(f'{{"dtype": {dtype}}}')
+
+    with pytest.raises(FormatError, match=r"x\.bin\.json: "):
+        ndfeed.open(tmp_path / "x.bin")
+
+
+@pytest.mark.parametrize("dtype", [[("x", "O")], "float33", [("x", "f4"), ("x", "f4")], 7.5])
+def test_a_dtype_that_is_none_is_refused_in_one_line(tmp_path, dtype):
+    """Before any file is looked at."""
+    with pytest.raises(ValueError, match=r"^dtype must be"):
+        ndfeed.open(tmp_path / "x.bin", dtype=dtype)

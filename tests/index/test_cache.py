@@ -406,7 +406,7 @@ def test_every_damaged_byte_of_a_cache_is_noticed(tmp_path, folder):
         lambda data: data + b"\0",
         lambda data: b"not an index at all",
         lambda data: os.urandom(4096),
-        lambda data: data[:12] + b"\2" + data[13:],
+        lambda data: data[:12] + b"\1" + data[13:],
     ],
     ids=["empty", "short", "half", "no header", "long", "text", "noise", "version"],
 )
@@ -613,7 +613,7 @@ FORGERIES = {
         np.frombuffer(b"../x/0.npy", np.uint8), old[5:]]),
         "path_ends": lambda old: np.concatenate([[0], old[1:] + 5])},
     "a size below zero": {"identity": put(2, -1)},
-    "an unknown format": {"format": put(3, 6)},
+    "an unknown format": {"format": put(3, 7)},
     "formats by other names": {"formats": lambda old: old[::-1]},
     "too few formats": {"format": cut},
     "too few files": {"identity": cut},

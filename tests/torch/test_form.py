@@ -64,8 +64,6 @@ def test_small_types(tmp_path, monkeypatch, name, known):
 @pytest.mark.parametrize(
     "values",
     [
-        np.array(["a", "b"]),
-        np.array([b"a", b"b"]),
         np.array(["2020-01-01", "2020-01-02"], "M8[s]"),
         np.array([1, 2], "m8[D]"),
         np.zeros(2, "V3"),
@@ -91,7 +89,7 @@ def test_what_torch_cannot_hold_behind_a_map(tmp_path):
     ds = images(tmp_path)
 
     def named(batch):
-        return {"name": np.array([f"{n:03}" for n in batch["label"]])}
+        return {"name": np.datetime64("2020-01-01") + batch["label"].astype("m8[D]")}
 
     def later(batch):
         if len(batch["label"]) < 2:
@@ -100,7 +98,7 @@ def test_what_torch_cannot_hold_behind_a_map(tmp_path):
 
     with pytest.raises(ndfeed.SchemaError, match="'name' has dtype"):
         ndfeed.torch.loader(ds.map(named), 4)
-    with pytest.raises(TypeError, match="'name' has dtype <U3"):
+    with pytest.raises(TypeError, match="'name' has dtype datetime64"):
         first(ds.map(later))
 
 

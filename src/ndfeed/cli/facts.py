@@ -6,7 +6,7 @@ Only what the headers told is used; no sample is read. The keys are public: ``nd
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
@@ -148,13 +148,8 @@ def _formats(tables: Sequence[Table]) -> dict[str, int]:
 
 def _reading(ds: Dataset) -> Reading:
     return Reading(
-        sample=_sample(ds), samples=len(ds), bytes=ds.nbytes, fields=list(_field_facts(ds))
+        sample=show.sample_kind(ds), samples=len(ds), bytes=ds.nbytes, fields=list(_field_facts(ds))
     )
-
-
-def _sample(ds: Dataset) -> Literal["row", "file", "both"]:
-    whole = {bool(one) for column in _columns(ds) for one in np.unique(column.whole)}
-    return "both" if len(whole) > 1 else "file" if True in whole else "row"
 
 
 def _field_facts(ds: Dataset) -> Iterator[FieldFacts]:
@@ -286,9 +281,10 @@ def _unused(tables: Sequence[Table]) -> str:
     """Storages in .pt files of which the tensors show only a small part."""
     held = used = 0
     for table in tables:
-        if "pt" not in table.formats:
+        kinds = [i for i, name in enumerate(table.formats) if name in ("pt", "pt list")]
+        torch = np.isin(table.format[table.file], kinds)
+        if not torch.any():
             continue
-        torch = table.format[table.file] == table.formats.index("pt")
         arrays = np.flatnonzero(torch & (table.coding == RAW))
         places = np.stack([table.file[arrays], table.offset[arrays]])
         _, first, storage = np.unique(places, axis=1, return_index=True, return_inverse=True)

@@ -25,11 +25,6 @@ from ndfeed.errors import AmbiguousError, Error
 
 _SHOWN_FIELDS = 100
 _SHOWN_REMARKS = 10
-_WORDS = {
-    "row": "a sample is a row of axis 0",
-    "file": "a sample is a whole file",
-    "both": "samples are rows of some files and others whole",
-}
 
 
 def inspect(
@@ -108,7 +103,7 @@ def _print(out: Console, found: Facts) -> None:
         out.print(_field_table(found["fields"]))
         size = show.size(found["bytes"] or 0)
         line(out, f"{_count(found['samples'] or 0, 'sample')}, {size} decoded")
-        line(out, f"{_WORDS[found['sample'] or 'both']} ({found['why']})")
+        line(out, f"{show.READINGS[found['sample'] or 'both']} ({found['why']})")
     formats = ", ".join(f"{count:,} {name}" for name, count in found["formats"].items())
     line(out, f"{_count(found['files'], 'file')} ({formats}), {_disk(found)} on disk")
     _print_remarks(out, found)
@@ -163,7 +158,7 @@ def _print_readings(out: Console, readings: list[Reading]) -> None:
         table.add_row(
             f"--sample {one['sample']}",
             f"{one['samples']:,}",
-            _WORDS[one["sample"]].removeprefix("a sample is "),
+            show.READINGS[one["sample"]].removeprefix("a sample is "),
             literal(", ".join(listed) + f" and {more:,} more" * (more > 0)),
         )
     line(out, "could be read two ways; say which:")

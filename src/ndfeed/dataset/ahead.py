@@ -82,7 +82,7 @@ def _spans(group: Group, samples: Ints) -> Iterator[tuple[Column, Span]]:
     if group.by_file:
         yield group.columns[0], _files(group, place.part)
         return
-    for column in group.columns:
+    for column in (column.stored for column in group.columns):
         if column.offsets is not None:
             yield column, _located(group, column, column.offsets, place)
         elif column.plain and column.size:

@@ -7,7 +7,7 @@ array, as packed datasets keep ragged fields. The parts of a column follow each 
 of the same files: they are located once and, where files are read whole, opened once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ndfeed.dataset.field import Field
 from ndfeed.dataset.lazy import lazy
 from ndfeed.formats.array import RAW
-from ndfeed.formats.types import itemsize, swapped
+from ndfeed.formats.types import delivered, itemsize, plain, swapped
 from ndfeed.index.table import Ints, Table
 
 if TYPE_CHECKING:
@@ -70,21 +70,38 @@ class Column:
 
     @lazy
     def nbytes(self) -> Ints:
-        """Per part: bytes of one sample; where they are located, of one of their values."""
+        """Per part: bytes of one sample as read; where they are located, of one of their values."""
         known, shape = _sizes(self.table), self.table.shape[self.arrays]
         elements = np.where(self.whole, known.whole[shape], known.row[shape])
-        sizes: Ints = elements * known.width[self.table.dtype[self.arrays]]
+        sizes: Ints = elements * itemsize(self.field.type)
         return sizes
+
+    @lazy
+    def converted(self) -> bool:
+        """Has any part another type than the field, but for the byte order?"""
+        other = _sizes(self.table).plain != self.field.type
+        return bool(other.any() and other[self.table.dtype[self.arrays]].any())
 
     @lazy
     def swapped(self) -> NDArray[np.bool_]:
         """Per part: are its elements in the other byte order?"""
         return _sizes(self.table).swapped[self.table.dtype[self.arrays]]
 
+    def typed(self, kind: str) -> "Column":
+        """The same column with a field of another type."""
+        return replace(self, field=replace(self.field, dtype=delivered(kind), type=kind))
+
+    @lazy
+    def stored(self) -> "Column":
+        """The column before anything is converted, where all parts have one type."""
+        kinds = np.unique(_sizes(self.table).plain[self.table.dtype[self.arrays]])
+        return self.typed(str(kinds[0])) if self.converted and len(kinds) == 1 else self
+
     @lazy
     def plain(self) -> bool:
-        """Is every part raw, in C order, with samples of one size?"""
-        return bool(not self.coding.any() and not self.strided.any() and not self.field.ragged)
+        """Is every part raw, in C order, with samples of one size, of the field's type?"""
+        raw = not self.coding.any() and not self.strided.any()
+        return bool(raw and not self.field.ragged and not self.converted)
 
     @lazy
     def size(self) -> int:
@@ -117,12 +134,12 @@ class Column:
 
 
 class _Sizes(NamedTuple):
-    """Of each shape: its elements, and those of a row. Of each type: bytes, other byte order."""
+    """Of each shape: its elements, and those of a row. Of each type: other byte order, name."""
 
     whole: Ints
     row: Ints
-    width: Ints
     swapped: NDArray[np.bool_]
+    plain: NDArray[np.str_]  # without the byte order
 
 
 # A table may have 100,000 columns of as many shapes: these are worked out once for all of them.
@@ -138,8 +155,8 @@ def _sizes(table: Table) -> _Sizes:
         found = _known_sizes[table] = _Sizes(
             lengths.prod(axis=1),
             lengths[:, 1:].prod(axis=1),
-            np.array([itemsize(name) for name in table.dtypes], np.int64),
             np.array([swapped(name) for name in table.dtypes], bool),
+            np.array([plain(name) for name in table.dtypes], np.str_),
         )
     return found
 

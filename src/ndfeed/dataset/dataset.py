@@ -26,7 +26,7 @@ from ndfeed.dataset.rowset import Rows, Travelling, as_rows, chosen, composed, o
 from ndfeed.dataset.step import Batch, Given, Map, Select, Step, fields_of, stepped
 from ndfeed.dataset.target import check_fits
 from ndfeed.dataset.trial import fields_behind
-from ndfeed.errors import FieldError, SchemaError
+from ndfeed.errors import Error, FieldError, SchemaError
 from ndfeed.files import system
 from ndfeed.index.table import Ints
 from ndfeed.progress import Bar
@@ -132,6 +132,12 @@ class Dataset:
     def files(self) -> Sequence[str]:
         """The files that hold the samples."""
         return Files(self.groups)
+
+    @property
+    def skipped(self) -> list[Error]:
+        """What was wrong with the files that ``ndfeed.open(..., on_error="skip")`` left out."""
+        tables = {id(group.table): group.table for group in self.groups}.values()
+        return [error for table in tables for error in table.skipped]
 
     @property
     def fingerprint(self) -> str:

@@ -5,19 +5,22 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ndfeed.dataset import packed, samples
 from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.samples import Reading, Sample
+from ndfeed.dataset.layout import Layout, Sample, all_raw, layout
+from ndfeed.dataset.samples import Reading
 from ndfeed.dataset.show import size
-from ndfeed.errors import SchemaError, UnsupportedError, shown
+from ndfeed.errors import FieldError, SchemaError, UnsupportedError, shown
 from ndfeed.formats import raw
+from ndfeed.formats.types import named
 from ndfeed.index.open import Opened, open_packed, open_table
 from ndfeed.index.source import Source
+from ndfeed.index.table import Table
 
 _SAMPLES = ("auto", "row", "file")
 
@@ -32,6 +35,7 @@ def open(  # noqa: PLR0913 - each is a word of its own
     mapped: bool = True,
     cache: bool = True,
     verify: bool = False,
+    on_error: Literal["raise", "skip"] = "raise",
 ) -> Dataset:
     """Open array files in place; only their headers are read.
 
@@ -43,46 +47,98 @@ def open(  # noqa: PLR0913 - each is a word of its own
     - ``sample``: what one sample is: ``"row"`` of the first axis, a whole ``"file"``, or
       ``"auto"``, which refuses to guess where both make sense. In a dict of sources, a dict too.
     - ``fields``: the fields to open; all by default.
-    - ``dtype``, ``shape``: for raw files, the element type and the shape of one sample. ``dtype``
-      also names the type of opaque elements in .npy files (bfloat16, float8).
+    - ``dtype``, ``shape``: for raw files, the element type and the shape of one sample; a
+      structured type makes a field of each of its own. ``dtype`` also names the type of opaque
+      elements in .npy files (bfloat16, float8). A dict of field to type converts fields as they
+      are read, and brings files together that differ; a value that does not fit is a ``CastError``.
     - ``mapped=False``: read by position only and never map a file.
     - ``verify=True``: for packed datasets, compare every block with its checksum when it is first
       read. Damage is then a ``ChecksumError`` at the batch that meets it.
+    - ``on_error="skip"``: leave out files that cannot be read, with a warning; ``ds.skipped`` lists
+      what was wrong with each.
     - ``cache=False``: neither use nor keep the index of an earlier run. Of more than 10,000 files
       an index of an earlier run is checked by a sample, the rest when read.
     """
+    _check_arguments(source, on_error, mapped=mapped, cache=cache, verify=verify)
     if shape is not None and dtype is None:
         raise ValueError("shape= is for raw files and needs dtype= beside it")
-    chosen = (fields,) if isinstance(fields, str) else None if fields is None else tuple(fields)
-    layout = None if dtype is None else raw.layout(dtype, () if shape is None else shape)
-    how = _How(layout, dtype, mapped, cache, bool(verify))
+    chosen = _chosen(fields)
+    dtype = _casts(dtype)
+    how = _How(_raw_layout(dtype, shape), dtype, mapped, cache, bool(verify), on_error)
     if isinstance(source, Mapping):
         return _together(_parts(source, sample, how), chosen)
     if isinstance(sample, Mapping):
         raise TypeError("sample= may be a dict only where the source is one")
     if isinstance(source, Dataset):
-        return _reopened(source, chosen, verify)
+        made = _reopened(source, how)
+        return made if chosen is None else made.select(*chosen)
     ready = _packed(source, how, sample, chosen)
     if ready is not None:
         return ready
     part = _part(source, how, sample, fields=chosen)
-    if dtype is not None and not part.uses_dtype:
-        table = part.layout.table
+    if not (dtype is None or isinstance(dtype, dict) or part.uses_dtype):
+        table, name = part.layout.table, part.layout.names[0]
         raise SchemaError(
             table.path(0),
             f"says itself that it holds {table.dtypes[0]}; dtype= is for raw files and opaque "
-            f"elements, leave it out",
+            f"elements, leave it out, or convert fields: dtype={{{shown(name)!r}: {dtype!r}}}",
         )
     if len(part.readings) > 1:
         raise samples.refuse(os.fsdecode(part.opened.spellings[0]), part.layout)
     return _dataset((part,), None)
 
 
-def _reopened(ds: Dataset, fields: tuple[str, ...] | None, verify: bool) -> Dataset:
+def _check_arguments(source: object, on_error: object, **flags: object) -> None:
+    """Refuse arguments that nothing else would notice."""
+    if isinstance(source, np.lib.npyio.NpzFile):
+        raise TypeError("a source is a path, got an open .npz; give the path instead of np.load()")
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            more = "; the folder of the index is set by XDG_CACHE_HOME" if name == "cache" else ""
+            raise TypeError(f"{name} must be True or False, got {value!r}{more}")
+
+
+def _chosen(fields: object) -> tuple[str, ...] | None:
+    """The names that the caller chose, in order."""
+    if fields is None or isinstance(fields, str):
+        return None if fields is None else (fields,)
+    if not isinstance(fields, Sequence):
+        raise TypeError(f"fields must be a list or tuple of names, got {type(fields).__name__}")
+    return tuple(fields)
+
+
+def _casts(dtype: object) -> object:
+    """The caller's ``dtype``; a dict of fields as one of names that pickles."""
+    if not isinstance(dtype, Mapping):
+        return dtype
+    if {"names", "formats"} <= dtype.keys():  # NumPy's own dict for a structured type
+        return np.dtype(dict(dtype))  # type: ignore[call-overload]
+    found: dict[str, str] = {}
+    for name, wanted in dtype.items():
+        try:
+            found[name] = named(wanted)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"dtype of {name!r}: {error}") from None
+    return found
+
+
+def _raw_layout(dtype: object, shape: object) -> raw.Layout | None:
+    """What raw files hold, if the caller says so for all of them."""
+    if dtype is None or isinstance(dtype, dict):
+        if shape is not None and dtype is not None:
+            raise ValueError("shape= is for raw files, whose dtype= is one type, not a dict")
+        return None
+    return raw.layout(dtype, () if shape is None else shape)
+
+
+def _reopened(ds: Dataset, how: "_How") -> Dataset:
     """A dataset given as a source."""
-    if verify:
-        raise ValueError("verify= is for files; say it where the dataset is opened")
-    return ds if fields is None else ds.select(*fields)
+    for name, given in (("verify", how.verify), ("dtype", isinstance(how.dtype, dict))):
+        if given:
+            raise ValueError(f"{name}= is for files; say it where the dataset is opened")
+    return ds
 
 
 def _packed(
@@ -113,10 +169,19 @@ class _How(NamedTuple):
     """What applies to every source of a call."""
 
     layout: raw.Layout | None
-    dtype: object
+    dtype: object  # a dict where fields are to be converted
     mapped: bool
     cached: bool
     verify: bool
+    on_error: Literal["raise", "skip"]
+
+    def below(self, name: str) -> "_How":
+        """The same for the source ``name`` of a dict."""
+        if not isinstance(self.dtype, dict):
+            return self
+        own = {n: t for n, t in self.dtype.items() if n == name or n.startswith(f"{name}/")}
+        given = raw.layout(own[name]) if name in own else None  # the source may be a raw file
+        return self._replace(layout=given, dtype=own or None)
 
 
 class _Part(NamedTuple):
@@ -127,13 +192,13 @@ class _Part(NamedTuple):
     fields: tuple[str, ...] | None
     dtype: object
     mapped: bool
-    layout: samples.Layout
+    layout: Layout
     readings: list[Reading]
 
     @property
     def uses_dtype(self) -> bool:
         """Was there anything to which the caller's dtype applies?"""
-        return self.layout.typed or samples.all_raw(self.layout.table)
+        return self.layout.typed or all_raw(self.layout.table)
 
 
 def _part(
@@ -145,14 +210,16 @@ def _part(
     fields: tuple[str, ...] | None = None,
 ) -> _Part:
     _check_sample(sample)
-    opened = open_table(source, how.layout, cached=how.cached)
+    skip = how.on_error == "skip"
+    opened = open_table(source, how.layout, cached=how.cached, skip=skip)
+    _warn_of_skipped(opened.table)
     if how.verify:
         raise UnsupportedError(
             opened.table.path(0),
             "has no checksums of its rows that verify=True could compare; ndfeed pack makes a copy "
             "that has them, or leave verify= out",
         )
-    found = samples.layout(opened.table, fields, how.dtype, prefix)
+    found = layout(opened.table, fields, how.dtype, prefix, sample)
     readings = samples.readings(found, sample)
     return _Part(opened, prefix, fields, how.dtype, how.mapped, found, readings)
 
@@ -164,12 +231,15 @@ def _parts(
     ways = dict(sample) if isinstance(sample, Mapping) else dict.fromkeys(source, sample)
     if set(ways) - set(source):
         raise ValueError(f"sample= names {sorted(set(ways) - set(source))}, not in the source")
+    for field in how.dtype if isinstance(how.dtype, dict) else ():
+        if not any(field == name or field.startswith(f"{name}/") for name in source):
+            raise FieldError(field, list(source))
     parts: list[_Part | Dataset] = []
     for name, one in source.items():
-        way = ways.get(name, "auto")
-        made = one if isinstance(one, Dataset) else _packed(one, how, way)
+        way, own = ways.get(name, "auto"), how.below(name)
+        made = _reopened(one, own) if isinstance(one, Dataset) else _packed(one, own, way)
         if made is None:
-            parts.append(_part(one, how, way, prefix=name))  # type: ignore[arg-type]
+            parts.append(_part(one, own, way, prefix=name))  # type: ignore[arg-type]
         else:
             parts.append(_renamed(made, name))
     return parts
@@ -253,7 +323,7 @@ def _dataset(parts: "tuple[_Part | Dataset, ...]", why: str | None) -> Dataset:
         groups.append(made)
         reasons.append(way.why)
         # What was settled with a warning is settled: a worker process need not warn again.
-        dtype = "bfloat16" if part.dtype is None and part.layout.typed else part.dtype
+        dtype = _settled_dtype(part)
         recipe.append((part.opened, part.prefix, part.fields, dtype, part.mapped, way))
     named: dict[str, Group] = {}
     for group in groups:
@@ -266,6 +336,15 @@ def _dataset(parts: "tuple[_Part | Dataset, ...]", why: str | None) -> Dataset:
     return Dataset(tuple(groups), (_remade, (recipe, reason)), why=reason)
 
 
+def _settled_dtype(part: _Part) -> object:
+    if not part.layout.typed:
+        return part.dtype
+    if not isinstance(part.dtype, dict):
+        return "bfloat16" if part.dtype is None else part.dtype
+    types = zip(part.layout.names, part.layout.types, strict=True)
+    return part.dtype | {name: kind for name, kind in types if kind == "bfloat16"}
+
+
 def _remade(recipe: list[Any], why: str) -> Dataset:
     """The dataset that pickled as ``recipe``."""
     parts: list[_Part | Dataset] = []
@@ -274,9 +353,20 @@ def _remade(recipe: list[Any], why: str) -> Dataset:
             parts.append(one)
             continue
         opened, prefix, fields, dtype, mapped, way = one
-        found = samples.layout(opened.table, fields, dtype, prefix)
+        found = layout(opened.table, fields, dtype, prefix, way.sample)
         parts.append(_Part(opened, prefix, fields, dtype, mapped, found, [way]))
     return _dataset(tuple(parts), why)
+
+
+def _warn_of_skipped(table: Table) -> None:
+    """Say how many files were left out, and what was wrong with the first."""
+    if table.skipped:
+        warnings.warn(
+            f"{len(table.skipped):,} of {len(table.skipped) + table.files:,} files cannot be read "
+            f"and are skipped (ds.skipped lists them), the first: {table.skipped[0]}",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def warn_of_scattered_rows(group: Group) -> None:

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset import ragged, rows
+from ndfeed.dataset import convert, ragged, rows
 from ndfeed.dataset.column import Column, Group, Place
 from ndfeed.dataset.large import Streams, decoded_for, largest_stream
 from ndfeed.dataset.members import Decoded, kept_by_default
@@ -314,6 +314,33 @@ class CheckedReader(Reader):
         return super().shapes(group, column, samples)
 
 
+class ConvertingReader(Reader):
+    """Reads samples as they are stored, and converts them to the types of the fields."""
+
+    def __init__(self, group: Group, maps: Maps | None, token: object) -> None:
+        super().__init__(group, maps, token)
+        self._variants = convert.Variants(group)
+        self._readers: dict[int, tuple[Group, Reader]] = {}
+
+    def fill(
+        self,
+        group: Group,
+        samples: Ints,
+        arrays: Mapping[str, Arrays],
+        decoded: Decoded | None = None,
+    ) -> list[Target]:
+        """Copy ``samples``, which are in range, into ``arrays`` or else into new memory."""
+
+        def filling(variant: int) -> tuple[Group, convert.Fill]:
+            if variant not in self._readers:  # in one step: another thread may be here too
+                own = self._variants.group(variant)
+                self._readers[variant] = own, Reader(own, self.maps, self.token)
+            own, reader = self._readers[variant]
+            return own, lambda some, room: reader.fill(own, some, room, decoded)
+
+        return convert.fill(self._variants, group, samples, arrays, filling)
+
+
 class _Process:
     """The readers, maps and decoded members of this process."""
 
@@ -344,6 +371,8 @@ def reader_of(group: Group) -> Reader:
 def _made(group: Group) -> Reader:
     table = group.table
     kind = Reader if group.checks is None else CheckedReader
+    if any(column.converted for column in group.columns):
+        kind = ConvertingReader
     if group.by_file or not group.mapped:
         return kind(group, None, _process.token)
     maps = _process.maps.get(id(table))

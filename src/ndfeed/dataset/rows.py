@@ -24,7 +24,7 @@ from ndfeed.dataset.spent import inflating, reading, spent
 from ndfeed.dataset.target import Target
 from ndfeed.files.file import File
 from ndfeed.files.maps import Maps
-from ndfeed.formats.array import RAW
+from ndfeed.formats.array import INLINE, RAW
 from ndfeed.index.table import Ints
 
 # Above this a copy each beats one call that holds the interpreter lock.
@@ -158,6 +158,9 @@ def from_parts(
     column: Column, place: Place, target: Target, maps: Maps | None, decoded: Decoded
 ) -> None:
     """Copy samples of parts that are coded, strided or of several shapes, part by part."""
+    if (column.coding == INLINE).all():  # numbers in a list, each a part of its own
+        _assign(target, np.arange(len(place.part)), inline_all(column, place.part))
+        return
     order = np.argsort(place.part, kind="stable")
     for stretch in by_file(place.part[order]):
         at = order[stretch]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ndfeed.dataset.column import Column, Group
 from ndfeed.errors import shown
 from ndfeed.formats.array import CODINGS
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from ndfeed.dataset.dataset import Dataset
 
 _SHOWN_FIELDS = 100
+_ODD = 0.9  # a shape that so many files share makes the others odd
 
 
 def size(count: float) -> str:
@@ -38,16 +40,59 @@ def codings(ds: "Dataset", names: Iterable[str]) -> dict[str, str]:
     }
 
 
-def reading(ds: "Dataset") -> str:
-    """How samples were understood, and why."""
+READINGS = {
+    "row": "a sample is a row of axis 0",
+    "file": "a sample is a whole file",
+    "item": "a sample is an item of a list",
+    "both": "samples are rows of some files and others whole",
+    "none": "no samples",
+}
+
+
+def sample_kind(ds: "Dataset") -> str:
+    """What samples were understood as: one of ``READINGS``."""
     columns = [column for group in ds.groups for column in group.columns]
     kinds = {bool(one) for c in columns if len(c.whole) for one in (c.whole.min(), c.whole.max())}
-    words = {
-        frozenset((True,)): "a sample is a whole file",
-        frozenset((False,)): "a sample is a row of axis 0",
-        frozenset((True, False)): "samples are rows of some files and others whole",
-    }
-    return f"{words.get(frozenset(kinds), 'no samples')} ({ds.why})"
+    if len(kinds) != 1:
+        return "both" if kinds else "none"
+    if False in kinds:
+        return "row"
+    return "item" if any(is_list(group) for group in ds.groups) else "file"
+
+
+def is_list(group: Group) -> bool:
+    """Are there several whole arrays of a field in a file? Then it holds a list of them."""
+    return bool(len(group.starts) - 1 > group.table.files) and not group.table.sealed
+
+
+def reading(ds: "Dataset") -> str:
+    """How samples were understood, and why."""
+    return f"{READINGS[sample_kind(ds)]} ({ds.why})"
+
+
+def odd_shapes(ds: "Dataset") -> list[str]:
+    """For each field that is ragged because of few files: the first of them, and how many agree."""
+    columns = [column for group in ds.groups for column in group.columns]
+    return [odd_shape(c) for c in columns if c.field.ragged and c.offsets is None and _is_odd(c)]
+
+
+def _is_odd(column: Column) -> bool:
+    _, counts = np.unique(column.table.shape[column.arrays], return_counts=True)
+    return bool(len(counts) > 1 and counts.max() >= _ODD * counts.sum())
+
+
+def odd_shape(column: Column) -> str:
+    """The first file whose samples have another shape than most, and how many have that."""
+    shapes = column.table.shape[column.arrays]
+    kinds, first, counts = np.unique(shapes, return_index=True, return_counts=True)
+    usual = int(counts.argmax())
+    odd = int(first[kinds != kinds[usual]].min())
+    most, own = column.shapes(np.array([first[usual], odd]))
+    path = shown(column.table.path(int(column.file[odd])))
+    return (
+        f"{shown(column.field.name)} is {most} in {counts[usual]:,} of {len(shapes):,} files; "
+        f"{path} has {own}"
+    )
 
 
 def table(ds: "Dataset") -> str:
@@ -72,6 +117,7 @@ def table(ds: "Dataset") -> str:
     more = len(ds.fields) - len(fields)
     foot = [f"  … and {more:,} more fields"] if more else []
     foot.append(f"  {shown(reading(ds))}")
+    foot += [f"  {line}" for line in odd_shapes(ds)]
     if ds.steps:
         foot.append(f"  then {len(ds.steps)} step{'s' * (len(ds.steps) != 1)} on every batch")
     return "\n".join([head, *rows, *foot])

@@ -57,7 +57,10 @@ class Array(NamedTuple):
 
 
 class Description(NamedTuple):
-    """All arrays of one file, and remarks a person may want to read."""
+    """All arrays of one file, and remarks a person may want to read.
+
+    Names differ, unless the format is "pt list": there each name occurs once for every item.
+    """
 
     format: str
     arrays: tuple[Array, ...]

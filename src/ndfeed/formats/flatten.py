@@ -4,6 +4,10 @@ Keys of dicts and positions in lists and tuples are joined by "/"; an object tha
 has the name "". Numbers become arrays of rank 0, bytes arrays of ``|u1``. Text, None, types and
 devices are remarks. Anything else is refused, with its key.
 
+An object that is a list of like things (the same keys in each, with the same types and numbers of
+dimensions) is a list of rows: its arrays are named within their item, so that every name occurs
+once for each item, and ``Plan.rows`` is true.
+
 Everything that can be checked without the archive is checked here: each tensor against the
 size its storage says it has. Whether the archive has that much is the caller's to check. The
 result depends on the pickle alone, so one serves all files that share theirs to the byte.
@@ -65,6 +69,7 @@ class Plan(NamedTuple):
 
     arrays: tuple[View | Array, ...]
     notes: tuple[str, ...]
+    rows: bool  # are they the items of a list, one after the other?
 
 
 def plan(pickle: bytes, big: bool) -> Plan:
@@ -85,7 +90,28 @@ def plan(pickle: bytes, big: bool) -> Plan:
     more = len(notes) - _MOST_NOTES
     if more > 0:
         notes = [*notes[:_MOST_NOTES], f"… and {more:,} more remarks"]
-    return Plan(tuple(walk.arrays), tuple(notes))
+    rows = _rows(value, walk.arrays) if type(value) is list else None
+    return Plan(tuple(rows or walk.arrays), tuple(notes), rows is not None)
+
+
+def _rows(items: list[Value], arrays: list[View | Array]) -> list[View | Array] | None:
+    """The arrays of a list's items, named within their item; ``None`` if the items differ."""
+    count = len(arrays) // len(items) if items else 0
+    if not count or len(arrays) != count * len(items):
+        return None
+    rows: list[View | Array] = []
+    expected: list[tuple[str, str, int]] = []
+    for i in range(len(items)):
+        key = str(i)
+        for k, array in enumerate(arrays[i * count : (i + 1) * count]):
+            position, _, name = array.name.partition("/")
+            kind = name, array.dtype, len(array.shape)
+            if position != key or (i and kind != expected[k]):
+                return None
+            if not i:
+                expected.append(kind)
+            rows.append(array._replace(name=name))
+    return rows
 
 
 def _refuse(value: Foreign, name: str) -> NoReturn:

@@ -91,7 +91,7 @@ class Header(NamedTuple):
     alone: Description
 
 
-class _Element(NamedTuple):
+class Element(NamedTuple):
     """The type of an element. ``filled``: is there but one leaf, with every byte?"""
 
     leaves: tuple[Leaf, ...]
@@ -187,7 +187,7 @@ def _header(preamble: bytes) -> Header:
         element, fortran, shape = _from_literal(parse(text))
     length, nbytes = len(preamble), _checked_size(shape, element.size)
     order = fortran_strides(shape, element.size) if fortran else None
-    found = _placed(element, shape, order, length, length + nbytes)
+    found = placed(element, shape, order, length, length + nbytes)
     return Header(length, nbytes, Description("npy", found, (_FORTRAN,) if order else ()))
 
 
@@ -195,7 +195,7 @@ def _header(preamble: bytes) -> Header:
 _known = lru_cache(maxsize=1024)(_header)
 
 
-def _from_literal(value: Literal) -> tuple[_Element, bool, tuple[int, ...]]:
+def _from_literal(value: Literal) -> tuple[Element, bool, tuple[int, ...]]:
     if not isinstance(value, dict) or set(value) != {"descr", "fortran_order", "shape"}:
         raise ValueError("a dict with the keys descr, fortran_order and shape expected")
     fortran, shape = value["fortran_order"], value["shape"]
@@ -203,7 +203,7 @@ def _from_literal(value: Literal) -> tuple[_Element, bool, tuple[int, ...]]:
         raise ValueError(f"fortran_order must be True or False, got {fortran!r:.80}")
     if not isinstance(shape, tuple):
         raise ValueError(f"shape must be a tuple, got {shape!r:.80}")
-    return _element(value["descr"]), fortran, _lengths(shape)
+    return element_of(value["descr"]), fortran, _lengths(shape)
 
 
 def _lengths(given: Literal) -> tuple[int, ...]:
@@ -216,8 +216,8 @@ def _lengths(given: Literal) -> tuple[int, ...]:
     return shape  # type: ignore[return-value]
 
 
-def _placed(
-    element: _Element, outer: tuple[int, ...], order: tuple[int, ...] | None, begin: int, end: int
+def placed(
+    element: Element, outer: tuple[int, ...], order: tuple[int, ...] | None, begin: int, end: int
 ) -> tuple[Array, ...]:
     """The leaves of all elements, in C order unless ``order`` has the strides."""
     steps = order if element.filled or order else c_strides(outer, element.size)
@@ -246,25 +246,25 @@ def _checked_size(shape: tuple[int, ...], size: int) -> int:
     return size * math.prod(shape)
 
 
-def _element(descr: Literal) -> _Element:
+def element_of(descr: Literal) -> Element:
     """The type that a header's ``descr`` spells; of a sub-array at the top, ``(type, shape)``."""
     if isinstance(descr, tuple) and len(descr) == 2:
-        return _repeated(_element(descr[0]), _lengths(descr[1]))
+        return _repeated(element_of(descr[0]), _lengths(descr[1]))
     return _type("", descr, 0)
 
 
 # Most arrays are of few plain types.
-_common = lru_cache(maxsize=256)(_element)
+_common = lru_cache(maxsize=256)(element_of)
 
 
-def _type(name: str, descr: Literal, start: int) -> _Element:
+def _type(name: str, descr: Literal, start: int) -> Element:
     """A plain type, or the fields of a structured one, with names joined by "/"."""
     if isinstance(descr, list):
         return _structure(name, descr, start)
     if not isinstance(descr, str):
         raise ValueError(f"not a dtype: {descr!r:.80}")
     dtype, size = _plain(descr)
-    return _Element((Leaf(name, dtype, (), start, ()),), size, True)
+    return Element((Leaf(name, dtype, (), start, ()),), size, True)
 
 
 @lru_cache(maxsize=256)
@@ -276,7 +276,7 @@ def _plain(descr: str) -> tuple[str, int]:
     return dtype, itemsize(dtype)
 
 
-def _structure(name: str, entries: list[Literal], start: int) -> _Element:
+def _structure(name: str, entries: list[Literal], start: int) -> Element:
     leaves: list[Leaf] = []
     size = 0
     filled = len(entries) == 1
@@ -291,10 +291,10 @@ def _structure(name: str, entries: list[Literal], start: int) -> _Element:
         raise ValueError("a structured dtype without fields or bytes")
     if len({leaf.name for leaf in leaves}) < len(leaves):
         raise ValueError("two fields of one name")
-    return _Element(tuple(leaves), size, filled)
+    return Element(tuple(leaves), size, filled)
 
 
-def _entry(name: str, entry: Literal, start: int) -> _Element:
+def _entry(name: str, entry: Literal, start: int) -> Element:
     """One field of a structured dtype: (name, type) or (name, type, shape)."""
     if not isinstance(entry, tuple) or len(entry) not in (2, 3):
         raise ValueError(f"(name, type) or (name, type, shape) expected, found {entry!r:.80}")
@@ -303,7 +303,7 @@ def _entry(name: str, entry: Literal, start: int) -> _Element:
     if isinstance(own, tuple) and len(own) == 2:  # a title first
         own = own[1]
     if own == "" and isinstance(kind, str) and (padding := _PADDING.fullmatch(kind)):
-        return _Element((), int(padding[1]) * math.prod(shape), False)
+        return Element((), int(padding[1]) * math.prod(shape), False)
     if not isinstance(own, str) or not own:
         raise ValueError(f"a field name expected, found {own!r:.80}")
     full = bare(name, own)
@@ -313,11 +313,11 @@ def _entry(name: str, entry: Literal, start: int) -> _Element:
     return _repeated(found, shape) if shape else found
 
 
-def _repeated(element: _Element, shape: tuple[int, ...]) -> _Element:
+def _repeated(element: Element, shape: tuple[int, ...]) -> Element:
     """An array of ``shape`` of such elements as one element."""
     steps = c_strides(shape, element.size)
     leaves = [
         leaf._replace(shape=shape + leaf.shape, strides=steps + leaf.strides)
         for leaf in element.leaves
     ]
-    return _Element(tuple(leaves), _checked_size(shape, element.size), element.filled)
+    return Element(tuple(leaves), _checked_size(shape, element.size), element.filled)

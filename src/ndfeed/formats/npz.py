@@ -9,6 +9,9 @@ Stored members can be read in part, deflated ones are decoded whole; each member
 itself. bzip2, lzma and the rest are refused by name: no NumPy writes them, and each would be
 another decoder to trust. Checksums are compared when a member is read whole, not here; rows
 of a stored one are read without, as a partial read cannot tell.
+
+Sparse matrices, which scipy.sparse and sparse keep in such archives, are refused by name: their
+members are no samples, and neither are the rows of these.
 """
 
 from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError, shown
@@ -21,6 +24,15 @@ _MOST_REMARKS = 50
 # What headers of more than 1 KiB may have beyond it, together: deflate makes them of nothing.
 _MOST_HEADERS = 1 << 20
 _SHORT_HEADER = 1024
+# The members of sparse matrices, by the library that writes them.
+_SPARSE = (
+    ("scipy.sparse", {"format", "shape", "data", "indices", "indptr"}),
+    ("scipy.sparse", {"format", "shape", "data", "row", "col"}),
+    ("scipy.sparse", {"format", "shape", "data", "coords"}),
+    ("scipy.sparse", {"format", "shape", "data", "offsets"}),
+    ("sparse", {"shape", "data", "coords", "fill_value"}),
+)
+_DENSE = {"scipy.sparse": "toarray", "sparse": "todense"}
 
 
 def describe(file: File, found: list[zip.Member], notes: tuple[str, ...] = ()) -> Description:
@@ -41,12 +53,28 @@ def describe(file: File, found: list[zip.Member], notes: tuple[str, ...] = ()) -
         header = npy.header_of(file.path, preamble, stream.offset)
         arrays += npy.arrays(file.path, name, header, stream)
         remarks += header.alone.notes
+    _refuse_sparse(file.path, arrays)
     if not arrays:
         raise FormatError(file.path, f"no arrays among its {len(found)} members")
     more = len(remarks) - _MOST_REMARKS
     if more > 0:
         remarks[_MOST_REMARKS:] = [f"… and {more:,} more remarks"]
     return Description("npz", tuple(arrays), tuple(remarks))
+
+
+def _refuse_sparse(path: bytes, arrays: list[Array]) -> None:
+    """Name a sparse matrix for what it is."""
+    kinds = {array.name: array for array in arrays}
+    for library, members in _SPARSE:
+        if not members <= kinds.keys() or len(kinds["shape"].shape) != 1:
+            continue
+        if library == "scipy.sparse" and kinds.get("format", kinds["shape"]).shape != ():
+            continue
+        raise UnsupportedError(
+            path,
+            f"holds a sparse matrix of {library}, whose rows are not stored as arrays; save it "
+            f"dense: np.save(new_path, {library}.load_npz(path).{_DENSE[library]}())",
+        )
 
 
 def _chosen(found: list[zip.Member], remarks: list[str]) -> dict[str, zip.Member]:

@@ -7,7 +7,8 @@
 
 The pickle is read by ``pickled`` and laid flat by ``flatten``; nothing of it is run. A tensor is
 a view of its record, and every view is checked against the size of that record in the archive.
-Several tensors may share one. Device tags do not matter: the bytes are the host's.
+Several tensors may share one. Device tags do not matter: the bytes are the host's. A list of like
+things has the format "pt list": its arrays are rows, named alike in every item.
 
 Refused by name: TorchScript, exported programs and packages, compressed records, and what
 torch wrote before 1.6. Checksums are left out: torch can be told not to compute them.
@@ -79,7 +80,7 @@ def describe(file: File, members: list[Member]) -> Description:
             arrays.append(array)
         else:
             arrays.append(array._replace(offset=start + array.offset))
-    return Description("pt", tuple(arrays), found.notes)
+    return Description("pt list" if found.rows else "pt", tuple(arrays), found.notes)
 
 
 def _planned(pickle: bytes, big: bool) -> Plan:

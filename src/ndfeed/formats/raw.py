@@ -1,9 +1,10 @@
 """Raw files: elements and nothing else, described by the caller or by a small JSON beside.
 
 ``tokens.bin`` may have a ``tokens.bin.json`` with the keys ``dtype`` and, optionally,
-``shape`` (of one sample) and ``offset`` (bytes before the first). A file whose size is no
-multiple of a sample is refused, and so is one that begins as another format does: its header
-would be read as numbers. ``detect`` sees to that before it asks this module.
+``shape`` (of one sample) and ``offset`` (bytes before the first). A structured dtype, in JSON a
+list of [name, type] or [name, type, shape], makes a field of each leaf, as in .npy files. A file
+whose size is no multiple of a sample is refused, and so is one that begins as another format
+does: its header would be read as numbers. ``detect`` sees to that before it asks this module.
 
 That dtype and shape are the right ones nobody can check: look at the values.
 """
@@ -11,10 +12,13 @@ That dtype and shape are the right ones nobody can check: look at the values.
 import json
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ndfeed.errors import FormatError, LimitError, MissingError, shown
 from ndfeed.files.file import File
+from ndfeed.formats import npy
 from ndfeed.formats.array import MOST_BYTES, MOST_DIMENSIONS, Array, Description
 from ndfeed.formats.types import canonical, itemsize, named
 
@@ -29,17 +33,37 @@ class Layout(NamedTuple):
     dtype: str
     shape: tuple[int, ...] = ()
     offset: int = 0
+    structure: npy.Element | None = None  # of elements that have fields
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return itemsize(self.dtype) if self.structure is None else self.structure.size
 
 
 def layout(dtype: object, shape: object = ()) -> Layout:
     """A checked layout from what a caller wrote."""
-    name = named(dtype)
+    try:
+        found = None if isinstance(dtype, str) else np.dtype(dtype)  # type: ignore[call-overload]
+        structure = None if found is None or found.names is None else npy.element_of(found.descr)
+        name = named(dtype) if structure is None else ""
+    except (TypeError, ValueError) as error:  # also those of formats
+        problem = str(error).removeprefix("dtype must be a plain element type, got ").strip(": ")
+        raise ValueError(f"dtype must be an element type, got {dtype!r:.80}: {problem}") from None
+    if structure is not None:
+        return _structured(structure, shape)
     return Layout(name, _checked_shape(shape, itemsize(name)))
+
+
+def _structured(element: npy.Element, shape: object, offset: int = 0) -> Layout:
+    """The layout of elements with fields."""
+    names = f"({', '.join(leaf.name for leaf in element.leaves)})"
+    return Layout(names[:200], _checked_shape(shape, element.size), offset, element)
 
 
 def describe(file: File, given: Layout) -> Description:
     """A raw file as an array of samples."""
-    sample = itemsize(given.dtype) * math.prod(given.shape)
+    sample = given.itemsize * math.prod(given.shape)
     rows, spare = divmod(file.size - given.offset, sample)
     if spare or rows < 0:
         raise FormatError(
@@ -48,8 +72,10 @@ def describe(file: File, given: Layout) -> Description:
             f"{given.shape}{f' from byte {given.offset}' if given.offset else ''}), found "
             f"{file.size}; check dtype= and shape=",
         )
-    array = Array("", given.dtype, (rows, *given.shape), 0, file.size, given.offset)
-    return Description("raw", (array,))
+    shape = (rows, *given.shape)
+    if given.structure is not None:
+        return Description("raw", npy.placed(given.structure, shape, None, given.offset, file.size))
+    return Description("raw", (Array("", given.dtype, shape, 0, file.size, given.offset),))
 
 
 def beside(path: bytes) -> Layout | None:
@@ -82,13 +108,31 @@ def _decoded(text: bytes) -> str:
 
 
 def _from_json(value: object) -> Layout:
-    if not isinstance(value, dict) or not isinstance(value.get("dtype"), str):
+    if not isinstance(value, dict) or not isinstance(value.get("dtype"), str | list):
         raise ValueError("no dtype in it")
     offset = value.get("offset", 0)
     if type(offset) is not int or not 0 <= offset < MOST_BYTES:
         raise ValueError(f"offset must be a whole number from 0 up, got {offset!r:.80}")
+    if isinstance(value["dtype"], list):
+        try:
+            element = npy.element_of(_as_descr(value["dtype"]))
+            return _structured(element, value.get("shape", ()), offset)
+        except FormatError as error:
+            raise ValueError(error.problem) from None
     dtype = canonical(value["dtype"])
     return Layout(dtype, _checked_shape(value.get("shape", ()), itemsize(dtype)), offset)
+
+
+def _as_descr(entries: list[Any]) -> list[Any]:
+    """Fields that JSON spells as NumPy does: tuples, and shapes that are tuples."""
+    found = []
+    for entry in entries:
+        if not isinstance(entry, list) or len(entry) not in (2, 3):
+            raise ValueError(f"[name, type] or [name, type, shape] expected, found {entry!r:.80}")
+        name, kind, *shape = entry
+        kind = _as_descr(kind) if isinstance(kind, list) else kind
+        found.append((name, kind, *(tuple(n) if isinstance(n, list) else n for n in shape)))
+    return found
 
 
 def _checked_shape(shape: object, size: int) -> tuple[int, ...]:

@@ -8,8 +8,9 @@ rest. The first files tell, by how often the kernel put the thread to sleep.
 
 import struct
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 
@@ -35,7 +36,7 @@ _FIRST = 128
 _CHUNK = 1024
 _THREADS = 16
 _WAITS_PER_FILE = 0.25  # above this it is the disk that takes the time
-FORMATS = ("npy", "npz", "npy.gz", "pt", "safetensors", "raw", "memory")
+FORMATS = ("npy", "npz", "npy.gz", "pt", "safetensors", "raw", "pt list", "memory")
 RAW = FORMATS.index("raw")
 
 
@@ -124,8 +125,10 @@ class Chunk:
 _PACK = [struct.Struct(f"={rank}q").pack for rank in range(MOST_DIMENSIONS + 2)]
 
 
-def build(files: Files, layout: raw.Layout | None, *, of: int | None = None) -> Table:
-    """Describe every file; raise for all bad ones together.
+def build(
+    files: Files, layout: raw.Layout | None, *, of: int | None = None, skip: bool = False
+) -> Table:
+    """Describe every file; raise for all bad ones together, or ``skip`` and list them.
 
     ``of`` is how many files were checked in all, where some need not be described again.
     """
@@ -140,11 +143,17 @@ def build(files: Files, layout: raw.Layout | None, *, of: int | None = None) -> 
             made.add(chunk.part(base))
             problems += chunk.problems
             bar.advance(len(chunk.paths) + len(chunk.ignored) + len(chunk.problems))
+    if not skip:
+        refuse(problems, len(files.paths) if of is None else of)
+    return replace(made.table(), skipped=tuple(problems)) if problems else made.table()
+
+
+def refuse(problems: Sequence[Error], of: int) -> None:
+    """Raise for the bad ones of ``of`` files, if there are any."""
     if len(problems) == 1:
         raise problems[0]
     if problems:
-        raise BadFilesError(problems, len(files.paths) if of is None else of)
-    return made.table()
+        raise BadFilesError(problems, of)
 
 
 def table_of(file: File, found: Description) -> Table:

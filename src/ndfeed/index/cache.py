@@ -55,9 +55,10 @@ class Kept(NamedTuple):
     doubted: bool = False
 
 
-def place(spellings: Paths, layout: Layout | None) -> bytes:
-    """The cache file for a source."""
-    digest = hashlib.sha256(repr((codec.VERSION, "signed", layout)).encode())
+def place(spellings: Paths, layout: Layout | None, *, partial: bool = False) -> bytes:
+    """The cache file for a source, or for what is left of it without its bad files."""
+    kind = "partial" if partial else "signed"
+    digest = hashlib.sha256(repr((codec.VERSION, kind, layout)).encode())
     for part in (spellings.base, *spellings.text()):
         digest.update(part)
     return os.path.join(publish.cache_folder(), b"index", digest.hexdigest()[:32].encode())

@@ -3,7 +3,7 @@
     offset  bytes  content
     0       8      magic, b"NDFINDEX"
     8       4      CRC-32 of everything behind this field, little-endian
-    12      4      version, now 1, little-endian
+    12      4      version, now 2, little-endian
     16      8      H, length of the header, little-endian; a multiple of 8
     24      H      header: UTF-8 JSON, {"values", "columns"}, padded with spaces
     24+H    …      the columns, each from a multiple of 8, little-endian, C order
@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from ndfeed.formats.inflate import crc32
 from ndfeed.index.table import Table
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"NDFINDEX"
 _FIXED = 24
 _CRC_END = 12
-_UNSAVED = ("owner", "sealed", "caches")
+_UNSAVED = ("owner", "sealed", "caches", "skipped")
 _DTYPES: dict[str, np.dtype] = {
     "|u1": np.dtype("|u1"),
     "<i4": np.dtype("<i4"),

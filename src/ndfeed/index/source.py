@@ -46,7 +46,10 @@ def spelled(source: Source) -> Paths:
         raise TypeError(f"a source is a path or a list of paths, got {type(source).__name__}")
     kind = getattr(getattr(source, "dtype", None), "kind", "U")
     if kind not in "USO":  # an array of names is a list of them
-        raise TypeError("a source is a path or a list of paths, got an array; np.save it first")
+        raise TypeError(
+            "a source is a path or a list of paths, got an array; give the path instead of "
+            "np.load(path), or np.save it first"
+        )
     return Paths(_spelled(one, here) for one in source)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ndfeed.errors import Error
 from ndfeed.files.file import Identity
 from ndfeed.files.paths import Paths, common_folder
 
@@ -60,6 +61,7 @@ class Table:
     owner: object = field(default=None, repr=False)  # keeps the memory behind the paths alive
     sealed: bool = False  # the files are memory of our own that cannot change
     caches: tuple[bytes, ...] = ()  # where this table is kept for the next time
+    skipped: tuple[Error, ...] = ()  # what was wrong with files that were left out, if any were
     digest: str = ""  # of a packed dataset's manifest, which says all that the data is
 
     @property
@@ -232,6 +234,7 @@ def _inherited(tables: Sequence[Table]) -> dict[str, Any]:
         "sealed": all(table.sealed for table in tables),
         "owner": tuple(table.owner for table in tables if table.owner is not None) or None,
         "caches": tuple(dict.fromkeys(cache for table in tables for cache in table.caches)),
+        "skipped": tuple(error for table in tables for error in table.skipped),
     }
 
 

@@ -12,10 +12,10 @@ import numpy as np
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field as Read
 from ndfeed.errors import FieldError, SchemaError
+from ndfeed.formats.cast import check_possible, on_disk
 from ndfeed.formats.manifest import Field
 from ndfeed.formats.types import EXTENDED, delivered, named
 from ndfeed.index.table import Ints
-from ndfeed.pack.cast import check_possible, on_disk
 
 NAMES = "file"
 _PROBED = 8

@@ -42,7 +42,8 @@ def chunks(source: Rows, reading: Reading, row: int, most: int) -> Iterator[tupl
 
 def _streams(column: Column, part: int) -> bool:
     known = int(column.coding[part]) in (RAW, DEFLATE, GZIP)
-    return known and not column.strided[part] and column.offsets is None
+    straight = not column.strided[part] and not column.converted
+    return known and straight and column.offsets is None
 
 
 def _copied(column: Column, part: int, row: int, most: int) -> Chunks:

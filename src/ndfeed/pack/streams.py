@@ -30,7 +30,8 @@ def streamed(group: Group) -> list[tuple[Column, ...]]:
     shared: dict[bytes, list[Column]] = {}
     for column in group.columns:
         coded = (column.coding == DEFLATE) | (column.coding == GZIP)
-        if coded.any() and (coded | (column.coding == RAW)).all() and _by_row(column):
+        straight = not column.converted and _by_row(column)
+        if coded.any() and (coded | (column.coding == RAW)).all() and straight:
             key = column.table.offset[column.arrays].tobytes() + column.file.tobytes()
             shared.setdefault(key, []).append(column)
     return [tuple(columns) for columns in shared.values()]

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset.step import Batch
 from ndfeed.errors import CastError, SchemaError
+from ndfeed.formats.cast import cast
 from ndfeed.formats.manifest import Field
 from ndfeed.formats.types import EXTENDED
 from ndfeed.index.table import Ints
-from ndfeed.pack.cast import cast
 from ndfeed.pack.rows import Rows
 from ndfeed.pack.store import Bytes, as_bytes
 

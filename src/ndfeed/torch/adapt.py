@@ -57,6 +57,11 @@ def adapter_for(
     """
     if device.type == "cpu":
         return partial(OnHost, form)
+    if form.text:
+        raise ValueError(
+            f"field {form.text[0]!r} is text, which no GPU holds; leave it out with fields=, or "
+            "use device=None and move the tensors with .to()"
+        )
     if resident:
         if ds.steps or form.ragged:
             raise ValueError(

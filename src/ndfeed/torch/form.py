@@ -16,7 +16,7 @@ from ndfeed.errors import FieldError
 from ndfeed.loader.options import known_fields, unheld
 from ndfeed.torch.convert import Convert
 from ndfeed.torch.ragged import nested
-from ndfeed.torch.tensors import dtype_of, is_small, tensor_of
+from ndfeed.torch.tensors import dtype_of, is_small, is_text, tensor_of
 
 Ragged = Literal["list", "pad", "packed", "nested"]
 RAGGED = ("list", "pad", "packed", "nested")
@@ -27,8 +27,9 @@ Batch = Tensors | tuple[Any, ...]
 class Form:
     """How the batches of a dataset are handed out; checked before anything is read.
 
-    ``dtypes`` are those of its fields, ``names`` the fields that make batches tuples, and
-    ``ragged`` says whether samples of some field differ in shape.
+    ``dtypes`` are those of its fields, ``text`` names those that are text and come as lists of
+    ``str``, ``names`` are the fields that make batches tuples, and ``ragged`` says whether samples
+    of some field differ in shape.
     """
 
     def __init__(
@@ -52,16 +53,19 @@ class Form:
         chosen = [f for n, f in known.items() if names is None or n in names]
         for field in chosen if self._nested and not ds.steps else ():
             _check_jagged(field)
-        self.dtypes = {field.name: _checked(ds, field) for field in chosen}
+        self.dtypes = {f.name: _checked(ds, f) for f in chosen if not is_text(f.dtype)}
+        self.text = [field.name for field in chosen if is_text(field.dtype)]
         # Behind a map arrays say themselves what they are.
         self._small = {} if ds.steps else {n: d for n, d in self.dtypes.items() if is_small(d)}
 
     def tensor(self, name: str, values: Any) -> Any:  # noqa: ANN401
-        """A field's array as a tensor of the same memory; a list as a list of them."""
+        """A field's array as a tensor of the same memory, text as ``str``; a list as a list."""
         if isinstance(values, list | tuple):
             return [self.tensor(name, one) for one in values]
-        if isinstance(values, Tensor):
+        if isinstance(values, Tensor | str | bytes):
             return values
+        if is_text(values.dtype):  # which no tensor holds
+            return values.tolist()
         try:
             return tensor_of(values, self._small.get(name))
         except TypeError:

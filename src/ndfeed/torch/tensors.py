@@ -65,6 +65,11 @@ def is_small(dtype: torch.dtype) -> bool:
     return dtype in _SMALL.values()
 
 
+def is_text(dtype: np.dtype[Any]) -> bool:
+    """Is it text or bytes, which torch has no type for?"""
+    return dtype.kind in "US"
+
+
 def tensor_of(array: NDArray[Any], small: torch.dtype | None = None) -> Tensor:
     """A tensor of the array's memory; of a copy where torch could not write to it.
 

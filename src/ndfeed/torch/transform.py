@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.torch.tensors import array_of, tensor_of
+from ndfeed.torch.tensors import array_of, is_text, tensor_of
 
 # What draws and takes a generator. The others that draw, dropout above all, take none.
 _OF_TORCH = (
@@ -115,12 +115,14 @@ class OnTensors:
 def _tensors(values: Any) -> Any:  # noqa: ANN401
     if isinstance(values, list):
         return [_tensors(one) for one in values]
-    return tensor_of(np.asarray(values))
+    array = np.asarray(values)
+    return array.tolist() if is_text(array.dtype) else tensor_of(array)
 
 
 def _arrays(values: Any) -> Any:  # noqa: ANN401
     if isinstance(values, list | tuple):
-        return [_arrays(one) for one in values]
+        made = [_arrays(one) for one in values]
+        return np.array(made) if made and all(isinstance(v, str | bytes) for v in made) else made
     return array_of(values) if isinstance(values, Tensor) else values
 
 

@@ -1,0 +1,127 @@
+"""Samples in another type than the files have: read as they are stored, then converted.
+
+A field has one type. Files may have others where text differs in width, or where the caller asked
+for a type. The parts of a group are sorted into variants by the types that they have stored; the
+samples of each variant are read by a reader of its own, which knows nothing of conversions, and
+its arrays are converted into the batch. A value that the field's type cannot hold is a
+``CastError``.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset.column import Group, Place
+from ndfeed.dataset.target import Arrays, Target
+from ndfeed.errors import CastError
+from ndfeed.formats.cast import cast
+from ndfeed.formats.types import EXTENDED, plain
+from ndfeed.index.table import Ints
+
+
+class Variants:
+    """The parts of a group by the types that they have stored, each a group of its own."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        # Two byte orders are one type.
+        kinds = [plain(name) for name in group.table.dtypes]
+        number = np.array([kinds.index(kind) for kind in kinds])
+        stored = np.stack([number[c.table.dtype[c.arrays]] for c in group.columns])
+        different, which = np.unique(stored, axis=1, return_inverse=True)
+        self._types = [[kinds[n] for n in one] for one in different.T.tolist()]
+        self.of_part: Ints = which.reshape(-1)  # per part: its variant
+        order = np.argsort(self.of_part, kind="stable")
+        ends = np.cumsum(np.bincount(self.of_part, minlength=len(self._types)))
+        self._parts = np.split(order, ends[:-1])
+        self.place = np.empty(len(order), np.int64)  # per part: its place in the variant
+        for parts in self._parts:
+            self.place[parts] = np.arange(len(parts))
+
+    def __len__(self) -> int:
+        return len(self._types)
+
+    def group(self, variant: int) -> Group:
+        """The parts of one variant, with fields of the types that these have stored."""
+        parts, whole = self._parts[variant], self._group
+        columns = tuple(
+            replace(column.typed(kind), arrays=column.arrays[parts], whole=column.whole[parts])
+            for column, kind in zip(whole.columns, self._types[variant], strict=True)
+        )
+        counts = np.diff(whole.starts)[parts]
+        return Group(np.concatenate([[0], np.cumsum(counts)]), columns, whole.mapped)
+
+
+Fill = Callable[[Ints, Mapping[str, Arrays]], list[Target]]
+
+
+def fill(
+    variants: Variants,
+    group: Group,
+    samples: Ints,
+    arrays: Mapping[str, Arrays],
+    filling: Callable[[int], tuple[Group, Fill]],
+) -> list[Target]:
+    """Fill the fields of a group: with what ``filling`` gives for each variant that is needed."""
+    place = group.locate(samples)
+    targets = [Target(c, place.part, arrays.get(c.field.name)) for c in group.columns]
+    # What is not converted can be read to its place, unless other variants share that.
+    kept = [len(variants) == 1 and not column.converted for column in group.columns]
+    names = [c.field.name for c, keep in zip(group.columns, kept, strict=True) if keep]
+    room = {name: arrays[name] for name in names if name in arrays}
+    which = variants.of_part[place.part]
+    for variant in np.unique(which).tolist():
+        at = np.flatnonzero(which == variant)
+        own, read = filling(variant)
+        found = read(own.starts[variants.place[place.part[at]]] + place.row[at], room)
+        for i, made in enumerate(found):
+            if kept[i]:
+                targets[i] = made
+            else:
+                _put(made, targets[i], at, place)
+    return targets
+
+
+def _put(made: Target, target: Target, at: Ints, place: Place) -> None:
+    """Convert the samples of ``made`` into ``target``, at the places ``at``.
+
+    ``place`` says where all samples of ``target`` come from: for errors.
+    """
+    field = target.column.field
+    if not field.ragged:
+        _convert(made.array, target, at, place)
+        return
+    for i, values in zip(at.tolist(), made.ragged, strict=True):
+        _convert(values[None], target, np.array([i]), place)
+
+
+def _convert(values: NDArray[Any], target: Target, at: Ints, place: Place) -> None:
+    """Convert samples, one in each row of ``values``."""
+    field = target.column.field
+    dtype = field.dtype
+    if values.dtype == dtype or _harmless(values.dtype, dtype):
+        target.put(at, values)
+        return
+    if values.dtype.kind == dtype.kind == "f" and field.type not in EXTENDED:
+        try:
+            with np.errstate(over="raise"):  # the processor notices what becomes infinite
+                target.put(at, values)
+            return
+        except FloatingPointError:
+            pass  # looked for below
+    made, misfit = cast(values, field.type)
+    if misfit is not None:
+        sample = int(at[misfit.at * len(values) // values.size])
+        column, part = target.column, int(place.part[sample])
+        path = os.fsdecode(column.table.path(int(column.file[part])))
+        raise CastError(field.name, int(place.row[sample]), misfit.value, field.dtype_text, path)
+    target.put(at, made)
+
+
+def _harmless(old: np.dtype, new: np.dtype) -> bool:
+    """Does every value of one type have its place in the other?"""
+    return new.kind not in "Mm" and np.can_cast(old, new, "safe")
