@@ -5,11 +5,13 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ndfeed.errors import shown
 from ndfeed.formats.array import CODINGS
 
 if TYPE_CHECKING:
+    from ndfeed.dataset.column import Column
     from ndfeed.dataset.dataset import Dataset
 
 _SHOWN_FIELDS = 100
@@ -41,13 +43,22 @@ def codings(ds: "Dataset", names: Iterable[str]) -> dict[str, str]:
 def reading(ds: "Dataset") -> str:
     """How samples were understood, and why."""
     columns = [column for group in ds.groups for column in group.columns]
-    kinds = {bool(one) for c in columns if len(c.whole) for one in (c.whole.min(), c.whole.max())}
+    # What is computed beside files says nothing, unless all was loaded into memory.
+    found = [c.whole[_in_files(c)] for c in columns]
+    found = found if any(map(len, found)) else [c.whole for c in columns]
+    kinds = {bool(one) for whole in found if len(whole) for one in (whole.min(), whole.max())}
     words = {
         frozenset((True,)): "a sample is a whole file",
         frozenset((False,)): "a sample is a row of axis 0",
         frozenset((True, False)): "samples are rows of some files and others whole",
     }
     return f"{words.get(frozenset(kinds), 'no samples')} ({ds.why})"
+
+
+def _in_files(column: "Column") -> NDArray[np.bool_]:
+    """Per part of a column: is it in a file?"""
+    memory = np.array([name == "memory" for name in column.table.formats], bool)
+    return ~memory[column.table.format[column.file]]
 
 
 def table(ds: "Dataset") -> str:
