@@ -394,6 +394,11 @@ def a_state():
     return {"ds": ds, "loader": loader, "state": loader.state_dict()}
 
 
+def fields_of_x():
+    fields()
+    return {"ds": ndfeed.open("x.npz")}
+
+
 def another_state():
     npy("y.npy", np.zeros((12, 4)))
     other = ndfeed.loader(ndfeed.open("y.npy"), 2, shuffle=True)
@@ -565,7 +570,18 @@ STOPS = [
         "ndfeed.open('x.npy', dtype='uint16')",
         "inspect x.npy --dtype uint16",
     ),
-    Stop(errors.SchemaError, "a sum behind a map", a_state, "ds.map(dict) + ds"),
+    Stop(
+        errors.SchemaError,
+        "a sum of other fields",
+        a_state,
+        "ds.map(lambda b: {'x': b['data']}) + ds",
+    ),
+    Stop(
+        errors.SchemaError,
+        "a sum of another type",
+        a_state,
+        "ds.map(lambda b: {'data': b['data'] > 0}) + ds",
+    ),
     Stop(
         errors.AmbiguousError, "rows, or files?", either_way, OPEN.format("folder"), "pack folder p"
     ),
@@ -613,6 +629,10 @@ STOPS = [
         a_map_that_dies,
         "list(ndfeed.loader(ds, 5, processes=1))",
     ),
+    Stop(ValueError, "fractions that leave some out", a_state, "ds.split(.8, .1)"),
+    Stop(TypeError, "one number to take", a_state, "ds.take(5)"),
+    Stop(ValueError, "two fields of one name", fields_of_x, "ds.rename({'image': 'label'})"),
+    Stop(ValueError, "numbers of files that change", a_state, "ds.with_origin().split(.8)"),
     Stop(TypeError, "a path instead of a dataset", npy, "ndfeed.loader('x.npy', 2)"),
     Stop(ValueError, "no samples in a batch", a_state, "ndfeed.loader(ds, 0)"),
     Stop(TypeError, "an order that is none", a_state, "ndfeed.loader(ds, 2, shuffle='yes')"),

@@ -1,5 +1,7 @@
 """What users hold: lengths, indexing, views, transforms, and what is printed."""
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -122,6 +124,95 @@ def test_split_is_frozen(tmp_path):
     assert held_out[:]["data"].tolist() == [3, 6, 8]
 
 
+def test_split_in_several_parts(ds):
+    """Training, validation and test: every sample in one of them, the first as without the rest."""
+    parts = ds.split(0.8, 0.1, 0.1, seed=5)
+
+    assert [len(part) for part in parts] == [16, 2, 2]
+    assert sorted(np.concatenate([part[:]["y"] for part in parts])) == list(range(20))
+    assert parts[0].fingerprint == ds.split(0.8, seed=5)[0].fingerprint
+    for listed in ([0.8, 0.1, 0.1], (0.8, 0.1, 0.1), np.array([0.8, 0.1, 0.1])):
+        assert [len(part) for part in ds.split(listed, seed=5)] == [16, 2, 2]
+    assert pickle.loads(pickle.dumps(parts[2]))[:]["y"].tolist() == parts[2][:]["y"].tolist()
+    assert [len(part) for part in ds.split(1 / 3, 1 / 3, 1 / 3)] == [7, 6, 7]
+
+
+@given(weights=st.lists(st.integers(0, 50), min_size=2).filter(any))
+def test_parts_of_a_split_are_rounded_but_complete(tmp_path_factory, weights):
+    """Each is at most one sample off, whatever the fractions."""
+    path = tmp_path_factory.getbasetemp() / "split.npy"
+    if not path.exists():
+        np.save(path, np.arange(50))
+    fractions = [weight / sum(weights) for weight in weights]
+    sizes = [len(part) for part in ndfeed.open(path).split(fractions)]
+
+    assert sum(sizes) == 50
+    assert all(abs(size - 50 * one) <= 1 for size, one in zip(sizes, fractions, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("fractions", "error", "match"),
+    [
+        ((0.8, 0.1), ValueError, r"must sum to 1, got 0\.8 \+ 0\.1 = 0\.9; give the rest"),
+        ((0.8, 0.3), ValueError, r"must sum to 1, got 0\.8 \+ 0\.3 = 1\.1"),
+        ((80, 20), ValueError, r"fraction must be in \[0, 1\], got 80"),
+        ((float("nan"),), ValueError, "got nan"),
+        (([0.8, "x"],), TypeError, "must be numbers such as 0.8, 0.1, 0.1, got 'x'"),
+        (("0.8",), TypeError, "got '0.8'"),
+        ((None,), TypeError, "got None"),
+        (([],), TypeError, "must be numbers"),
+        ((), TypeError, "must be numbers"),
+    ],
+)
+def test_fractions_that_are_none_are_refused_in_words(ds, fractions, error, match):
+    """Not with an error of Python's own from somewhere inside."""
+    with pytest.raises(error, match=match):
+        ds.split(*fractions)
+    with pytest.raises(TypeError, match="seed must be a whole number"):
+        ds.split(0.5, seed="a")
+
+
+@pytest.mark.parametrize("number", [5, 0, np.int64(5)])
+def test_take_of_one_number_says_what_to_write(ds, number):
+    """It could be the first five or the fifth; each has words of its own."""
+    with pytest.raises(TypeError, match=rf"take\(range\({number}\)\) .* ds\[:{number}\]"):
+        ds.take(number)
+
+
+def test_rename(ds, data):
+    """What a model or another dataset calls it; the samples are the same."""
+    renamed = ds.rename({"x": "image"})
+
+    assert list(renamed.fields) == ["image", "y"]
+    np.testing.assert_array_equal(renamed[[3, 1]]["image"], data[[3, 1]])
+    assert renamed.fingerprint == ds.fingerprint
+    assert list(ds.rename({"x": "y", "y": "x"})[0]) == ["y", "x"]
+    assert list(pickle.loads(pickle.dumps(renamed)).select("image")[0]) == ["image"]
+    mapped = ds.map(double).rename({"n": "label"})
+    assert list(mapped.fields) == ["x", "label"]
+    assert list(next(iter(ndfeed.loader(mapped, 2)))) == ["x", "label"]
+    assert (ds.rename({"x": "image"}) + renamed).fields.keys() == renamed.fields.keys()
+
+
+def test_rename_refuses_what_cannot_be(ds):
+    """When it is written, not when a batch lacks a field."""
+    for one in (ds, ds.map(dict)):
+        with pytest.raises(ndfeed.FieldError, match="no field 'z'; the fields are 'x', 'y'"):
+            one.rename({"z": "x"})
+        with pytest.raises(ValueError, match="two fields the name 'y'"):
+            one.rename({"x": "y"})
+        with pytest.raises(TypeError, match="rename takes a dict"):
+            one.rename("x")
+        with pytest.raises(TypeError, match="must be text"):
+            one.rename({"x": 3})
+
+
+def test_a_name_that_is_not_there_is_said_of_no_samples_too(ds):
+    """There is no first sample whose file could be named."""
+    with pytest.raises(ndfeed.FieldError, match=r"x\.npz: no field 'z'"):
+        ds.take([]).select("z")
+
+
 def test_adding_puts_one_behind_the_other(tmp_path, data):
     """Rows of one file, samples of a folder, and views of both are one dataset."""
     np.save(tmp_path / "a.npy", data)
@@ -150,8 +241,8 @@ def test_adding_what_does_not_fit_is_refused(ds, tmp_path):
     ):
         ds + ndfeed.open(tmp_path / "f.npz")
     assert (ds + ndfeed.open(tmp_path / "g.npz")).fields["x"].shape == (None,)
-    with pytest.raises(ndfeed.SchemaError, match="add datasets first"):
-        ds + ds.map(dict)
+    with pytest.raises(ndfeed.SchemaError, match=r"fields \['x', 'y'\] expected"):
+        ds + ds.map(double)
     with pytest.raises(TypeError):
         ds + 1
 

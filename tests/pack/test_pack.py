@@ -386,3 +386,36 @@ def test_any_lengths_in_any_order(tmp_path_factory, lengths, seed, rows_per_part
     expected = ds if seed is None else shuffled(ds, seed)
 
     assert [x["data"].tolist() for x in packed] == [x["data"].tolist() for x in expected]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda i: {"s": np.array(["a" * (i + 1)])},
+        lambda i: {"s": np.zeros(2, "f4" if i else "f8")},
+        lambda i: {f"s{i}": np.zeros(2)},
+        lambda i: {"s": np.zeros((2,) * (i + 1))},
+    ],
+    ids=["width of text", "dtype", "name", "rank"],
+)
+def test_fields_that_are_left_out_do_not_matter(tmp_path, other):
+    """Whatever is wrong with them: who leaves them out has no use for them."""
+    (tmp_path / "in").mkdir()
+    for i in range(3):
+        np.savez(tmp_path / "in" / f"{i}.npz", x=np.full((2, 3), i), y=np.int64(i), **other(i))
+    packed = ndfeed.pack(tmp_path / "in", tmp_path / "out", fields=["x", "y"])
+
+    assert packed[:]["x"][:, 0, 0].tolist() == packed[:]["y"].tolist() == [0, 1, 2]
+
+
+def test_a_field_that_is_left_out_may_tell_what_a_sample_is(tmp_path):
+    """Without it both readings are possible; with it there is one."""
+    (tmp_path / "in").mkdir()
+    for i in range(3):
+        np.savez(tmp_path / "in" / f"{i}.npz", x=np.full((2, 3), i), y=np.int64(i))
+
+    assert ndfeed.pack(tmp_path / "in", tmp_path / "out", fields="x").fields["x"].shape == (2, 3)
+    for i in range(3):
+        np.savez(tmp_path / "in" / f"{i}.npz", x=np.full((2, 3), i), y=np.zeros(2))
+    with pytest.raises(ndfeed.AmbiguousError, match="could be read two ways"):
+        ndfeed.pack(tmp_path / "in", tmp_path / "again", fields="x")

@@ -1,7 +1,9 @@
-"""Numbers that callers write: amounts of memory, counts."""
+"""Numbers that callers write: amounts of memory, counts, fractions."""
 
+import math
 import operator
 import re
+from collections.abc import Iterable, Sequence
 
 from ndfeed.files import system
 
@@ -37,3 +39,31 @@ def as_count(name: str, value: int, least: int, most: int) -> int:
     if not least <= number <= most:
         raise ValueError(f"{name} must be in [{least}, {most}], got {number}")
     return number
+
+
+def as_fractions(given: Sequence[object]) -> tuple[float, ...]:
+    """Fractions that sum to 1, of one or several, which may come as one list.
+
+    One alone is followed by what is left.
+    """
+    one = given[0] if len(given) == 1 else None
+    if not isinstance(one, str | bytes) and isinstance(one, Iterable):
+        given = tuple(one)
+    if not given:
+        raise TypeError("fractions must be numbers such as 0.8, 0.1, 0.1, got none")
+    found: list[float] = []
+    for one in given:
+        if isinstance(one, str | bytes) or not hasattr(one, "__float__"):
+            raise TypeError(f"fractions must be numbers such as 0.8, 0.1, 0.1, got {one!r}")
+        found.append(float(one))
+        if not 0 <= found[-1] <= 1:
+            raise ValueError(f"fraction must be in [0, 1], got {one}")
+    if len(found) == 1:
+        return found[0], 1 - found[0]
+    total = math.fsum(found)
+    if not math.isclose(total, 1, abs_tol=1e-6):
+        raise ValueError(
+            f"fractions must sum to 1, got {' + '.join(map(str, found))} = {total:.6g}; "
+            f"give the rest a fraction of its own, too"
+        )
+    return tuple(found)

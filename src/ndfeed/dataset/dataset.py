@@ -6,65 +6,55 @@ as the way it was made, in a few kilobytes, and opens its files when it first re
 """
 
 import hashlib
-import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, SupportsIndex, overload
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ndfeed.dataset import fingerprint, show
-from ndfeed.dataset.column import Column, Group
+from ndfeed.dataset.arguments import as_count, as_fractions
+from ndfeed.dataset.column import Group
 from ndfeed.dataset.field import Field
-from ndfeed.dataset.join import joined
-from ndfeed.dataset.members import verify
-from ndfeed.dataset.memory import Held, Room, hold
+from ndfeed.dataset.join import agreed_names, joined, renamed, renamed_names, routed
+from ndfeed.dataset.memory import Held, Room, hold, loaded
+from ndfeed.dataset.origin import Origin, joined_origins
 from ndfeed.dataset.reader import reader_of
-from ndfeed.dataset.rowset import Rows, Travelling, as_rows, chosen, composed, one_row
-from ndfeed.dataset.step import Batch, Given, Map, Select, Step, fields_of, stepped
+from ndfeed.dataset.route import Beside, is_hidden, route_field
+from ndfeed.dataset.rowset import (
+    Rows,
+    Travelling,
+    as_rows,
+    chosen,
+    composed,
+    one_row,
+    split_rows,
+    taken_rows,
+)
+from ndfeed.dataset.step import (
+    Batch,
+    Given,
+    Map,
+    Rename,
+    Select,
+    Step,
+    fields_of,
+    stepped,
+)
+from ndfeed.dataset.stored import Stored
 from ndfeed.dataset.target import check_fits
 from ndfeed.dataset.trial import fields_behind
-from ndfeed.errors import Error, FieldError, SchemaError
+from ndfeed.errors import Error, FieldError
 from ndfeed.files import system
 from ndfeed.index.table import Ints
-from ndfeed.progress import Bar
 
 Made = tuple[Callable[..., "Dataset"], tuple[Any, ...]]
 
-_LOADED_AT_ONCE = 64 << 20
+_MOST_SEED = (1 << 128) - 1
 
 
-class Files(Sequence[str]):
-    """The files of a dataset, in order, as text made when asked for."""
-
-    def __init__(self, groups: Sequence[Group]) -> None:
-        self._tables = list({id(group.table): group.table for group in groups}.values())
-        self._ends = np.cumsum([table.files for table in self._tables]).tolist()
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        at = range(len(self))[index]
-        which = int(np.searchsorted(self._ends, at, side="right"))
-        table = self._tables[which]
-        return os.fsdecode(table.path(at - (self._ends[which] - table.files)))
-
-    def __repr__(self) -> str:
-        return f"<{len(self):,} files, first {self[0]!r}>"
-
-
-class Dataset:
+class Dataset(Stored):
     """Samples of several fields in files, read in any order; made by ``ndfeed.open``.
 
     ``ds[7]`` is one sample, ``ds[10:20]``, ``ds[[3, 1, 4]]`` and ``ds[mask]`` are batches: dicts
@@ -75,7 +65,7 @@ class Dataset:
     works with; ``why`` says why samples were understood as they were.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a view changes any of them
         self,
         groups: tuple[Group, ...],
         made: Made,
@@ -84,54 +74,42 @@ class Dataset:
         steps: tuple[Step, ...] = (),
         why: str = "",
         names: tuple[str, ...] = (),
-        origin: str = "",
+        identity: str = "",
+        origins: tuple[Origin, ...] = (),
+        numbered: bool = False,
     ) -> None:
-        self.groups = groups
-        self.rows = rows
+        super().__init__(groups, rows, identity, origins)
         self.steps = steps
         self.why = why
-        self._made = made
-        self._origin = origin  # fingerprint of all the groups' samples, where they cannot tell
         self.names = names or tuple(c.field.name for group in groups for c in group.columns)
-        self._count = len(groups[0]) if rows is None else len(rows)
+        self._made = made
+        self._numbered = numbered  # are there fields that number the files of these samples?
         self._empty: Batch = dict.fromkeys(self.names)
         self._fields: dict[str, Field] | None = None
-        self._fingerprint: str | None = None
         self._parts: dict[tuple[str, ...], Dataset] = {}
-
-    def __len__(self) -> int:
-        return self._count
 
     @property
     def fields(self) -> Mapping[str, Field]:
         """The fields by name. After a ``map`` they are learned by running it on a few samples."""
         if self._fields is None and self.steps and len(self):
-            self._fields = fields_behind(self.groups, self.rows, len(self), self.steps, self.read)
+            self._fields = fields_behind(self, self.steps, self._examples())
         elif self._fields is None:
             stored = {column.field.name: column.field for column in self._columns()}
-            self._fields = {name: stored[name] for name in self.names}
+            shown = (n for n in self.names if not (self.steps and is_hidden(n)))
+            self._fields = {name: stored[name] for name in shown}
         return dict(self._fields)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all samples as read, before any ``map``."""
-        return sum(self._bytes_of(c, group) for group in self.groups for c in group.columns)
+    def _known(self) -> Mapping[str, Field]:
+        """The fields, as far as they are known without a sample."""
+        return self.fields if len(self) or not self.steps else {}
 
-    def _bytes_of(self, column: Column, group: Group) -> int:
-        if column.even:
-            return int(column.nbytes[0]) * len(self)
-        if self.rows is None:
-            return column.total(group.starts)
-        samples = chosen(self.rows, np.arange(len(self)))
-        if column.offsets is None:
-            return int(column.nbytes[group.locate(samples).part].sum())
-        shapes = reader_of(group).shapes(group, column, samples)
-        return sum(math.prod(shape) for shape in shapes) * column.field.dtype.itemsize
-
-    @property
-    def files(self) -> Sequence[str]:
-        """The files that hold the samples."""
-        return Files(self.groups)
+    def _examples(self) -> Sequence[int] | Ints:
+        """Rows that show what the maps make: one of each dataset that has its own."""
+        field = route_field(self.steps)
+        if field is None:
+            return [0]
+        which = self._unmapped().select(field)[:][field]
+        return np.unique(which, return_index=True)[1]
 
     @property
     def skipped(self) -> list[Error]:
@@ -139,16 +117,8 @@ class Dataset:
         tables = {id(group.table): group.table for group in self.groups}.values()
         return [error for table in tables for error in table.skipped]
 
-    @property
-    def fingerprint(self) -> str:
-        """Short text that says which samples these are, and in which order.
-
-        A copy of the files elsewhere has the same, and so has ``in_memory()``.
-        """
-        if self._fingerprint is None:
-            all_of_them = self._origin or fingerprint.of_groups(self.groups)
-            self._fingerprint = fingerprint.of_rows(all_of_them, self.rows)
-        return self._fingerprint
+    def _unmapped(self) -> "Dataset":
+        return Dataset(self.groups, self._made, rows=self.rows, names=self.names)
 
     def __iter__(self) -> Iterator[Batch]:
         return (self[i] for i in range(len(self)))
@@ -226,7 +196,7 @@ class Dataset:
             return self._like(Dataset.select, *names, steps=(*self.steps, Select(names)))
         for name in names:
             if name not in self.names:
-                raise FieldError(name, self.names, self.files[0])
+                raise FieldError(name, self.names, self.first_file)
         kept = [
             replace(group, columns=tuple(c for c in group.columns if c.field.name in names))
             for group in self.groups
@@ -234,25 +204,42 @@ class Dataset:
         groups = tuple(group for group in kept if group.columns)
         return self._like(Dataset.select, *names, groups=groups, names=names)
 
+    def rename(self, names: Mapping[str, str]) -> "Dataset":
+        """The same samples with other names for some fields: ``{"data": "image"}``."""
+        if not isinstance(names, Mapping):
+            raise TypeError(f'rename takes a dict such as {{"data": "image"}}, got {names!r}')
+        new: list[object] = list(names.values())
+        if not all(isinstance(name, str) and name for name in new):
+            raise TypeError(f"names of fields must be text, got {new!r}")
+        made = renamed_names(list(self._known()), names, self.first_file)
+        if self.steps:
+            step = Rename(tuple(names.items()))
+            return self._like(Dataset.rename, dict(names), steps=(*self.steps, step))
+        groups = renamed(self.groups, names)
+        return self._like(Dataset.rename, dict(names), groups=groups, names=made)
+
     def take(self, rows: ArrayLike | slice) -> "Dataset":
         """The samples ``rows`` as a dataset: a slice, row numbers, or a mask."""
+        _check_unnumbered(self, "take()")
         taken: range | Ints
         if isinstance(rows, Travelling):
             taken = rows.rows
         elif isinstance(rows, slice):
             taken = range(len(self))[rows]
         else:
-            taken = as_rows(rows, len(self), from_end=True)
+            taken = taken_rows(rows, len(self))
         return self._like(Dataset.take, Travelling(taken), rows=composed(self.rows, taken))
 
-    def split(self, fraction: float, *, seed: int = 0) -> "tuple[Dataset, Dataset]":
-        """Two datasets: a random ``fraction`` of the samples, and the others.
+    def split(self, *fractions: float | Sequence[float], seed: int = 0) -> "tuple[Dataset, ...]":
+        """Datasets of a random part of the samples each, which together have every sample once.
 
-        Fixed by the seed. Within each the samples keep their order.
+        ``split(0.9)`` gives two: that fraction of the samples, and the others. ``split(0.8, 0.1,
+        0.1)`` gives three. Fixed by the seed; within each the samples keep their order.
         """
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"fraction must be in [0, 1], got {fraction}")
-        return _split(self, fraction, seed, 0), _split(self, fraction, seed, 1)
+        _check_unnumbered(self, "split()")
+        parts = as_fractions(fractions)
+        rows = split_rows(len(self), parts, as_count("seed", seed, 0, _MOST_SEED))
+        return tuple(_part(self, parts, seed, which, own) for which, own in enumerate(rows))
 
     def map(self, function: Callable[..., Mapping[str, Any]], *, batched: bool = True) -> "Dataset":
         """The dataset with ``function`` applied to every batch that is read.
@@ -267,40 +254,45 @@ class Dataset:
     def __add__(self, other: "Dataset") -> "Dataset":
         if not isinstance(other, Dataset):
             return NotImplemented
+        for ds in (self, other):
+            _check_unnumbered(ds, "+")
         if self.steps != other.steps:
-            raise SchemaError(self.files[0], "behind another map; add datasets first, then map")
-        rows: Rows = None
-        origin = ""
-        if self._origin or other._origin:
-            origin = fingerprint.of_both(self.fingerprint, other.fingerprint)
-        if self.rows is not None or other.rows is not None:
-            mine, theirs = (chosen(d.rows, np.arange(len(d))) for d in (self, other))
-            rows = np.concatenate([mine, theirs + len(self.groups[0])])
-        return self._like(
-            Dataset.__add__,
-            other,
-            groups=joined(self.groups, other.groups),
-            rows=rows,
-            origin=origin,
-            why=self.why if self.why == other.why else f"{self.why}; {other.why}",
-        )
+            names = agreed_names(self._known(), other._known(), other.first_file)
+            return _add_mapped(self, other, names)
+        groups = joined(self.groups, other.groups)
+        return self._like(Dataset.__add__, other, groups=groups, **_sum(self, other, alike=True))
+
+    def with_origin(self, *, file: str = "file", row: str = "row") -> "Dataset":
+        """The dataset with two more fields: the file of each sample, and its row in that file.
+
+        They are whole numbers, as ``locate`` gives them: ``ds.files[batch["file"][0]]`` is where
+        the first sample of a batch comes from. A ``map`` that was given before does not see them.
+        Take, split and add first: the numbers are those of this dataset's files. They take 16
+        bytes of memory for each sample of the files.
+        """
+        _check_unnumbered(self, "with_origin()")
+        for name in (file, row):
+            if name in self._known() or name in self.names or file == row:
+                raise ValueError(f"there is a field {name!r}; with_origin(file=, row=) names these")
+        return _with_origin(self, file, row)
 
     def in_memory(self) -> "Dataset":
         """The same samples, decoded once into shared memory: one copy for all processes.
 
         Forked and spawned processes map the same pages. A ``map`` still runs at every read.
         """
-        stored = Dataset(self.groups, self._made, rows=self.rows, names=self.names)
-        return _in_memory(_loaded(stored), self.steps, self.why, self.fingerprint)
+        origins = tuple(
+            replace(one, rows=one.rows if self.rows is None else composed(one.rows, self.rows))
+            for one in self._all_origins()
+        )
+        kept = _Kept(self.steps, self.why, self.fingerprint, origins, self._numbered)
+        return _in_memory(loaded(self._unmapped()), kept)
 
     def __reduce__(self) -> Made:
         return self._made
 
     def __repr__(self) -> str:
         return show.table(self)
-
-    def _columns(self) -> list[Column]:
-        return [column for group in self.groups for column in group.columns]
 
     def _like(self, made: Callable[..., "Dataset"], *args: object, **changes: Any) -> "Dataset":  # noqa: ANN401
         """A view: this dataset with something changed, by ``made(self, *args)``."""
@@ -310,7 +302,9 @@ class Dataset:
             "steps": self.steps,
             "why": self.why,
             "names": self.names,
-            "origin": self._origin,
+            "identity": self._identity,
+            "origins": self._origins,
+            "numbered": self._numbered,
         }
         own |= changes
         return Dataset(own.pop("groups"), (made, (self, *args)), **own)
@@ -320,47 +314,78 @@ def _map(ds: Dataset, function: Callable[..., Mapping[str, Any]], batched: bool)
     return ds.map(function, batched=batched)
 
 
-def _split(ds: Dataset, fraction: float, seed: int, which: int) -> Dataset:
-    """One of the two parts of a split."""
-    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, len(ds)])))
-    order = rng.permutation(len(ds))
-    cut = round(fraction * len(ds))
-    rows: Ints = np.sort(order[:cut] if which == 0 else order[cut:])
-    return ds._like(_split, fraction, seed, which, rows=composed(ds.rows, rows))
+def _part(
+    ds: Dataset, fractions: tuple[float, ...], seed: int, which: int, rows: Ints | None = None
+) -> Dataset:
+    """One of the parts of a split."""
+    if rows is None:
+        rows = split_rows(len(ds), fractions, seed)[which]
+    return ds._like(_part, fractions, seed, which, rows=composed(ds.rows, rows))
 
 
-def _in_memory(held: Held, steps: tuple[Step, ...], why: str, origin: str) -> Dataset:
-    names = tuple(field.name for field in held.fields)
-    made: Made = _in_memory, (held, steps, why, origin)
-    return Dataset(held.groups(), made, steps=steps, why=why, names=names, origin=origin)
+def _check_unnumbered(ds: Dataset, what: str) -> None:
+    if ds._numbered:
+        raise ValueError(
+            f"{what} behind with_origin(), which numbers the files of the dataset it is "
+            "called on; take, split and add first, then call with_origin()"
+        )
 
 
-def _loaded(ds: Dataset) -> Held:
-    """Every sample of ``ds`` in shared memory."""
-    for group in ds.groups:
-        if not group.by_file:  # whole files are compared as they are read
-            verify(group.columns)
-    fields = list(ds.fields.values())
-    every = chosen(ds.rows, np.arange(len(ds)))
-    shapes = {
-        column.field.name: [tuple(s) for s in reader_of(group).shapes(group, column, every)]
-        for group in ds.groups
-        for column in group.columns
-        if column.field.ragged
-    }
-    at_once = max(1, _LOADED_AT_ONCE * len(ds) // max(ds.nbytes, 1))
+def _with_origin(ds: Dataset, file: str, row: str) -> Dataset:
+    """The dataset with two fields more that say where each sample lies."""
+    fields = [Field(name, np.dtype(np.int64), (), "<i8") for name in (file, row)]
 
     def fill(room: Room) -> None:
-        even = [field.name for field in fields if not field.ragged]
-        uneven = ds.select(*shapes) if shapes else None
-        with Bar("loading", len(ds)) as bar:
-            for start in range(0, len(ds), at_once):
-                rows = np.arange(start, min(start + at_once, len(ds)))
-                if even:
-                    ds.read_into(rows, {name: room[name][start : rows[-1] + 1] for name in even})  # type: ignore[misc]
-                for name, values in uneven.read(rows).items() if uneven is not None else ():
-                    for row, value in zip(rows.tolist(), values, strict=True):
-                        room[name][row][...] = value
-                bar.advance(len(rows))
+        rows = np.arange(len(ds))
+        for name, values in zip((file, row), ds.locate(rows), strict=True):
+            room[name][chosen(ds.rows, rows)] = values
 
-    return hold(fields, len(ds), shapes, fill)
+    held = hold(fields, len(ds.groups[0]), {}, fill)
+    return ds._like(
+        _with_origin,
+        file,
+        row,
+        groups=(*ds.groups, *held.groups()),
+        names=(*ds.names, file, row),
+        steps=(Beside((file, row), ds.steps),) if ds.steps else (),
+        numbered=True,
+    )
+
+
+def _sum(first: Dataset, second: Dataset, *, alike: bool) -> dict[str, Any]:
+    """What a sum has besides groups, names and steps; if ``alike`` the groups tell most."""
+    rows: Rows = None
+    identity = ""
+    origins: tuple[Origin, ...] = ()
+    if first.rows is not None or second.rows is not None:
+        mine, theirs = (chosen(d.rows, np.arange(len(d))) for d in (first, second))
+        rows = np.concatenate([mine, theirs + len(first.groups[0])])
+    if first._identity or second._identity or not alike:
+        identity = fingerprint.of_both(first.fingerprint, second.fingerprint)
+    if first._origins or second._origins or not alike:
+        origins = joined_origins(first._all_origins(), second._all_origins())
+    why = first.why if first.why == second.why else f"{first.why}; {second.why}"
+    return {"rows": rows, "identity": identity, "origins": origins, "why": why}
+
+
+def _add_mapped(first: Dataset, second: Dataset, names: tuple[str, ...] | None) -> Dataset:
+    """A sum of datasets whose batches go through steps of their own."""
+    sides = (first.groups, first.steps), (second.groups, second.steps)
+    groups, step, alike = routed(*sides, names)
+    beside = _sum(first, second, alike=alike)
+    return Dataset(groups, (_add_mapped, (first, second, names)), steps=(step,), **beside)
+
+
+class _Kept(NamedTuple):
+    """What a dataset in memory keeps of the one that was loaded."""
+
+    steps: tuple[Step, ...]
+    why: str
+    identity: str
+    origins: tuple[Origin, ...]
+    numbered: bool
+
+
+def _in_memory(held: Held, kept: _Kept) -> Dataset:
+    names = tuple(field.name for field in held.fields)
+    return Dataset(held.groups(), (_in_memory, (held, kept)), names=names, **kept._asdict())

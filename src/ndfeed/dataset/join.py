@@ -1,6 +1,11 @@
-"""Datasets one after the other: their columns, part behind part."""
+"""Datasets one after the other: their columns, part behind part.
 
-from collections.abc import Sequence
+Where their steps differ, a field that nobody sees says which dataset a sample is of. Stored
+fields that one of them lacks, or has in another form, are constant in its samples, which takes no
+memory: no step looks at them there.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,8 +13,13 @@ import numpy as np
 from ndfeed.dataset.checks import joined_checks
 from ndfeed.dataset.column import Column, Group
 from ndfeed.dataset.field import Field
-from ndfeed.errors import SchemaError
+from ndfeed.dataset.memory import constant
+from ndfeed.dataset.route import Route, Routed, hidden
+from ndfeed.dataset.step import Step
+from ndfeed.errors import FieldError, SchemaError
 from ndfeed.index.table import Ints, Table, concat
+
+_MOST_ROUTES = (1 << 16) - 1
 
 
 def joined(first: Sequence[Group], second: Sequence[Group]) -> tuple[Group, ...]:
@@ -91,3 +101,125 @@ def _shape(a: Field, b: Field) -> tuple[int | None, ...] | None:
     if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
         return None
     return tuple(m if m == n else None for m, n in zip(a.shape, b.shape, strict=True))
+
+
+def renamed(groups: Sequence[Group], names: Mapping[str, str]) -> tuple[Group, ...]:
+    """The groups with other names for some of their fields."""
+    return tuple(
+        replace(
+            group,
+            columns=tuple(
+                replace(c, field=replace(c.field, name=names.get(c.field.name, c.field.name)))
+                for c in group.columns
+            ),
+        )
+        for group in groups
+    )
+
+
+def renamed_names(known: Sequence[str], names: Mapping[str, str], path: str) -> tuple[str, ...]:
+    """The known names, some of them replaced; refuses unknown ones, and two that are the same."""
+    for name in names if known else ():
+        if name not in known:
+            raise FieldError(name, known, path)
+    made = tuple(names.get(name, name) for name in known)
+    for at, name in enumerate(made):
+        if name in made[:at]:
+            raise ValueError(
+                f"rename would give two fields the name {name!r}; rename the other one too, or "
+                "leave it out with select()"
+            )
+    return made
+
+
+def agreed_names(
+    first: Mapping[str, Field], second: Mapping[str, Field], path: str
+) -> tuple[str, ...] | None:
+    """The fields that two datasets make, which must agree; nothing where neither says any."""
+    if not first or not second:
+        return tuple(first or second) or None
+    if set(first) != set(second):
+        raise SchemaError(
+            path,
+            f"fields {sorted(first)} expected as in the first dataset, found {sorted(second)}; "
+            f"select(), rename() or map() them to be the same before they are added",
+        )
+    for name, field in first.items():
+        if field.dtype != second[name].dtype:
+            raise SchemaError(
+                path,
+                f"field {name!r}: {field.dtype} expected as in the first dataset, found "
+                f"{second[name].dtype}; convert one of them in a map",
+            )
+    return tuple(first)
+
+
+_Side = tuple[Sequence[Group], tuple[Step, ...]]
+
+
+def routed(
+    first: _Side, second: _Side, names: tuple[str, ...] | None
+) -> tuple[tuple[Group, ...], Routed, bool]:
+    """Groups of the samples of both sides, a step that sends each on its way, and: are they alike?
+
+    They are if all stored fields of one are in the other, in the same form.
+    """
+    groups, steps = first
+    known = _stored(groups)
+    if len(steps) == 1 and isinstance(steps[0], Routed) and len(steps[0].routes) <= _MOST_ROUTES:
+        field, routes = steps[0].field, steps[0].routes
+        number = known[field]
+    else:
+        field = hidden("dataset", {*known, *_stored(second[0])})
+        number = Field(field, np.dtype(np.uint16), (), "<u2")
+        routes = (Route(tuple((name, name) for name in known), steps),)
+        groups = (*groups, constant([number], len(groups[0]), 0))
+    theirs, route = _placed(second, routes, known)
+    theirs = (*theirs, constant([number], len(theirs[0]), len(routes)))
+    made, alike = _padded(groups, theirs)
+    return made, Routed(field, (*routes, route), names), alike
+
+
+def _stored(groups: Sequence[Group]) -> dict[str, Field]:
+    return {column.field.name: column.field for group in groups for column in group.columns}
+
+
+def _placed(
+    side: _Side, routes: Sequence[Route], known: Mapping[str, Field]
+) -> tuple[tuple[Group, ...], Route]:
+    """A side's groups, with fields named as those known that have the same form, or else anew."""
+    alike: dict[tuple[object, ...], str] = {}
+    for route in routes:
+        for stored, name in route.fields:
+            alike.setdefault((name, known[stored].type, known[stored].shape), stored)
+    groups, steps = side
+    names: dict[str, str] = {}
+    for name, field in _stored(groups).items():
+        new = name if name not in known else hidden(name, known)
+        names[name] = alike.get((name, field.type, field.shape), new)
+    return renamed(groups, names), Route(tuple((new, name) for name, new in names.items()), steps)
+
+
+def _padded(first: Sequence[Group], second: Sequence[Group]) -> tuple[tuple[Group, ...], bool]:
+    """Groups of both, where fields that one side lacks are constant there; does none lack any?"""
+    sides = first, second
+    shared = _stored(first).keys() & _stored(second).keys()
+    both = [_only(side, shared) for side in sides]
+    own = [_only(side, _stored(side).keys() - shared) for side in sides]
+    made = list(joined(*both))
+    for group in own[0]:
+        fields = [column.field for column in group.columns]
+        made += joined([group], [constant(fields, len(second[0]))])
+    for group in own[1]:
+        fields = [column.field for column in group.columns]
+        made += joined([constant(fields, len(first[0]))], [group])
+    return tuple(made), not any(own)
+
+
+def _only(groups: Sequence[Group], names: Collection[str]) -> list[Group]:
+    """The groups with some of their fields; those left without any are left out."""
+    kept = (
+        replace(group, columns=tuple(c for c in group.columns if c.field.name in names))
+        for group in groups
+    )
+    return [group for group in kept if group.columns]

@@ -8,21 +8,30 @@ without guarding.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Group
 from ndfeed.dataset.field import Field
+from ndfeed.dataset.members import verify
+from ndfeed.dataset.reader import reader_of
+from ndfeed.dataset.rowset import chosen
 from ndfeed.files.file import File
 from ndfeed.files.shared import Shared
-from ndfeed.formats.array import Array, Description
+from ndfeed.formats.array import INLINE, Array, Description
 from ndfeed.index import codec
 from ndfeed.index.build import table_of
 from ndfeed.index.table import Table, joined_paths
+from ndfeed.progress import Bar
+
+if TYPE_CHECKING:
+    from ndfeed.dataset.dataset import Dataset
 
 _ALIGNED = 64
+_LOADED_AT_ONCE = 64 << 20
+_ZEROS = 1 << 16
 
 
 class Held:
@@ -99,3 +108,72 @@ def _views(fields: Sequence[Field], arrays: Sequence[Array], data: NDArray[np.ui
         part = data[array.offset : array.offset + array.length]
         found[array.name].append(part.view(dtypes[array.name]).reshape(array.shape))
     return {f.name: found[f.name] if f.ragged else found[f.name][0] for f in fields}
+
+
+def loaded(ds: "Dataset") -> Held:
+    """Every sample of ``ds`` in shared memory."""
+    for group in ds.groups:
+        if not group.by_file:  # whole files are compared as they are read
+            verify(group.columns)
+    fields = list(ds.fields.values())
+    every = chosen(ds.rows, np.arange(len(ds)))
+    shapes = {
+        column.field.name: [tuple(s) for s in reader_of(group).shapes(group, column, every)]
+        for group in ds.groups
+        for column in group.columns
+        if column.field.ragged
+    }
+    at_once = max(1, _LOADED_AT_ONCE * len(ds) // max(ds.nbytes, 1))
+
+    def fill(room: Room) -> None:
+        even = [field.name for field in fields if not field.ragged]
+        uneven = ds.select(*shapes) if shapes else None
+        with Bar("loading", len(ds)) as bar:
+            for start in range(0, len(ds), at_once):
+                rows = np.arange(start, min(start + at_once, len(ds)))
+                if even:
+                    ds.read_into(rows, {name: room[name][start : rows[-1] + 1] for name in even})  # type: ignore[misc]
+                for name, values in uneven.read(rows).items() if uneven is not None else ():
+                    for row, value in zip(rows.tolist(), values, strict=True):
+                        room[name][row][...] = value
+                bar.advance(len(rows))
+
+    return hold(fields, len(ds), shapes, fill)
+
+
+_memory_of_zeros: list[Shared] = []  # one for all that need no more
+
+
+def constant(fields: Sequence[Field], count: int, number: int | None = None) -> Group:
+    """``count`` samples that take no memory: zeros, or ``number`` in fields of one whole number.
+
+    Ragged samples have no elements.
+    """
+    arrays: list[Array] = []
+    for field in fields:
+        shape = (count, *((0,) if field.shape is None else field.lengths))
+        size = field.dtype.itemsize
+        if number is None:
+            strides = (0,) * len(shape)
+            arrays.append(Array(field.name, field.type, shape, 0, size, strides=strides))
+        else:
+            arrays.append(Array(field.name, field.type, shape, number, 0, coding=INLINE))
+    memory = _zeros(max(field.dtype.itemsize for field in fields))
+    with File(memory.path) as file:
+        table = _placed(table_of(file, Description("memory", tuple(arrays))), memory)
+    columns = tuple(
+        Column(replace(field, shape=array.shape[1:]), table, np.array([at]), np.zeros(1, bool))
+        for at, (field, array) in enumerate(zip(fields, arrays, strict=True))
+    )
+    return Group(np.array([0, count]), columns)
+
+
+def _zeros(size: int) -> Shared:
+    """Memory of at least ``size`` zeros."""
+    if _memory_of_zeros and size <= _ZEROS:
+        return _memory_of_zeros[0]
+    made = Shared(max(size, _ZEROS))
+    made.fill(lambda data: None)
+    if size <= _ZEROS:
+        _memory_of_zeros.append(made)
+    return made

@@ -283,7 +283,7 @@ def _label(part: "_Part | Dataset") -> str:
 
 
 def _path(part: "_Part | Dataset") -> str:
-    return part.files[0] if isinstance(part, Dataset) else os.fsdecode(part.opened.spellings[0])
+    return part.first_file if isinstance(part, Dataset) else os.fsdecode(part.opened.spellings[0])
 
 
 def _renamed(ds: Dataset, prefix: str) -> Dataset:

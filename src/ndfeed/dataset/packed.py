@@ -39,7 +39,7 @@ def dataset(
             raise FieldError(name, list(groups), opened.spellings[0])
     chosen = tuple(groups[name] for name in fields or groups)
     made: Made = dataset, (opened, fields, mapped, verify)
-    return Dataset(chosen, made, why="packed dataset", origin=table.digest[:16])
+    return Dataset(chosen, made, why="packed dataset", identity=table.digest[:16])
 
 
 def described(field: manifest.Field) -> Field:

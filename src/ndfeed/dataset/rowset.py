@@ -1,7 +1,9 @@
 """Choices of rows: what callers may write, how choices compose, how they travel."""
 
+import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -56,6 +58,26 @@ def _checked(found: NDArray[Any], count: int, from_end: bool) -> Ints:
         )
     whole = found.astype(np.int64, copy=False)
     return np.where(whole < 0, whole + count, whole) if low < 0 else whole
+
+
+def taken_rows(rows: ArrayLike, count: int) -> Ints:
+    """The rows that ``take`` means; negative ones count from the end."""
+    if isinstance(rows, SupportsIndex) and not isinstance(rows, bool) and not np.ndim(rows):
+        number = operator.index(rows)
+        raise TypeError(
+            f"take({number}) could mean two things: take(range({number})) is the first {number} "
+            f"samples, as ds[:{number}] reads them; take([{number}]) is sample {number} alone"
+        )
+    return as_rows(rows, count, from_end=True)
+
+
+def split_rows(count: int, fractions: Sequence[float], seed: int) -> list[Ints]:
+    """Every row of ``count`` in one of several parts, at random; each part in order."""
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, count])))
+    order = rng.permutation(count)
+    # Rounded from the beginning on, so that all rows are used up; the last takes what is left.
+    cuts = [round(math.fsum(fractions[: i + 1]) * count) for i in range(len(fractions) - 1)]
+    return [np.sort(order[a:b]) for a, b in pairwise([0, *cuts, count])]
 
 
 def one_row(index: object, count: int) -> int | None:

@@ -5,12 +5,14 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Group
 from ndfeed.errors import shown
 from ndfeed.formats.array import CODINGS
 
 if TYPE_CHECKING:
+    from ndfeed.dataset.column import Column
     from ndfeed.dataset.dataset import Dataset
 
 _SHOWN_FIELDS = 100
@@ -52,7 +54,10 @@ READINGS = {
 def sample_kind(ds: "Dataset") -> str:
     """What samples were understood as: one of ``READINGS``."""
     columns = [column for group in ds.groups for column in group.columns]
-    kinds = {bool(one) for c in columns if len(c.whole) for one in (c.whole.min(), c.whole.max())}
+    # What is computed beside files says nothing, unless all was loaded into memory.
+    found = [c.whole[_in_files(c)] for c in columns]
+    found = found if any(map(len, found)) else [c.whole for c in columns]
+    kinds = {bool(one) for whole in found if len(whole) for one in (whole.min(), whole.max())}
     if len(kinds) != 1:
         return "both" if kinds else "none"
     if False in kinds:
@@ -93,6 +98,12 @@ def odd_shape(column: Column) -> str:
         f"{shown(column.field.name)} is {most} in {counts[usual]:,} of {len(shapes):,} files; "
         f"{path} has {own}"
     )
+
+
+def _in_files(column: "Column") -> NDArray[np.bool_]:
+    """Per part of a column: is it in a file?"""
+    memory = np.array([name == "memory" for name in column.table.formats], bool)
+    return ~memory[column.table.format[column.file]]
 
 
 def table(ds: "Dataset") -> str:

@@ -112,13 +112,40 @@ class Select:
         return {name: batch[name] for name in self.names}
 
 
-Step = Map | Select
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """Other names for some fields: pairs of the name they have and the one they get."""
+
+    names: tuple[tuple[str, str], ...]
+    random: bool = False
+
+    def __call__(self, batch: Batch, draws: Draws | None, number: int) -> Batch:
+        """The same fields under other names."""
+        names = dict(self.names)
+        for name in names:
+            if name not in batch:
+                raise FieldError(name, list(batch))
+        return {names.get(name, name): values for name, values in batch.items()}
 
 
-def stepped(batch: Batch, steps: Sequence[Step], draws: Draws | None) -> Batch:
-    """What the steps, one after the other, make of ``batch``."""
-    for number, step in enumerate(steps):
-        batch = step(batch, draws, number)
+class Step(Protocol):
+    """Something that is done to every batch: a ``Map`` or a choice of fields, among others."""
+
+    @property
+    def random(self) -> bool:
+        """Does it need generators?"""
+        ...
+
+    def __call__(self, batch: Batch, draws: Draws | None, number: int) -> Batch:
+        """What it makes of ``batch``, being step ``number``."""
+        ...
+
+
+def stepped(batch: Batch, steps: Sequence[Step], draws: Draws | None, first: int = 0) -> Batch:
+    """What the steps, one after the other, make of ``batch``; the first has number ``first``."""
+    for step in steps:
+        batch = step(batch, draws, first)
+        first += getattr(step, "numbers", 1)  # how many steps it counts as
     return batch
 
 

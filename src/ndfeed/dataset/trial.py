@@ -10,7 +10,8 @@ can tell whether a map leaves a field ragged. The rule for a field that a map re
   its rank those that differ as it is stored do so, too. If there are none, all may differ.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -24,20 +25,30 @@ from ndfeed.index.table import Ints
 _LOOKED_AT = 1 << 14  # samples whose shapes are compared, spread over all
 
 
+class Samples(Protocol):
+    """Samples to try: a dataset."""
+
+    groups: tuple[Group, ...]
+    rows: Rows
+
+    def __len__(self) -> int: ...
+
+    def read(self, rows: Ints, /) -> Batch:
+        """What the steps make of some of them."""
+        ...
+
+
 def fields_behind(
-    groups: Sequence[Group],
-    rows: Rows,
-    count: int,
-    steps: Sequence[Step],
-    read: Callable[[Ints], Batch],
+    ds: Samples, steps: Sequence[Step], examples: Sequence[int] | Ints
 ) -> dict[str, Field]:
-    """The fields that ``steps`` make of ``count`` samples, which are not none."""
-    tried = _varied(groups, rows, count)
+    """The fields that ``steps`` make of samples, some of which must be tried: ``examples``."""
+    groups = ds.groups
+    tried = np.union1d(_varied(groups, ds.rows, len(ds)), examples)
     stored = {column.field.name: column.field for group in groups for column in group.columns}
     maps = [step for step in steps if isinstance(step, Map)]
     # Results for single samples are stacked wherever that is possible: it says nothing of others.
     certain = len(tried) > 1 or all(step.batched for step in maps)
-    made = read(tried)
+    made = ds.read(tried)
     return {name: _field(name, made[name], stored, certain) for name in made}
 
 

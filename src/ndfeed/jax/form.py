@@ -52,7 +52,7 @@ class Form:
             try:
                 self._target(field.name, field.dtype)
             except (TypeError, ValueError) as error:
-                raise SchemaError(ds.files[0], f"{error}") from None
+                raise SchemaError(ds.first_file, f"{error}") from None
         self.fields = {field.name: self._padded_field(ds, field) for field in chosen_ones}
 
     def _padded_field(self, ds: Dataset, field: Field) -> Field:
@@ -171,7 +171,7 @@ def _check_lengths(ds: Dataset, padded: Field) -> None:
             _, some = np.unique(column.table.shape[column.arrays[parts]], return_index=True)
             for part, shape in zip(parts[some], column.shapes(parts[some]), strict=True):
                 if any(n > (to or 0) for n, to in zip(shape, padded.shape or (), strict=True)):
-                    path = ds.files[int(column.file[part])]
+                    path = column.table.path(int(column.file[part]))
                     raise SchemaError(
                         path,
                         f"field {padded.name!r} has a sample of {shape}, pad_to makes "

@@ -86,7 +86,7 @@ def only(ds: Dataset, fields: Sequence[str] | None, ragged: Ragged) -> Dataset:
 def unheld(ds: Dataset, field: Field, framework: str) -> SchemaError:
     """What to raise for a field whose type a framework does not have."""
     return SchemaError(
-        ds.files[0],
+        ds.first_file,
         f"field {field.name!r} has dtype {field.dtype_text}, which {framework} cannot hold; leave "
         "it out with select() or fields=, or make numbers of it with map()",
     )
@@ -134,5 +134,5 @@ def as_fields(ds: Dataset, fields: Sequence[str] | None, ragged: str) -> tuple[s
     for name in names:
         made = ds.steps and owner(name, known, ragged)  # type: ignore[arg-type]
         if name not in known and name not in added and not made:
-            raise FieldError(name, known, ds.files[0] if len(ds) else None)
+            raise FieldError(name, known, ds.first_file if len(ds) else None)
     return names

@@ -4,7 +4,6 @@ Behind a ``map`` fields are learned by running it on a few samples: the first an
 over all. What a later sample has that these had not is an error then.
 """
 
-import os
 from collections.abc import Mapping
 
 import numpy as np
@@ -37,7 +36,7 @@ def stored_fields(ds: Dataset, dtypes: Mapping[str, object], *, names: bool) -> 
 
 
 def _field(ds: Dataset, field: Read, dtype: object) -> Field:
-    path = ds.files[0]
+    path = ds.first_file
     if field.shape is None:
         raise SchemaError(
             path,
@@ -96,9 +95,7 @@ def _type(ds: Dataset, name: str, dtype: np.dtype) -> str:
     try:
         return named(dtype)
     except ValueError as error:
-        raise SchemaError(
-            os.fsdecode(ds.files[0]), f"field {name!r} that map makes: {error}"
-        ) from None
+        raise SchemaError(ds.first_file, f"field {name!r} that map makes: {error}") from None
 
 
 def memory_type(field: Field) -> np.dtype:

@@ -10,6 +10,7 @@ from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.open import open as open_dataset
 from ndfeed.errors import (
+    AmbiguousError,
     CastError,
     ChangedError,
     ConflictError,
@@ -127,7 +128,7 @@ def pack(  # noqa: PLR0913 - what users say about a conversion
     """
     if dry_run and repair:
         raise ValueError("dry_run with repair: ndfeed.verify says what repair would write again")
-    ds = source if isinstance(source, Dataset) else open_dataset(source)
+    ds = source if isinstance(source, Dataset) else _opened(source, fields)
     if fields is not None:
         ds = ds.select(*([fields] if isinstance(fields, str) else fields))
     request = Request.of(ds, target, dtype, shuffle, names, rows_per_part, append, memory)
@@ -148,6 +149,20 @@ def pack(  # noqa: PLR0913 - what users say about a conversion
     bar = Bar("packing", len(ds))
     with bar, pool:
         return packed(request, pool, progress or (lambda rows, _: bar.advance(rows)))
+
+
+def _opened(
+    source: "Source | Mapping[str, Source | Dataset]", fields: Sequence[str] | None
+) -> Dataset:
+    """The fields to keep of what a source has: whatever is wrong with others does not matter."""
+    try:
+        return open_dataset(source, fields=fields)
+    except AmbiguousError as error:
+        # A field that is left out may tell what a sample is.
+        try:
+            return open_dataset(source)
+        except Error:
+            raise error from None
 
 
 class _Prepared(NamedTuple):

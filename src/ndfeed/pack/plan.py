@@ -24,7 +24,8 @@ import numpy as np
 
 from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.step import Map
+from ndfeed.dataset.route import Beside, Routed, all_maps
+from ndfeed.dataset.step import Map, Select, Step
 from ndfeed.formats.manifest import Field
 from ndfeed.index.table import Ints
 from ndfeed.order.permutation import key_of, permuted
@@ -249,7 +250,7 @@ def _signed(plan: Plan, ds: Dataset, base: str) -> Plan:
     for table in {id(group.table): group.table for group in ds.groups}.values():
         digest.update(np.ascontiguousarray(table.identity[:, 2:4]).data)
     for step in ds.steps:
-        digest.update(_described(step.function if isinstance(step, Map) else step.names).encode())
+        digest.update(_step(step).encode())
     name = digest.hexdigest()[:32]
     cut = hashlib.sha256(f"{name} {plan.pieces} {plan.batch}".encode())
     source = {
@@ -267,7 +268,20 @@ def _signed(plan: Plan, ds: Dataset, base: str) -> Plan:
 
 def map_names(ds: Dataset) -> list[str]:
     """The functions given to ``map``, by name."""
-    return [_name(step.function) for step in ds.steps if isinstance(step, Map)]
+    return [_name(step.function) for step in all_maps(ds.steps)]
+
+
+def _step(step: Step) -> str:
+    """A step by what it does, and by what other steps it is made of."""
+    if isinstance(step, Map):
+        return _described(step.function)
+    if isinstance(step, Beside):
+        return f"beside {step.names} {[_step(one) for one in step.steps]}"
+    if isinstance(step, Routed):
+        return f"routed {[(way.fields, [*map(_step, way.steps)]) for way in step.routes]}"
+    if isinstance(step, Select):
+        return repr(step.names)
+    return repr(step)
 
 
 def _name(function: object) -> str:

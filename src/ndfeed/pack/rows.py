@@ -19,6 +19,7 @@ from ndfeed.dataset.field import Field
 from ndfeed.dataset.global_rng import seed_globals
 from ndfeed.dataset.lazy import lazy
 from ndfeed.dataset.members import Decoded
+from ndfeed.dataset.origin import Origin
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.rowset import chosen
 from ndfeed.dataset.step import Batch, stepped
@@ -86,14 +87,14 @@ class Rows:
             for column in group.columns:
                 total += _sizes(group, column, samples)
         if self.names:
-            total += _path_lengths(self.ds.groups[0], samples)
+            total += self._path_lengths(samples)
         return total
 
     def shapes(self, name: str, rows: Ints) -> Ints:
         """The shapes of samples of a stored ragged field, one in each row."""
         samples = self.samples(rows)
         if self.names and name == NAMES:
-            return _path_lengths(self.ds.groups[0], samples).reshape(-1, 1)
+            return self._path_lengths(samples).reshape(-1, 1)
         for group in self.ds.groups:
             for column in group.columns:
                 if column.field.name == name:
@@ -112,17 +113,24 @@ class Rows:
 
     def path_of(self, row: int) -> str:
         """The file that has a row."""
-        group = self.ds.groups[0]
-        part = group.locate(self.samples(np.array([row]))).part
-        return os.fsdecode(group.table.path(int(group.columns[0].file[part[0]])))
+        file = self._origin.files_of(self.samples(np.array([row])))[0]
+        return os.fsdecode(self._origin.table.path(int(file)))
 
     def file_names(self, samples: Ints) -> list[NDArray[Any]]:
         """The names of the files that have some samples, below the folder common to all."""
-        group = self.ds.groups[0]
-        file = group.columns[0].file[group.locate(samples).part]
-        ends, text = group.table.path_ends, group.table.path_bytes
+        file = self._origin.files_of(samples)
+        ends, text = self._origin.table.path_ends, self._origin.table.path_bytes
         pairs = zip(ends[file].tolist(), ends[file + 1].tolist(), strict=True)
         return [text[start:end] for start, end in pairs]
+
+    def _path_lengths(self, samples: Ints) -> Ints:
+        file = self._origin.files_of(samples)
+        ends = self._origin.table.path_ends
+        return ends[file + 1] - ends[file]
+
+    @lazy
+    def _origin(self) -> Origin:
+        return self.ds.origin
 
     def check_unchanged(self) -> None:
         """Refuse sources that are no longer what they were when they were indexed."""
@@ -289,9 +297,3 @@ class Reading:
                     cursor.finish()
                 else:
                     cursor.close()
-
-
-def _path_lengths(group: Group, samples: Ints) -> Ints:
-    file = group.columns[0].file[group.locate(samples).part]
-    ends = group.table.path_ends
-    return ends[file + 1] - ends[file]

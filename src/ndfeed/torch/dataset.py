@@ -112,7 +112,7 @@ def dataset(ds: Dataset, fields: Sequence[str] | None = None) -> TensorDataset:
     known = known_fields(ds)
     for name in names:
         if known is not None and name not in known:
-            raise FieldError(name, list(known), ds.files[0])
+            raise FieldError(name, list(known), ds.first_file)
     return TensorDataset(ds.select(*names), names)
 
 

@@ -1,0 +1,183 @@
+"""Steps that some samples or some fields of a batch go through, and others do not."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset.step import Batch, Draws, Map, Step, stepped
+
+_MOST_NUMBER = (1 << 63) - 1
+_HIDDEN = "ndfeed."  # what names of fields that nobody is to see begin with
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Steps that do not see some of the fields, which stay as they are."""
+
+    names: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def random(self) -> bool:
+        """Does any of the functions take a generator?"""
+        return any(step.random for step in self.steps)
+
+    @property
+    def numbers(self) -> int:
+        """As many steps as there are: they draw what they would draw alone."""
+        return len(self.steps)
+
+    def __call__(self, batch: Batch, draws: Draws | None, number: int) -> Batch:
+        """What the steps make of the other fields, and these."""
+        kept = {name: batch[name] for name in self.names}
+        others = {name: values for name, values in batch.items() if name not in kept}
+        return stepped(others, self.steps, draws, number) | kept
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What happens to samples of one of several datasets that were added.
+
+    ``fields`` pairs the names of its stored fields in the sum with those they had before.
+    """
+
+    fields: tuple[tuple[str, str], ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Steps for samples of several datasets: each goes its own way, and all come together.
+
+    The stored field ``field`` says for each sample which of ``routes`` it goes. All routes must
+    end in the fields ``names``, which come in that order; ``None`` where they are not known.
+    """
+
+    field: str
+    routes: tuple[Route, ...]
+    names: tuple[str, ...] | None
+
+    @property
+    def random(self) -> bool:
+        """Does any of the functions take a generator?"""
+        return any(step.random for route in self.routes for step in route.steps)
+
+    def __call__(self, batch: Batch, draws: Draws | None, number: int) -> Batch:
+        """The batch, with every sample gone its way."""
+        which = np.asarray(batch[self.field])
+        made: list[tuple[NDArray[np.int64], Batch]] = []
+        for route in np.unique(which).tolist() or [0]:
+            at = np.flatnonzero(which == route)
+            made.append((at, self._gone(batch, route, at, draws, number)))
+        if len(made) == 1:
+            return made[0][1]
+        return {name: _merged(name, [(at, own[name]) for at, own in made]) for name in made[0][1]}
+
+    def _gone(
+        self,
+        batch: Batch,
+        route: int,
+        at: NDArray[np.int64],
+        draws: Draws | None,
+        number: int,
+    ) -> Batch:
+        """What one of the routes makes of the samples ``at``."""
+        way = self.routes[route]
+        own = {name: _some(batch[stored], at) for stored, name in way.fields}
+        # Numbers of their own: functions of two routes must not draw the same.
+        first = ((number + 1) << 24 | route << 8) & _MOST_NUMBER
+        try:
+            made = stepped(own, way.steps, None if draws is None else Part(draws, at), first)
+        except Exception as error:
+            sample = error.__dict__.get("ndfeed_sample")
+            if sample is not None:
+                error.__dict__["ndfeed_sample"] = int(at[sample])
+            raise
+        names = tuple(made) if self.names is None else self.names
+        if set(names) != set(made):
+            raise ValueError(
+                f"datasets that were added must end in the same fields: {sorted(names)} expected, "
+                f"found {sorted(made)}; select() or rename() them before they are added"
+            )
+        return {name: made[name] for name in names}
+
+
+class Part:
+    """The generators of some samples of a batch."""
+
+    def __init__(self, draws: Draws, at: NDArray[np.int64]) -> None:
+        self._draws, self._at = draws, at
+
+    def batch(self, step: int) -> np.random.Generator:
+        """For a step that takes all of them."""
+        return self._draws.batch(step)
+
+    def sample(self, step: int, at: int) -> np.random.Generator:
+        """For a step that takes one of them alone."""
+        return self._draws.sample(step, int(self._at[at]))
+
+
+def _some(values: Any, at: NDArray[np.int64]) -> Any:  # noqa: ANN401
+    if len(at) == len(values):
+        return values
+    return values[at] if isinstance(values, np.ndarray) else [values[i] for i in at.tolist()]
+
+
+def _merged(name: str, parts: Sequence[tuple[NDArray[np.int64], Any]]) -> Any:  # noqa: ANN401
+    """Values of a batch in order, from samples and their values in several parts."""
+    listed = [
+        (at, values if isinstance(values, list | tuple) else np.asarray(values))
+        for at, values in parts
+    ]
+    dtypes = [np.asarray(values[0]).dtype for _, values in listed]
+    for dtype in dtypes:
+        if dtype != dtypes[0]:
+            raise ValueError(
+                f"datasets that were added must end in the same fields: {name!r} is {dtypes[0]} "
+                f"in one and {dtype} in another; convert it in a map"
+            )
+    total = sum(len(at) for at, _ in listed)
+    shapes = {v.shape[1:] if isinstance(v, np.ndarray) else None for _, v in listed}
+    if len(shapes) == 1 and None not in shapes:
+        merged = np.empty((total, *shapes.pop()), dtypes[0])  # type: ignore[misc]
+        for at, values in listed:
+            merged[at] = values
+        return merged
+    places = {
+        i: value for at, values in listed for i, value in zip(at.tolist(), values, strict=True)
+    }
+    return [places[i] for i in range(total)]
+
+
+def is_hidden(name: str) -> bool:
+    """Is a stored field there for ``Routed`` alone?"""
+    return name.startswith(_HIDDEN)
+
+
+def hidden(name: str, known: Collection[str]) -> str:
+    """A name for such a field that is not known yet."""
+    return next(n for i in count() if (n := f"{_HIDDEN}{i}/{name}") not in known)
+
+
+def route_field(steps: Sequence[Step]) -> str | None:
+    """The stored field that says which dataset a sample is of, if that decides its steps."""
+    first = steps[0] if steps else None
+    if isinstance(first, Beside):
+        return route_field(first.steps)
+    return first.field if isinstance(first, Routed) else None
+
+
+def all_maps(steps: Sequence[Step]) -> Iterator[Map]:
+    """The functions among the steps, also those that only some samples go through."""
+    for step in steps:
+        if isinstance(step, Map):
+            yield step
+        elif isinstance(step, Beside):
+            yield from all_maps(step.steps)
+        elif isinstance(step, Routed):
+            for route in step.routes:
+                yield from all_maps(route.steps)
