@@ -16,8 +16,10 @@ from ndfeed.loader.child import Died
 from ndfeed.loader.clock import Clock
 from ndfeed.loader.draws import Seeded
 from ndfeed.loader.engine import Several
+from ndfeed.loader.options import Options
+from ndfeed.loader.padding import PLAIN
 from ndfeed.loader.pool import Pool
-from ndfeed.loader.ragged import Ragged, Room, formed, owner
+from ndfeed.loader.ragged import Room, formed, owner
 from ndfeed.order.permutation import Ints
 
 _NAMED = 8
@@ -68,13 +70,13 @@ class Filler:
     def __init__(
         self,
         ds: Dataset,
-        names: tuple[str, ...] | None,
-        ragged: Ragged,
+        options: Options,
         pool: Pool,
         source: Source,
         finish: Callable[[Any], Any],
         skipped: Skipped | None,
     ) -> None:
+        ragged, names = options.ragged, options.structure.names
         self.ds = ds
         self.pool = pool
         self.source = source
@@ -86,11 +88,12 @@ class Filler:
         self.join: Callable[[Iterator[Batch]], Iterator[Any]] | None = None
         self.batch_bytes = 0  # of the largest batch so far, what a map was given counted in
         self._ragged = ragged
-        self._names = names
+        self._pads = options.pads
         self._stored = {c.field.name: c.field for group in ds.groups for c in group.columns}
         # Fields that count as ragged even in a batch whose samples are all of one shape.
         asked = {owner(name, [name.rpartition("_")[0]], ragged) for name in names or ()}
-        self._uneven_names = asked | {n for n, field in self._stored.items() if field.ragged}
+        stored = {name for name, field in self._stored.items() if field.ragged}
+        self._uneven_names = asked | stored | set(self._pads)
 
     def read_together(self, rows: Ints, clock: Clock) -> Batch | None:
         """The stored fields of the rows of several small batches, to be cut.
@@ -156,7 +159,8 @@ class Filler:
             if self._ragged != "list" and (field.ragged or name in self._uneven_names):
                 uneven = Field(name, field.dtype, (None,) * len(shape), field.type)
                 known = field if field.ragged else uneven
-                made |= Room(known, [], self._ragged, self.pool).batch
+                pad = self._pads.get(name, PLAIN)
+                made |= Room(known, [], self._ragged, self.pool, pad).batch
             else:
                 made[name] = [] if field.ragged else np.empty((0, *shape), field.dtype)
         return made
@@ -194,9 +198,8 @@ class Filler:
 
     def _handed(self, batch: Batch, rows: Ints) -> Any:  # noqa: ANN401
         """The batch as the consumer gets it."""
-        made = batch if self._names is None else tuple([batch[name] for name in self._names])
         try:
-            return self.finish(made)
+            return self.finish(batch)
         except CastError as error:
             raise error.in_row(int(rows[error.row])) from None
 
@@ -204,14 +207,14 @@ class Filler:
         """The batch with ragged fields brought into the form that was asked for."""
         made: Batch = {}
         for name, values in batch.items():
-            stored = self._stored.get(name)
+            stored, pad = self._stored.get(name), self._pads.get(name, PLAIN)
             if isinstance(values, Room):
                 made |= values.batch  # read straight into its form
             elif stored is not None and stored.ragged and not self.ds.steps:
-                made |= formed(stored, values, self._ragged, self.pool)
+                made |= formed(stored, values, self._ragged, self.pool, pad)
             elif len(values) and (isinstance(values, list) or name in self._uneven_names):
                 samples = [np.asarray(value) for value in values]
-                made |= formed(field_of(name, samples), samples, self._ragged, self.pool)
+                made |= formed(field_of(name, samples), samples, self._ragged, self.pool, pad)
             else:
                 made[name] = values
         return made
