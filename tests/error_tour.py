@@ -634,6 +634,18 @@ STOPS = [
     Stop(ValueError, "two fields of one name", fields_of_x, "ds.rename({'image': 'label'})"),
     Stop(ValueError, "numbers of files that change", a_state, "ds.with_origin().split(.8)"),
     Stop(TypeError, "a path instead of a dataset", npy, "ndfeed.loader('x.npy', 2)"),
+    Stop(TypeError, "a set of fields", a_state, "ndfeed.loader(ds, 2, fields={'x', 'y'})"),
+    Stop(TypeError, "a number among fields", a_state, "ndfeed.loader(ds, 2, fields=('data', 1))"),
+    Stop(TypeError, "an argument of DataLoader", a_state, "ndfeed.loader(ds, 2, num_workers=4)"),
+    Stop(TypeError, "another argument of it", a_state, "ndfeed.loader(ds, 2, pin_memory=True)"),
+    Stop(TypeError, "an argument misspelled", a_state, "ndfeed.loader(ds, 2, shufle=True)"),
+    Stop(ValueError, "padding of lists", a_state, "ndfeed.loader(ds, 2, pad_to=16)"),
+    Stop(
+        ValueError,
+        "padding of equal samples",
+        a_state,
+        "ndfeed.loader(ds, 2, ragged='pad', pad_value=-1)",
+    ),
     Stop(ValueError, "no samples in a batch", a_state, "ndfeed.loader(ds, 0)"),
     Stop(TypeError, "an order that is none", a_state, "ndfeed.loader(ds, 2, shuffle='yes')"),
     Stop(

@@ -6,12 +6,23 @@ import json
 import pickle
 import subprocess
 import sys
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loader.making import MADE, collect, images, labels, made, numbers
+from loader.making import (
+    MADE,
+    collect,
+    cropped,
+    images,
+    labels,
+    made,
+    numbers,
+    ragged,
+    with_half,
+)
 
 import ndfeed
 
@@ -83,6 +94,215 @@ class IteratorContract:
         assert (loader.epoch, len(left)) == (4, len(loader))
 
 
+class Pair(NamedTuple):
+    """A structure with a name of its own."""
+
+    inputs: object
+    target: object
+
+
+# Structures of the fields of ``images``.
+STRUCTURES = (
+    "image",
+    ("label",),
+    ("label", "image"),
+    ["image", "label"],
+    {"y": "label", "x": "image"},
+    ({"a": "image", "b": "label"}, "label"),
+    ("image", "image"),
+    ({"in": ["image", ("label",)]}, "label", "label"),
+    Pair({"x": "image"}, "label"),
+)
+# What people write who come from other loaders, and what the answer must name.
+FOREIGN = {
+    "num_workers": "threads= .* processes=",
+    "collate_fn": r"ds\.map",
+    "generator": "seed=",
+    "worker_init_fn": "seed=",
+    "pin_memory": "device=",
+    "prefetch_factor": "memory=",
+    "persistent_workers": "live from one epoch to the next",
+    "sampler": "shuffle=",
+    "batch_sampler": "shuffle=",
+    "buffer_size": "shuffle=True",
+    "drop_remainder": "drop_last=",
+    "world_size": r"shard=\(rank, world\)",
+    "padded_shapes": "pad_to=",
+    "transform": r"ds\.map",
+    "batchsize": "did you mean batch_size=",
+    "xyzzy": "it takes ds, batch_size, shuffle, ",
+}
+
+
+def built(nest, batch, listed=list):
+    """What a structure makes of a batch: written down again, as simply as can be."""
+    if isinstance(nest, str):
+        return batch[nest]
+    if isinstance(nest, dict):
+        return {key: built(one, batch, listed) for key, one in nest.items()}
+    items = [built(one, batch, listed) for one in nest]
+    return Pair(*items) if isinstance(nest, Pair) else (listed if nest == [*nest] else tuple)(items)
+
+
+class ArgumentContract:
+    """What holds for the arguments of every entry function of every framework.
+
+    ``make`` is that function, ``listed`` what a list in ``fields`` becomes, ``padded`` what asks
+    for padding.
+    """
+
+    make = staticmethod(ndfeed.loader)
+    listed: type = list
+    padded: dict[str, str] = {"ragged": "pad"}  # noqa: RUF012 - never changed
+
+    def alike(self, found, expected):
+        """Are both the same nest, to the type of every container, of arrays with equal values?"""
+        if isinstance(expected, dict | tuple | list):
+            assert type(found) is type(expected)
+            assert len(found) == len(expected)
+            if isinstance(expected, dict):
+                assert list(found) == list(expected)
+                found, expected = found.values(), expected.values()
+            for one, other in zip(found, expected, strict=True):
+                self.alike(one, other)
+            return
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+    @pytest.mark.parametrize("memory", [None, 3_000])
+    @pytest.mark.parametrize("nest", STRUCTURES, ids=repr)
+    def test_batches_have_the_structure_of_fields(self, tmp_path, nest, memory):
+        """Any nest of names is the same nest of arrays, also if small batches travel together."""
+        ds = images(tmp_path)
+        words = {"shuffle": True, "seed": 3, "memory": memory}
+        found = list(self.make(ds, 7, fields=nest, **words))
+        expected = list(ndfeed.loader(ds, 7, shuffle=True, seed=3))
+
+        assert len(found) == len(expected) == 15
+        for one, other in zip(found, expected, strict=True):
+            self.alike(one, built(nest, other, self.listed))
+
+    @pytest.mark.parametrize("words", [{}, {"processes": 1}])
+    def test_structures_behind_a_map(self, tmp_path, words):
+        """Of what the function makes; what it makes besides goes nowhere, be it text."""
+        nest = {"x": ("half", "label"), "y": "label"}
+        ds = images(tmp_path).map(with_half)
+        found = list(self.make(ds, 30, fields=nest, **words))
+
+        for one, other in zip(found, ndfeed.loader(ds, 30), strict=True):
+            self.alike(one, built(nest, other))
+
+    def test_lengths_are_parts_of_structures_too(self, tmp_path):
+        """What padding adds has a name, which may stand anywhere in the nest."""
+        ds = ragged(tmp_path / "r", [3, 1, 2, 5])
+        (found,) = self.make(ds, 4, fields=({"x": "x", "mask": "x_length"}, "n"), **self.padded)
+        x, n = found
+
+        assert np.asarray(x["x"]).shape == (4, 5)
+        assert np.asarray(x["mask"]).tolist() == [3, 1, 2, 5]
+        assert np.asarray(n).tolist() == [0, 1, 2, 3]
+
+    @pytest.mark.parametrize(
+        ("fields", "error", "text"),
+        [
+            ({"label", "image"}, TypeError, r"which a set has not; write \('image', 'label'\)"),
+            (({"label"}, "image"), TypeError, r"which a set has not; write \('label',\)"),
+            (("image", 3), TypeError, r"fields must be a tuple of names.*got \('image', 3\)"),
+            ((None, "image"), TypeError, "fields must be a tuple of names"),
+            ({1: "image"}, TypeError, "a dict's keys are text"),
+            (b"image", TypeError, "fields must be a tuple of names"),
+            ((), ValueError, "fields must name at least one field"),
+            (({}, []), ValueError, "fields must name at least one field"),
+            ({"image": "x"}, ndfeed.FieldError, "no field 'x'; the fields are 'image', 'label'"),
+            ("x", ndfeed.FieldError, "no field 'x'"),
+        ],
+    )
+    def test_what_is_no_structure_is_refused(self, tmp_path, fields, error, text):
+        """In one line; a set above all, whose order is another in every process."""
+        with pytest.raises(error, match=text) as caught:
+            self.make(images(tmp_path), 5, fields=fields)
+
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("packed", [False, True])
+    @pytest.mark.parametrize("way", [8, (8,), {"x": 8}])
+    def test_pad_to_gives_all_batches_one_shape(self, tmp_path, way, packed):
+        """With zeros, or with what is asked for; lengths stay what they are."""
+        ds = ragged(tmp_path / "r", [3, 1, 2, 5, 4])
+        ds = ndfeed.pack(ds, tmp_path / "packed") if packed else ds
+        fields = ("x", "x_length")
+        for value in (None, -100, {"x": -100}):
+            found = list(
+                self.make(ds, 2, fields=fields, pad_to=way, pad_value=value, **self.padded)
+            )
+            x = np.concatenate([np.asarray(batch[0]) for batch in found])
+            lengths = np.concatenate([np.asarray(batch[1]) for batch in found])
+            beyond = np.arange(8) >= lengths[:, None]
+
+            assert [np.asarray(batch[0]).shape for batch in found] == [(2, 8), (2, 8), (1, 8)]
+            assert lengths.tolist() == [3, 1, 2, 5, 4]
+            assert (x[beyond] == (0 if value is None else -100)).all()
+            np.testing.assert_array_equal(
+                x[~beyond], np.concatenate([ds[i]["x"] for i in range(len(ds))])
+            )
+
+    def test_pad_value_alone(self, tmp_path):
+        """To the longest of each batch, as ever."""
+        ds = ragged(tmp_path / "r", [3, 1, 2, 5])
+        found = list(self.make(ds, 2, fields="x", pad_value=7, **self.padded))
+
+        assert [np.asarray(x).shape for x in found] == [(2, 3), (2, 5)]
+        assert np.asarray(found[0])[1].tolist() == [100, 7, 7]
+
+    def test_padding_behind_a_map(self, tmp_path):
+        """Lengths that a function makes, one sample at a time or in lists, are padded as well."""
+        for ds in (
+            numbers(tmp_path, 6, width=9).map(cropped, batched=False),
+            ragged(tmp_path / "r", [1, 2, 3, 1, 2, 3]).map(dict),
+        ):
+            words = {"pad_to": {"x": 4}, "pad_value": {"x": 9}} | self.padded
+            found = list(self.make(ds, 3, fields="x", **words))
+
+            assert [np.asarray(x).shape for x in found] == [(3, 4), (3, 4)]
+            assert [(np.asarray(x)[0, 1:] == 9).all() for x in found] == [True, True]
+
+    @pytest.mark.parametrize(
+        ("words", "error", "text"),
+        [
+            ({"pad_to": {"y": 8}}, ndfeed.FieldError, "no field 'y'"),
+            ({"pad_to": {"n": 8}}, ValueError, "pad_to is for fields whose samples differ"),
+            ({"pad_value": {"n": 8}}, ValueError, "pad_value is for fields whose samples differ"),
+            ({"pad_to": 8, "fields": "n"}, ValueError, "samples differ in length, and none do"),
+            ({"pad_to": {"x": (8, 8)}}, ValueError, "a length for each of 1 axes"),
+            ({"pad_to": -1}, ValueError, "pad_to takes a length"),
+            ({"pad_to": "long"}, ValueError, "pad_to takes a length"),
+            ({"pad_to": 4}, ndfeed.SchemaError, r"003\.npz: field 'x' has a sample of \(5,\)"),
+            ({"pad_value": "no"}, TypeError, "pad_value takes a number, got 'no'"),
+            ({"pad_value": 1e300}, ValueError, "does not fit field 'x', which has dtype float32"),
+        ],
+    )
+    def test_wrong_padding_is_refused_at_once(self, tmp_path, words, error, text):
+        """Headers say how long samples are, and types what they hold."""
+        with pytest.raises(error, match=text):
+            self.make(ragged(tmp_path / "r", [3, 1, 2, 5]), 2, **(self.padded | words))
+
+    @pytest.mark.parametrize("name", FOREIGN)
+    def test_arguments_of_others_are_answered_with_ours(self, tmp_path, name):
+        """The error is Python's own, and says what to write instead."""
+        with pytest.raises(TypeError, match=f"argument {name!r}: .*{FOREIGN[name]}") as caught:
+            self.make(images(tmp_path), 5, **{name: None})
+
+        assert "\n" not in str(caught.value)
+
+    def test_the_signature_stays_whole(self):
+        """For help, editors and type checkers: nothing passes through ``**kwargs``."""
+        parameters = inspect.signature(self.make).parameters
+
+        assert list(parameters)[:2] == ["ds", "batch_size"]
+        assert {"fields", "pad_to", "pad_value", "seed"} <= set(parameters)
+        assert not any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values())
+        assert "``fields``" in self.make.__doc__
+
+
 class LoaderContract(IteratorContract):
     """Subclass in a test module, and say what is the framework's own.
 
@@ -149,6 +369,23 @@ class LoaderContract(IteratorContract):
 
         assert label.tolist() == [0, 1, 2]
         assert image.shape == (3, 4, 4, 3)
+
+    def test_a_state_is_that_of_any_structure(self, tmp_path):
+        """A run may go on with other fields in another nest: the order does not depend on them."""
+        ds = images(tmp_path)
+        batches = iter(self.package.loader(ds, 10, shuffle=True, fields=({"a": "image"}, "label")))
+        seen = [np.asarray(next(batches)[1]).tolist() for _ in range(3)]
+        loader = self.package.loader(ds, 10, shuffle=True, fields=("label", "image"))
+        other = self.package.loader(ds, 10, shuffle=True, fields="label")
+        first = iter(loader)
+        next(first), next(first), next(first)
+        state = json.loads(json.dumps(loader.state_dict()))
+        other.load_state_dict(state)
+        rest = [np.asarray(label).tolist() for label in other]
+
+        assert [label for some in seen + rest for label in some] == labels(
+            ndfeed.loader(ds, 10, shuffle=True)
+        )
 
     def test_any_size_any_rank_and_the_state_at_any_batch(self, tmp_path_factory):
         """Short batches and empty ones come as they should, and only what was delivered counts."""

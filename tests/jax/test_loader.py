@@ -11,8 +11,8 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 import jax_making  # noqa: E402
 from jax_making import table  # noqa: E402
-from loader.making import large_rows, numbers, ragged  # noqa: E402
-from loader_contract import LoaderContract  # noqa: E402
+from loader.making import images, large_rows, numbers, ragged  # noqa: E402
+from loader_contract import STRUCTURES, ArgumentContract, LoaderContract, built  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.jax  # noqa: E402
@@ -32,8 +32,12 @@ def wide():
 class TestContract(LoaderContract):
     package = ndfeed.jax
     kind = jax.Array
-    more = ("sharding", "cast", "pad_to", "device")
+    more = ("sharding", "cast", "device")
     narrowed = NARROW
+
+
+class TestArguments(ArgumentContract):
+    make = staticmethod(ndfeed.jax.loader)
 
 
 assert_same = TestContract().same
@@ -269,7 +273,7 @@ def test_fractions_are_cast_where_it_is_said(tmp_path):
     ds = ndfeed.open(tmp_path / "x.npy")
     with pytest.raises(
         ndfeed.SchemaError, match=r"x\.npy: field 'data' has dtype float64, of which JAX keeps "
-        r'float32 .* say cast=\{"data": "float32"\}',
+        r'float32 .* say cast=\{.data.: "float32"\}',
     ):  # fmt: skip
         ndfeed.jax.loader(ds, 2)
     with pytest.raises(ndfeed.CastError, match="'data' has 1e\\+300 in row 0, which float32"):
@@ -470,3 +474,51 @@ def test_a_map_that_leaves_ragged_samples_as_they_are(tmp_path, batched):
             for name, values in expected.items():
                 assert found[name].shape == values.shape
                 assert (found[name] == values).all()
+
+
+def test_one_type_for_all_fields_of_its_kind(tmp_path):
+    """Fractions become float32; labels and bytes stay what they are."""
+    np.savez(
+        tmp_path / "x.npz",
+        x=np.linspace(0, 1, 6),
+        half=np.ones((6, 2), np.float16),
+        label=np.arange(6),
+        byte=np.arange(6, dtype=np.uint8),
+    )
+    ds = ndfeed.open(tmp_path / "x.npz", sample="row")
+    (batch,) = ndfeed.jax.loader(ds, 6, cast="float32")
+    (small,) = ndfeed.jax.loader(ds, 6, fields=("label", "byte"), cast=np.int16)
+
+    types = {name: values.dtype.name for name, values in batch.items()}
+    assert types == {"x": "float32", "half": "float32", "label": "int32", "byte": "uint8"}
+    assert [values.dtype.name for values in small] == ["int16", "int16"]
+    np.testing.assert_array_equal(batch["x"], np.linspace(0, 1, 6).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("cast", "error", "text"),
+    [
+        ("float32", ValueError, r"there are none; name the field: cast=\{'n': 'float32'\}"),
+        ("float99", TypeError, "cast takes types such as 'float32', got 'float99'"),
+        ("float64", ValueError, "JAX would make float32 of it"),
+        (3, TypeError, "cast takes types such as"),
+    ],
+)
+def test_one_type_that_cannot_be_meant(tmp_path, cast, error, text):
+    """In one line, before anything is read."""
+    np.savez(tmp_path / "x.npz", n=np.arange(4))
+    ds = ndfeed.open(tmp_path / "x.npz", sample="row")
+    with pytest.raises(error, match=text):
+        ndfeed.jax.loader(ds, 2, cast=cast)
+
+
+@pytest.mark.parametrize("nest", STRUCTURES, ids=repr)
+def test_structures_on_a_mesh(tmp_path, nest):
+    """Global arrays go by name, and are put together at the end."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    ds = images(tmp_path)
+    found = ndfeed.jax.loader(ds, 25, fields=nest, sharding=sharding)
+
+    for one, other in zip(found, ndfeed.loader(ds, 25), strict=True):
+        ArgumentContract().alike(one, built(nest, other))

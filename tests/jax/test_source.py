@@ -10,7 +10,8 @@ grain = pytest.importorskip("grain")
 
 from absl import flags  # noqa: E402
 from jax_making import ROWS, table  # noqa: E402
-from loader.making import MADE, made  # noqa: E402
+from loader.making import MADE, images, made  # noqa: E402
+from loader_contract import STRUCTURES, ArgumentContract, built  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.jax  # noqa: E402
@@ -98,8 +99,21 @@ def test_wrong_words(tmp_path):
     with pytest.raises(ndfeed.FieldError, match="no field 'y'"):
         ndfeed.jax.source(table(tmp_path), ("y",))
     with pytest.raises(TypeError, match="fields must be a tuple of names"):
-        ndfeed.jax.source(table(tmp_path), "x")
+        ndfeed.jax.source(table(tmp_path), 3)
     with pytest.raises(TypeError, match="a Dataset is needed, got str"):
         ndfeed.jax.source("x.npz")
     with pytest.raises(IndexError):
         ndfeed.jax.source(table(tmp_path))[ROWS]
+
+
+@pytest.mark.parametrize("nest", STRUCTURES, ids=repr)
+def test_samples_have_the_structure_of_fields(tmp_path, nest):
+    """One by one and several in one read."""
+    alike = ArgumentContract().alike
+    ds = images(tmp_path)
+    source = ndfeed.jax.source(ds, nest)
+
+    alike(source[3], built(nest, ds[3]))
+    alike(source._getitems([3, 1]), [built(nest, ds[3]), built(nest, ds[1])])
+    with pytest.raises(TypeError, match="which a set has not"):
+        ndfeed.jax.source(ds, {"image", "label"})

@@ -7,7 +7,9 @@ import pytest
 
 pytest.importorskip("keras")
 
+import keras
 from loader.making import MADE, compressed, epoch_of, images, labels, made, noisy, numbers
+from loader_contract import ArgumentContract
 from tf_making import run, same
 
 import ndfeed
@@ -20,6 +22,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*Fortran")
 @pytest.fixture(scope="module")
 def ds(tmp_path_factory):
     return images(tmp_path_factory.mktemp("images"))
+
+
+class TestArguments(ArgumentContract):
+    make = staticmethod(ndfeed.keras.dataset)
+    listed = tuple if keras.backend.backend() == "tensorflow" else list
+    padded = {}  # always  # noqa: RUF012
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -1,5 +1,6 @@
 """``fit`` with every backend: which samples it sees, in which order, whatever else is going on."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("keras")
@@ -272,3 +273,53 @@ def test_ragged_samples(tmp_path, backend):
     assert found["ragged"] == expected
     assert found["mapped"] == expected[:4]
     assert found["skipped"] == [[[0, 1, 2], [4, 5], [6, 7, 8], [9]], [3]]
+
+
+STRUCTURES = """
+import json, sys
+import numpy as np
+import keras, ndfeed, ndfeed.keras
+
+ds = ndfeed.open(sys.argv[1], sample="row")
+
+
+def model(named):
+    a, b = keras.Input((1,), name="a"), keras.Input((1,), name="b")
+    made = keras.Model({"a": a, "b": b} if named else [a, b], keras.layers.Add()([a, b]))
+    made.compile(loss="mae")
+    return made
+
+
+found = {"backend": keras.backend.backend()}
+for name, x in (("dict", {"b": "z", "a": "x"}), ("list", ["x", "z"])):
+    one = model(name == "dict")
+    weighed = ndfeed.keras.dataset(ds, 5, shuffle=True, fields=(x, "y", "w"))
+    plain = ndfeed.keras.dataset(ds, 5, fields=(x, "y"))
+    # Keras reads a list by itself as (x, y): inputs alone are a tuple of one.
+    alone = ndfeed.keras.dataset(ds, 5, fields=x if name == "dict" else (x,))
+    found[name] = {
+        "weighed": one.fit(weighed, epochs=2, verbose=0).history["loss"],
+        "plain": one.evaluate(plain, verbose=0),
+        "predicted": np.asarray(one.predict(alone, verbose=0))[:, 0].tolist(),
+    }
+one = keras.Sequential([keras.Input((1,)), keras.layers.Rescaling(2.0)])
+given = one.predict(ndfeed.keras.dataset(ds, 5, fields="x"), verbose=0)
+found["bare"] = np.asarray(given)[:, 0].tolist()
+print(json.dumps(found))
+"""
+
+
+@each_backend
+def test_fit_takes_any_structure_and_weights(tmp_path, backend):
+    """Inputs by name and in lists, weights of samples, and bare arrays; every backend the same."""
+    pytest.importorskip(backend)
+    n = np.arange(20, dtype=np.float32)[:, None]
+    np.savez(tmp_path / "x.npz", x=n, z=2 * n, y=3 * n + 1, w=(n[:, 0] < 10).astype(np.float32))
+    found, _ = run(STRUCTURES, tmp_path / "x.npz", KERAS_BACKEND=backend)
+
+    assert found["backend"] == backend
+    for kind in ("dict", "list"):
+        assert found[kind]["weighed"] == pytest.approx([0.5, 0.5])
+        assert found[kind]["plain"] == pytest.approx(1.0)
+        assert found[kind]["predicted"] == (3 * n[:, 0]).tolist()
+    assert found["bare"] == (2 * n[:, 0]).tolist()

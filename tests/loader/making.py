@@ -249,3 +249,14 @@ def in_process(batch):
     """Adds the number of the process that ran it."""
     count = len(next(iter(batch.values())))
     return {**batch, "pid": np.full(count, os.getpid())}
+
+
+def with_half(batch):
+    """Another field, and one of a type that no framework has."""
+    half = batch["label"].astype(np.float32) / 2
+    return {**batch, "half": half, "text": np.zeros(len(half), "V4")}
+
+
+def cropped(sample):
+    """Crops of different lengths out of equal rows, of one sample."""
+    return {"x": sample["data"][: 1 + sample["data"][0] % 3]}

@@ -25,12 +25,16 @@ from loader.making import (
     rows_of,
     threads,
 )
-from loader_contract import IteratorContract
+from loader_contract import ArgumentContract, IteratorContract
 
 import ndfeed
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Fortran")
 each_dataset = pytest.mark.parametrize("name", MADE)
+
+
+class TestArguments(ArgumentContract):
+    pass
 
 
 def cold(ds):

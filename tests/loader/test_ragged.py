@@ -329,3 +329,62 @@ def test_recycled_memory_shows_nothing_of_what_was_in_it(tmp_path):
                     assert not padded[length:].any()
                 batch["x"][...] = 7
                 del batch, padded
+
+
+def test_text_is_padded_with_empty_text(tmp_path):
+    """A zero written into text is the text "0", which nobody would tell from data."""
+    for i, words in enumerate((["a", "bc"], ["d"])):
+        np.savez(tmp_path / f"{i}.npz", x=np.array(words, "U2"))
+    ds = ndfeed.open(tmp_path, sample="file")
+    (batch,) = ndfeed.loader(ds, 2, ragged="pad")
+
+    assert batch["x"].tolist() == [["a", "bc"], ["d", ""]]
+
+
+def test_pad_to_of_several_axes_and_fields(tmp_path):
+    """One length for each axis that differs, or one for all of them; of each field its own."""
+    ds = ragged(
+        tmp_path, [3, 1, 2], shape=lambda n: (n, 7, n + 1), y=[np.arange(n) for n in (1, 2, 3)]
+    )
+    for pad_to, shapes in (
+        ({"x": (4, 6)}, ((3, 4, 7, 6), (3, 3))),
+        (5, ((3, 5, 7, 5), (3, 5))),
+        ({"x": 8, "y": 4}, ((3, 8, 7, 8), (3, 4))),
+    ):
+        (batch,) = ndfeed.loader(ds, 3, ragged="pad", pad_to=pad_to, pad_value={"y": -1})
+
+        assert (batch["x"].shape, batch["y"].shape) == shapes
+        assert batch["x"].sum() == sum(ds[i]["x"].sum() for i in range(3))
+        assert batch["x_length"].tolist() == [[3, 4], [1, 2], [2, 3]]
+        assert (batch["y"] == -1).sum() == batch["y"].size - 6
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "fits"),
+    [
+        ("u1", 255, True), ("u1", -1, False), ("i4", 0.5, False), ("i8", -100, True),
+        ("f4", 0.1, True), ("f4", float("nan"), True), ("f2", 1e6, False), ("?", True, True),
+        ("?", 2, False), ("f4", 1j, False), ("c8", 1j, True), ("U3", 0, False),
+        ("i4", float("nan"), False),
+    ],
+)  # fmt: skip
+def test_a_pad_value_must_be_one_of_the_type(tmp_path, dtype, value, fits):
+    """-1 in bytes would be 255, and a fraction in integers another number."""
+    for i in range(2):
+        np.savez(tmp_path / f"{i}.npz", x=np.zeros(i + 1, dtype))
+    ds = ndfeed.open(tmp_path, sample="file")
+    if not fits:
+        with pytest.raises(ValueError, match=r"pad_value .* does not fit field 'x'"):
+            ndfeed.loader(ds, 2, ragged="pad", pad_value=value)
+        return
+    (batch,) = ndfeed.loader(ds, 2, ragged="pad", pad_value=value)
+
+    np.testing.assert_array_equal(batch["x"][0, 1], np.array(value, dtype))
+
+
+def test_a_rank_without_samples_is_padded_alike(tmp_path):
+    """All ranks compile the same shapes."""
+    ds = ragged(tmp_path, [2, 3])
+    (batch,) = ndfeed.loader(ds, 1, ragged="pad", pad_to=5, shard=(2, 3))
+
+    assert batch["x"].shape == (0, 5)

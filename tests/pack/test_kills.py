@@ -14,7 +14,7 @@ from itertools import count
 import numpy as np
 import pytest
 from faults.packs import Case
-from faults.seam import BROKEN, NO_SPACE, failing, forked, kill, shorter, system, tree
+from faults.seam import BROKEN, NO_SPACE, failing, forked, shorter, system, tree
 from pack import making
 
 import ndfeed

@@ -22,7 +22,7 @@ from loader.making import (  # noqa: E402
     ragged,
     threads,
 )
-from loader_contract import SHARES  # noqa: E402
+from loader_contract import SHARES, ArgumentContract  # noqa: E402
 from tf_making import as_arrays, recorder, run, same  # noqa: E402
 
 import ndfeed  # noqa: E402
@@ -34,6 +34,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*Fortran")
 @pytest.fixture(scope="module")
 def ds(tmp_path_factory):
     return images(tmp_path_factory.mktemp("images"))
+
+
+class TestArguments(ArgumentContract):
+    make = staticmethod(ndfeed.tf.dataset)
+    listed = tuple  # TensorFlow takes a list for a tensor
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -580,7 +585,8 @@ def test_types_that_tensorflow_lacks_are_refused(tmp_path, dtype):
     ("words", "error", "match"),
     [
         ({"fields": ("imago",)}, ndfeed.FieldError, "no field 'imago'; the fields are 'image'"),
-        ({"fields": "image"}, TypeError, "tuple of names"),
+        ({"fields": 3}, TypeError, "tuple of names"),
+        ({"fields": {"image"}}, TypeError, "which a set has not"),
         ({"ragged": "list"}, ValueError, "ragged must be one of 'ragged', 'pad', got 'list'"),
         ({"epochs": 0}, ValueError, r"epochs must be in \[1, "),
         ({"epochs": 1.5}, TypeError, "epochs must be a whole number"),
@@ -629,3 +635,50 @@ def test_a_map_that_leaves_ragged_samples_as_they_are(tmp_path, batched):
                     assert found[name].to_list() == values.to_list()
                 else:
                     np.testing.assert_array_equal(found[name], values)
+
+
+def test_padded_shapes_are_known_before_anything_is_read(texts):
+    """So that models are built and functions traced once."""
+    data = ndfeed.tf.dataset(
+        texts, 2, ragged="pad", pad_to=16, fields=({"text": "x"}, "x_length"), drop_last=True
+    )
+
+    assert data.element_spec[0]["text"].shape == (2, 16)
+    assert data.element_spec[1].shape == (2,)
+    with pytest.raises(ValueError, match='pad_to and pad_value are for ragged="pad"'):
+        ndfeed.tf.dataset(texts, 2, pad_to=16)
+
+
+def test_ragged_tensors_in_any_structure(texts):
+    """They are made behind the generator, and go to their place in the nest."""
+    expected = [batch["x"] for batch in ndfeed.loader(texts, 2)]
+    for nest, take in (
+        ("x", lambda batch: batch),
+        (("x",), lambda batch: batch[0]),
+        ({"a": ["x", "x"]}, lambda batch: batch["a"][1]),
+    ):
+        found = [take(batch) for batch in ndfeed.tf.dataset(texts, 2, fields=nest)]
+
+        assert all(isinstance(one, tf.RaggedTensor) for one in found)
+        assert [one.to_list() for one in found] == [[x.tolist() for x in b] for b in expected]
+
+
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
+def test_fit_takes_inputs_by_name_and_weights(tmp_path):
+    """(x, y, weight), x a dict for the inputs of a model: weights that are 0 count for nothing."""
+    inputs = {name: tf.keras.Input((1,), name=name) for name in ("a", "b")}
+    model = tf.keras.Model(inputs, tf.keras.layers.Add()([inputs["a"], inputs["b"]]))
+    model.compile(loss="mae")
+    n = np.arange(20, dtype=np.float32)[:, None]
+    np.savez(tmp_path / "x.npz", x=n, z=2 * n, y=3 * n + 1, w=(n[:, 0] < 10).astype(np.float32))
+    ds = ndfeed.open(tmp_path / "x.npz", sample="row")
+    fields = ({"b": "z", "a": "x"}, "y", "w")
+    data = ndfeed.tf.dataset(ds, 5, fields=fields)
+
+    assert model.fit(data, verbose=0, shuffle=False).history["loss"][0] == pytest.approx(0.5)
+    assert (
+        model.predict(ndfeed.tf.dataset(ds, 5, fields={"b": "z", "a": "x"}), verbose=0)[
+            :, 0
+        ].tolist()
+        == (3 * n[:, 0]).tolist()
+    )

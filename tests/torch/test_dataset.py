@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from loader.making import images, labels  # noqa: E402
+from loader_contract import STRUCTURES, ArgumentContract, built  # noqa: E402
 from torch.utils.data import (  # noqa: E402
     BatchSampler,
     DataLoader,
@@ -53,8 +54,8 @@ def test_fields_make_tuples(tmp_path):
     assert batch[0].tolist() == list(range(100))
     with pytest.raises(ndfeed.FieldError):
         ndfeed.torch.dataset(images(tmp_path), ("no",))
-    with pytest.raises(TypeError):
-        ndfeed.torch.dataset(images(tmp_path), "label")
+    with pytest.raises(TypeError, match="a set has not"):
+        ndfeed.torch.dataset(images(tmp_path), {"label", "image"})
 
 
 def test_batch_of_samples(tmp_path):
@@ -220,3 +221,36 @@ def test_not_a_dataset():
     """Somebody will pass a path."""
     with pytest.raises(TypeError, match=r"ndfeed\.open"):
         ndfeed.torch.dataset("x.npy")
+
+
+@pytest.mark.parametrize("nest", STRUCTURES, ids=repr)
+def test_samples_have_the_structure_of_fields(tmp_path, nest):
+    """One by one, in a row, collated by torch, and as they were read."""
+    alike = ArgumentContract().alike
+    plain = images(tmp_path)
+    ds = ndfeed.torch.dataset(plain, nest)
+    samples = ds.__getitems__([3, 1])
+    taken = DataLoader(ds, batch_size=40, collate_fn=ndfeed.torch.collate)
+    stacked = DataLoader(ds, batch_size=40)
+
+    alike(ds[3], built(nest, plain[3]))
+    for found in (list(samples), [samples[0], samples[1]], samples[:]):
+        alike(found, [built(nest, plain[3]), built(nest, plain[1])])
+    for found, other in zip(taken, ndfeed.loader(plain, 40), strict=True):
+        alike(found, built(nest, other))
+    first = next(iter(stacked))
+    leaves = built(nest, {"image": "image", "label": "label"})
+    assert torch.equal(_first(first), torch.as_tensor(plain[:40][_first(leaves)]))
+
+
+def _first(nest):
+    """What comes first in a nest of which torch makes lists of some tuples."""
+    while isinstance(nest, dict | list | tuple):
+        nest = next(iter(nest.values())) if isinstance(nest, dict) else nest[0]
+    return nest
+
+
+def test_arguments_of_others(tmp_path):
+    """They belong to DataLoader."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'num_workers': threads="):
+        ndfeed.torch.dataset(images(tmp_path), num_workers=2)

@@ -12,6 +12,7 @@ from torch_making import texts  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.torch  # noqa: E402
+from ndfeed.loader.structure import Structure  # noqa: E402
 from ndfeed.torch.form import Form  # noqa: E402
 from ndfeed.torch.tensors import array_of, tensor_of  # noqa: E402
 
@@ -314,7 +315,7 @@ def test_nested(tmp_path, lengths, width):
 def test_nested_is_no_copy(tmp_path):
     """The values lie where they were read to."""
     ds = texts(tmp_path, [3, 1])
-    form = Form(ds, ("label", "text"), ragged="nested")
+    form = Form(ds, Structure(("label", "text")), ragged="nested")
     (packed,) = ndfeed.loader(ds, 2, ragged="packed")
     label, text = form.arranged({n: form.tensor(n, array) for n, array in packed.items()})
 

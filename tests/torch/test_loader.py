@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from loader.making import images, labels, large_rows  # noqa: E402
-from loader_contract import LoaderContract  # noqa: E402
+from loader_contract import ArgumentContract, LoaderContract  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.torch  # noqa: E402
@@ -17,6 +17,10 @@ class TestContract(LoaderContract):
     package = ndfeed.torch
     kind = torch.Tensor
     more = ("device", "convert", "resident")
+
+
+class TestArguments(ArgumentContract):
+    make = staticmethod(ndfeed.torch.loader)
 
 
 def test_the_ragged_form_is_that_of_arrays():

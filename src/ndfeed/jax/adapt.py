@@ -101,26 +101,29 @@ class Feed(Adapter):
     """Arrays of JAX on the CPU, made in the thread that read them."""
 
     def __init__(self, form: Form, to: To) -> None:
+        super().__init__(form.structure)
         self._form = form
         self._to = to
         self._pool = memory()
 
-    def finish(self, made: Any) -> Any:  # noqa: ANN401
+    def finish(self, made: dict[str, Any]) -> Any:  # noqa: ANN401
         """The arrays themselves."""
         (batch,) = self._put([self._named(made)])
         return batch
 
-    def _named(self, made: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Types and lengths as JAX is to get them."""
+    def _named(self, made: dict[str, Any]) -> dict[str, Any]:
+        """What is needed, in types as JAX is to get them."""
         form, pool = self._form, self._pool
-        return {name: form.array(name, a, pool) for name, a in form.named(made).items()}
+        return {name: form.array(name, a, pool) for name, a in self.structure.pick(made).items()}
 
     def _put(self, batches: Sequence[dict[str, Any]]) -> Sequence[Any]:
         """Batches where they are wanted, as they are delivered."""
         made = self._to.put(batches)
-        if self._form.names is not None:
-            return [tuple(arrays) for arrays in made]  # they are named in that order
-        return [dict(zip(n, arrays, strict=True)) for n, arrays in zip(batches, made, strict=True)]
+        if self.structure.flat is not None and len(self.structure.flat) == len(batches[0]):
+            return [tuple(arrays) for arrays in made]  # they are picked in that order
+        build = self.structure.build
+        named = zip(batches, made, strict=True)
+        return [build(dict(zip(names, arrays, strict=True))) for names, arrays in named]
 
     def describe(self) -> str:
         """How batches get to where they are used."""
@@ -130,7 +133,7 @@ class Feed(Adapter):
         return f"on {len(layout.devices)} {layout.platform} devices of this process"
 
     def close(self) -> None:
-        """Let go of memory for arrays that are cast or padded."""
+        """Let go of memory for arrays that are cast."""
         self._pool.clear()
 
 
@@ -152,7 +155,7 @@ class Away(Feed):
             self.together = min(_PIECE, room // 8)
             self.held = 2 * self.together  # a piece on its way, and the one behind it
 
-    def finish(self, made: Any) -> Any:  # noqa: ANN401
+    def finish(self, made: dict[str, Any]) -> Any:  # noqa: ANN401
         """Arrays of NumPy still."""
         return self._named(made)
 

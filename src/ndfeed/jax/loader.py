@@ -5,55 +5,63 @@ itself. What is added: arrays on devices and meshes, casts that lose nothing in 
 processes of ``jax.distributed``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.jax.adapt import device_of, feed
-from ndfeed.jax.form import Form, PadTo
+from ndfeed.jax.form import Casts, Form
 from ndfeed.jax.layout import Layout, Shardings, check_names, on_the_mesh
 from ndfeed.jax.processes import agree, ranks
+from ndfeed.loader.foreign import with_hints
 from ndfeed.loader.loader import Loader
 from ndfeed.loader.options import (
     OnError,
-    Options,
     Shuffle,
     as_shard,
     known_fields,
-    only,
+    settle,
     side_by_side,
 )
+from ndfeed.loader.padding import PadTo, PadValue
 from ndfeed.loader.ragged import Ragged
+from ndfeed.loader.structure import Fields
 from ndfeed.order.share import Share
 
 
-def loader(  # noqa: PLR0913 - the words that every loader shares, and a mesh's
+@with_hints(
+    dtype='write cast="float32", or cast={name: "float32"}',
+    convert='write cast="float32", or cast={name: "float32"}',
+    mesh="write sharding=NamedSharding(mesh, PartitionSpec(axis))",
+)
+def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a mesh's
     ds: Dataset,
     batch_size: int,
     *,
     shuffle: Shuffle = False,
     seed: int = 0,
     drop_last: bool = False,
-    fields: Sequence[str] | None = None,
+    fields: Fields | None = None,
     shard: Sequence[int] | None = None,
     memory: int | str | None = None,
     threads: int | None = None,
     processes: int = 0,
     ragged: Ragged = "pad",
+    pad_to: PadTo | None = None,
+    pad_value: PadValue | None = None,
     on_error: OnError = "raise",
     sharding: Shardings | None = None,
-    cast: Mapping[str, Any] | None = None,
-    pad_to: PadTo | None = None,
+    cast: Casts = None,
     device: jax.Device | str | None = None,
 ) -> Loader:
     """Batches of a dataset as arrays of JAX, put where they are used ahead of use.
 
-    The words of ``ndfeed.loader`` mean the same here, and the same seed gives the same batches.
-    ``batch_size`` is the length of the arrays that come out.
+    Takes all arguments of ``ndfeed.loader``, with the same meaning (``fields``, ``pad_to`` and
+    ``pad_value`` among them), and the same seed gives the same batches. ``batch_size`` is the
+    length of the arrays that come out.
 
     - ``shard=(rank, world)``: by default process and number of processes of JAX; then all
       processes begin a pass together, and it is an error if they would read other orders.
@@ -64,33 +72,23 @@ def loader(  # noqa: PLR0913 - the words that every loader shares, and a mesh's
       the mesh of ``jax.set_mesh``. With devices of several processes batches are global arrays,
       and each process reads the rows of its own devices. Axes that an array does not have are
       left out of a ``NamedSharding``.
-    - ``cast``: a dict of field name to type. 64-bit integers become 32-bit ones without being
-      asked, unless ``jax_enable_x64`` is on; float64 needs ``{"x": "float32"}``. Every value is
+    - ``cast``: a dict of field name to type; or one type for all fields of its kind, such as
+      ``"float32"`` for all fields of floating-point numbers. 64-bit integers become 32-bit ones
+      without being asked, unless ``jax_enable_x64`` is on; float64 needs a cast. Every value is
       looked at: ``CastError`` for one that does not fit.
-    - ``pad_to``: a dict of ragged field to the length that it is padded to in every batch.
     """
-    options = Options.of(
-        ds,
-        seed=seed,
-        fields=fields,
-        memory=memory,
-        threads=threads,
-        processes=processes,
-        ragged=ragged,
-        on_error=on_error,
-    )
-    if pad_to and ragged != "pad":
-        raise ValueError(
-            f'pad_to is for ragged="pad", got ragged={ragged!r}; leave one of them out'
-        )
+    every = ds
+    ds, whole, options = settle(
+        ds, batch_size, shard=(0, 1), drop_last=drop_last, seed=seed, fields=fields,
+        memory=memory, threads=threads, processes=processes, ragged=ragged, on_error=on_error,
+        pad_to=pad_to, pad_value=pad_value,
+    )  # fmt: skip
     if device is not None and sharding is not None:
         raise ValueError("device says the same as a sharding; leave out one of them")
     where = device_of(device)
     if sharding is not None:
-        check_names(sharding, known_fields(ds))
-    ds = only(ds, options.fields, ragged)
-    whole = Share(len(ds), batch_size, drop_last=bool(drop_last))
-    form = Form(ds, options.fields, cast, pad_to)
+        check_names(sharding, known_fields(every))
+    form = Form(ds, options.structure, cast, options.pads)
     layout = None
     if sharding is not None:
         if on_error == "skip":
@@ -100,12 +98,14 @@ def loader(  # noqa: PLR0913 - the words that every loader shares, and a mesh's
             )
         if ds.steps and len(ds):
             _ = ds.fields  # what a map makes has to be known: raises what it raises
-        layout = Layout(on_the_mesh(sharding), form.fields, options.fields, whole.batch_size)
+        layout = Layout(
+            on_the_mesh(sharding), form.fields, options.structure.names, whole.batch_size
+        )
     share = _share(whole, layout, shard)
     _check_last(layout, share, 0)
     asks = shard is None and (layout is None or layout.is_everybody_s)
     check = partial(_before, layout, asks)
-    joint = layout is None and side_by_side(ds, on_error)
+    joint = layout is None and side_by_side(ds, on_error) and not options.pads
     adapt = partial(feed, form, layout, share.size, options.memory if joint else 0, where)
     return Loader(ds, share, shuffle, options, adapt, check)
 

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.loader.options import as_fields
+from ndfeed.loader.foreign import with_hints
+from ndfeed.loader.options import check_dataset, make_structure
+from ndfeed.loader.structure import Fields, Structure
 
 
 class Source:
@@ -18,29 +20,28 @@ class Source:
     itself. Its ``repr`` says which samples these are, which Grain compares when a run goes on.
     """
 
-    def __init__(self, ds: Dataset, names: tuple[str, ...] | None) -> None:
+    def __init__(self, ds: Dataset, structure: Structure) -> None:
         self.ds = ds
-        self._names = names
+        self._structure = structure
 
     def __len__(self) -> int:
         return len(self.ds)
 
     def __getitem__(self, row: SupportsIndex) -> Any:  # noqa: ANN401
-        """One sample: a dict of arrays, or a tuple of those that were named."""
-        return self._arranged(self.ds[row])
+        """One sample: a dict of arrays, or in the structure that was asked for."""
+        return self._structure.build(self.ds[row])
 
     def _getitems(self, rows: Sequence[int]) -> list[Any]:
         """The samples ``rows``, in one read."""
         batch = self.ds.read(rows)
         # With the dots an array even where a sample is one number.
         columns = {n: v if isinstance(v, list) else [*_each(v)] for n, v in batch.items()}
-        return [self._arranged({n: v[at] for n, v in columns.items()}) for at in range(len(rows))]
-
-    def _arranged(self, sample: dict[str, Any]) -> Any:  # noqa: ANN401
-        return sample if self._names is None else tuple([sample[name] for name in self._names])
+        build = self._structure.build
+        return [build({n: v[at] for n, v in columns.items()}) for at in range(len(rows))]
 
     def __repr__(self) -> str:
-        names = "" if self._names is None else f", fields={self._names}"
+        nest = self._structure.nest
+        names = "" if nest is None else f", fields={nest}"
         return f"ndfeed.jax.Source({self.ds.fingerprint}, {len(self)} samples{names})"
 
 
@@ -48,14 +49,15 @@ def _each(values: Any) -> Any:  # noqa: ANN401
     return (values[at, ...] for at in range(len(values)))
 
 
-def source(ds: Dataset, fields: Sequence[str] | None = None) -> Source:
+@with_hints()
+def source(ds: Dataset, fields: Fields | None = None) -> Source:
     """A data source for ``grain.MapDataset.source`` and ``grain.DataLoader``.
 
-    Samples are dicts of arrays, or tuples of those that ``fields`` names. Any number of threads
-    and of worker processes may read from it. A random function given to ``map`` draws the same
+    Samples are dicts of arrays, or have the structure of ``fields``: a name, or any nest of names
+    in tuples, lists and dicts, as for ``ndfeed.loader``. Any number of threads and of worker
+    processes may read from it. A random function given to ``map`` draws the same
     for a sample in every epoch: random transformations are better Grain's own.
     """
-    if not isinstance(ds, Dataset):
-        raise TypeError(f"a Dataset is needed, got {type(ds).__name__}; ndfeed.open makes one")
-    names = as_fields(ds, fields, "list")
-    return Source(ds if names is None else ds.select(*names), names)
+    check_dataset(ds)
+    structure = make_structure(ds, fields, "list")
+    return Source(ds if structure.names is None else ds.select(*structure.names), structure)

@@ -81,6 +81,12 @@ def may_become(dtype: Dtype, other: Dtype) -> bool:
     return bool(jnp.issubdtype(other, np.inexact))
 
 
+def of_a_kind(dtype: Dtype, other: Dtype) -> bool:
+    """Are both floating-point types, both integers, or both complex?"""
+    kinds = (np.integer, np.floating, np.complexfloating, np.bool_)
+    return any(jnp.issubdtype(dtype, kind) and jnp.issubdtype(other, kind) for kind in kinds)
+
+
 def cast(name: str, values: NDArray[Any], dtype: Dtype, pool: Pool) -> NDArray[Any]:
     """The values in another type; ``CastError`` with the place of one that does not fit."""
     if not values.size:

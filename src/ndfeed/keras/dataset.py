@@ -7,6 +7,7 @@ that one, made when it is asked for.
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -18,18 +19,20 @@ from ndfeed.keras.feed import Passes, adopt
 from ndfeed.loader.adapter import Arrays
 from ndfeed.loader.at import At
 from ndfeed.loader.counter import Counter
+from ndfeed.loader.foreign import with_hints
 from ndfeed.loader.loader import Loader
 from ndfeed.loader.options import (
     OnError,
     Options,
     Shuffle,
     as_shard,
-    only,
+    settle,
     unheld,
 )
+from ndfeed.loader.padding import PadTo, PadValue
 from ndfeed.loader.report import Report
+from ndfeed.loader.structure import Fields
 from ndfeed.order.orders import Order
-from ndfeed.order.share import Share
 
 _NUMBERS = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -46,14 +49,14 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
     it read the epoch in progress and do not move it on.
     """
 
-    def __init__(self, loader: Loader, at: At, names: tuple[str, ...] | None) -> None:
+    def __init__(self, loader: Loader, at: At, options: Options) -> None:
         super().__init__()
         self._loader = loader
         self._at = at
         self._counter = Counter()
         self._counter.bind(loader, 1)
         self._within = False
-        self.passes = Passes(loader, self._counter, names)
+        self.passes = Passes(loader, self._counter, options)
 
     @property
     def workers(self) -> int:
@@ -124,18 +127,25 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
             self._counter.go_to(self.epoch + 1)
 
 
-def dataset(  # noqa: PLR0913 - the words that every loader shares, and Keras's
+@with_hints(
+    ragged="samples of different shapes are always padded; pad_to= and pad_value= say how",
+    epochs="give epochs= to fit",
+    state="the state is part of what this returns: ndfeed.keras.Resume counts and saves it",
+)
+def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Keras's
     ds: Dataset,
     batch_size: int,
     *,
     shuffle: Shuffle = False,
     seed: int = 0,
     drop_last: bool = False,
-    fields: Sequence[str] | None = None,
+    fields: Fields | None = None,
     shard: Sequence[int] | None = None,
     memory: int | str | None = None,
     threads: int | None = None,
     processes: int = 0,
+    pad_to: PadTo | None = None,
+    pad_value: PadValue | None = None,
     on_error: OnError = "raise",
     workers: int = 1,
     use_multiprocessing: bool = False,
@@ -143,10 +153,14 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and Keras's
 ) -> Batches:
     """Batches of a dataset for ``fit``, ``evaluate`` and ``predict``, with any backend.
 
-    The words of ``ndfeed.loader`` mean the same here, and the same seed gives the same batches:
-    the order is this one, whatever ``shuffle`` of ``fit`` says. Samples of different shapes are
-    padded.
+    Takes the arguments of ``ndfeed.loader``, with the same meaning, and the same seed gives the
+    same batches: the order is this one, whatever ``shuffle`` of ``fit`` says. Samples of different
+    shapes are padded.
 
+    - ``fields``: a name, or any nest of names in tuples, lists and dicts. ``fit`` takes
+      ``("x", "y")``; ``("x", "y", "weight")`` with the weight of each sample; and for models with
+      several inputs or outputs ``({"a": "x", "b": "z"}, "y")`` with the names of the layers. With
+      the TensorFlow backend lists come out as tuples.
     - ``workers``, ``use_multiprocessing``: for those who have them in their code; more than one
       worker are so many ``threads``, or ``processes``. Keras starts none of its own.
     - ``max_queue_size``: for the same; how much is read ahead is said by ``memory``.
@@ -157,25 +171,20 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and Keras's
         processes = max(workers, 1)
     elif workers > 1 and threads is None:
         threads = workers
-    options = Options.of(
-        ds,
-        seed=seed,
-        fields=fields,
-        memory=memory,
-        threads=threads,
-        processes=processes,
-        ragged="pad",
-        on_error=on_error,
-    )
-    rank, world = as_shard(shard)
-    share = Share(len(ds), batch_size, rank, world, bool(drop_last))
-    ds = only(ds, options.fields, "pad")
+    ds, share, options = settle(
+        ds, batch_size, shard=as_shard(shard), drop_last=drop_last, seed=seed, fields=fields,
+        memory=memory, threads=threads, processes=processes, ragged="pad", on_error=on_error,
+        pad_to=pad_to, pad_value=pad_value,
+    )  # fmt: skip
+    if keras.backend.backend() == "tensorflow":  # which takes a list for a tensor
+        options = replace(options, structure=options.structure.with_tuples())
+    names = options.structure.names
     for name, field in ds.fields.items():
-        if options.fields is None or name in options.fields:
+        if names is None or name in names:
             _check(ds, field)
-    loader = Loader(ds, share, shuffle, options, Arrays)
+    loader = Loader(ds, share, shuffle, options, partial(Arrays, options.structure))
     at = At(ds, share, shuffle, replace(options, processes=0))
-    return Batches(loader, at, options.fields)
+    return Batches(loader, at, options)
 
 
 def _check(ds: Dataset, field: Field) -> None:

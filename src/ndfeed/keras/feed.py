@@ -19,7 +19,8 @@ import numpy as np
 from ndfeed.dataset.field import Field
 from ndfeed.loader.counter import Counter
 from ndfeed.loader.loader import Loader
-from ndfeed.loader.options import known_fields
+from ndfeed.loader.options import Options, known_fields
+from ndfeed.loader.padding import PLAIN, padded_field, uneven_field
 from ndfeed.loader.pool import Pool
 from ndfeed.loader.ragged import formed
 
@@ -27,10 +28,10 @@ from ndfeed.loader.ragged import formed
 class Passes:
     """Passes over a loader: those of the training, which ``counter`` counts, and others."""
 
-    def __init__(self, loader: Loader, counter: Counter, names: tuple[str, ...] | None) -> None:
+    def __init__(self, loader: Loader, counter: Counter, options: Options) -> None:
         self._loader = loader
         self._counter = counter
-        self._names = names
+        self._options = options
         self._after: tuple[int, int] | None = None  # where the next one of this fit begins
 
     def begin_fit(self, epoch: int, steps: int | None) -> None:
@@ -91,7 +92,7 @@ class Passes:
     def examples(self) -> "Examples | None":
         """Two batches that differ in shape wherever batches may; nothing where none are known."""
         fields = known_fields(self._loader.dataset) if len(self._loader) else None
-        return None if fields is None else Examples(fields, self._names)
+        return None if fields is None else Examples(fields, self._options)
 
 
 class Examples:
@@ -99,20 +100,24 @@ class Examples:
 
     num_batches = 2
 
-    def __init__(self, fields: Mapping[str, Field], names: tuple[str, ...] | None) -> None:
+    def __init__(self, fields: Mapping[str, Field], options: Options) -> None:
         self._fields = fields
-        self._names = names
+        self._options = options
 
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401
-        pool = Pool(0)
+        pool, pads = Pool(0), self._options.pads
         made: dict[str, Any] = {}
-        for name, field in self._fields.items():
+        for name, stored in self._fields.items():
+            field = uneven_field(stored, pads)
             if not field.ragged:
                 made[name] = np.zeros((1, *field.lengths), field.dtype)
                 continue
             shape = [index + 1 if length is None else length for length in field.shape or ()]
-            made |= formed(field, [np.zeros(shape, field.dtype)], "pad", pool)
-        return made if self._names is None else tuple([made[name] for name in self._names])
+            fixed = padded_field(field, pads).shape or ()
+            shape = [n if to is None else to for n, to in zip(shape, fixed, strict=True)]
+            sample = np.zeros(shape, field.dtype)
+            made |= formed(field, [sample], "pad", pool, pads.get(name, PLAIN))
+        return self._options.structure.build(made)
 
 
 def adopt(frame: FrameType) -> None:

@@ -8,12 +8,13 @@ import numpy as np
 from ndfeed.loader.fill import Source
 from ndfeed.loader.host import Host
 from ndfeed.loader.pool import Bytes
+from ndfeed.loader.structure import Structure
+
+ALL = Structure()
 
 
-def as_arrays(made: Any) -> Any:  # noqa: ANN401
+def as_arrays(made: dict[str, Any]) -> dict[str, Any]:
     """A batch whose fields are arrays, also where a map made tensors of some framework."""
-    if isinstance(made, tuple):
-        return tuple([_array(values) for values in made])
     return {name: _array(values) for name, values in made.items()}
 
 
@@ -26,13 +27,14 @@ def _array(values: Any) -> Any:  # noqa: ANN401
 class Adapter:
     """One for every process that a loader is used in, made when it is first iterated there.
 
-    This one leaves everything as it is; a framework's says what is otherwise.
+    This one leaves arrays as they are; a framework's says what is otherwise. Batches come to it as
+    dicts of field name to array, and leave it in the structure that the consumer asked for.
 
     - ``allocate`` makes memory for batches, or is nothing where any memory will do.
     - ``source`` may put something in the place of what reads into host memory.
     - ``joint`` says that batches which were read together are taken in one piece, as ``Several``;
-      only where no field is ragged, and only if there are several. With maps, ``finish`` gives
-      dicts of arrays then, or they stay alone.
+      only where no field is ragged, and only if there are several. ``finish`` gives dicts of
+      arrays then, or batches of maps stay alone.
     - ``finish`` is called with every batch by the thread that made it; ``send`` with what that
       gave by the consumer, ``ahead`` batches before it is due; ``receive`` when it is due, with
       what ``send`` gave: one thing, or the batches of a piece one by one. Where ``ahead`` is 0
@@ -48,13 +50,16 @@ class Adapter:
     joint: bool = False  # are they taken in one piece?
     held: int = 0  # bytes of delivered batches that the framework itself may hold
 
+    def __init__(self, structure: Structure = ALL) -> None:
+        self.structure = structure
+
     def source(self, host: Host) -> Source:
         """Where stored fields come from."""
         return host
 
-    def finish(self, made: Any) -> Any:  # noqa: ANN401
+    def finish(self, made: dict[str, Any]) -> Any:  # noqa: ANN401
         """In the thread that made the batch."""
-        return made
+        return self.structure.build(made)
 
     def send(self, made: Any) -> Sequence[Any]:  # noqa: ANN401
         """In the consumer's thread, some batches ahead."""
@@ -75,6 +80,6 @@ class Adapter:
 class Arrays(Adapter):
     """For frameworks that are handed arrays, whatever maps made."""
 
-    def finish(self, made: Any) -> Any:  # noqa: ANN401
+    def finish(self, made: dict[str, Any]) -> Any:  # noqa: ANN401
         """Nothing but arrays."""
-        return as_arrays(made)
+        return self.structure.build(as_arrays(self.structure.pick(made)))

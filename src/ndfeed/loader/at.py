@@ -48,7 +48,8 @@ class At:
         spans = self._plan.spans(self.share, number, 0)
         machine = self._machine
         if machine is None or machine.pid != os.getpid():
-            machine = Machine(self.dataset, self._options, self._plan, self._bytes, Arrays())
+            adapter = Arrays(self._options.structure)
+            machine = Machine(self.dataset, self._options, self._plan, self._bytes, adapter)
             self._machine = machine
         found = self._plan.places(np.concatenate([rows.rows(*span) for span in spans]))
         return machine.filler.make(found, Seeded.of(key, spans), Clock())

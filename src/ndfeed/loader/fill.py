@@ -17,8 +17,10 @@ from ndfeed.loader.child import Died
 from ndfeed.loader.clock import Clock
 from ndfeed.loader.draws import Seeded
 from ndfeed.loader.engine import Several
+from ndfeed.loader.options import Options
+from ndfeed.loader.padding import PLAIN
 from ndfeed.loader.pool import Pool
-from ndfeed.loader.ragged import Ragged, Room, formed, owner, uneven_field
+from ndfeed.loader.ragged import Room, formed, owner, uneven_field
 from ndfeed.order.permutation import Ints
 
 _NAMED = 8
@@ -69,13 +71,13 @@ class Filler:
     def __init__(
         self,
         ds: Dataset,
-        names: tuple[str, ...] | None,
-        ragged: Ragged,
+        options: Options,
         pool: Pool,
         source: Source,
         finish: Callable[[Any], Any],
         skipped: Skipped | None,
     ) -> None:
+        ragged, names = options.ragged, options.structure.names
         self.ds = ds
         self.pool = pool
         self.source = source
@@ -87,10 +89,12 @@ class Filler:
         self.join: Callable[[Iterator[Batch]], Iterator[Any]] | None = None
         self.batch_bytes = 0  # of the largest batch so far, what a map was given counted in
         self._ragged = ragged
-        self._names = names
+        self._pads = options.pads
         self._stored = {c.field.name: c.field for group in ds.groups for c in group.columns}
-        # Fields whose lengths or offsets are asked for, so that they count as ragged.
+        # Fields that count as ragged even in a batch whose samples are all of one shape: those
+        # whose lengths or offsets are asked for, and those that are padded to a length.
         self._asked = {owner(name, [name.rpartition("_")[0]], ragged) for name in names or ()}
+        self._asked |= set(self._pads)
         self._learning = threading.Lock()
         self._made_fields: Mapping[str, Field] | None = None
 
@@ -158,7 +162,8 @@ class Filler:
             if self._ragged != "list" and (field.ragged or name in self._asked):
                 uneven = Field(name, field.dtype, (None,) * len(shape), field.type)
                 known = field if field.ragged else uneven
-                made |= Room(known, [], self._ragged, self.pool).batch
+                pad = self._pads.get(name, PLAIN)
+                made |= Room(known, [], self._ragged, self.pool, pad).batch
             else:
                 made[name] = [] if field.ragged else np.empty((0, *shape), field.dtype)
         return made
@@ -200,9 +205,8 @@ class Filler:
 
     def _handed(self, batch: Batch, rows: Ints) -> Any:  # noqa: ANN401
         """The batch as the consumer gets it."""
-        made = batch if self._names is None else tuple([batch[name] for name in self._names])
         try:
-            return self.finish(made)
+            return self.finish(batch)
         except CastError as error:
             raise error.in_row(int(rows[error.row])) from None
 
@@ -210,10 +214,11 @@ class Filler:
         """A batch as it was read, with ragged fields brought into the form that was asked for."""
         made: Batch = {}
         for name, values in batch.items():
+            pad = self._pads.get(name, PLAIN)
             if isinstance(values, Room):
                 made |= values.batch  # read straight into its form
             elif self._stored[name].ragged:
-                made |= formed(self._stored[name], values, self._ragged, self.pool)
+                made |= formed(self._stored[name], values, self._ragged, self.pool, pad)
             else:
                 made[name] = values
         return made
@@ -233,7 +238,8 @@ class Filler:
             elif len(values) and (listed or ragged or name in self._asked):
                 samples = as_samples(values)
                 field = uneven_field(name, samples, field if ragged else None)
-                made |= formed(field, samples, self._ragged, self.pool)
+                pad = self._pads.get(name, PLAIN)
+                made |= formed(field, samples, self._ragged, self.pool, pad)
             else:
                 made[name] = values
         return made

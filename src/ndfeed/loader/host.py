@@ -15,6 +15,7 @@ from ndfeed.dataset.rowset import chosen
 from ndfeed.dataset.step import Batch
 from ndfeed.dataset.target import Arrays
 from ndfeed.files import system
+from ndfeed.loader.padding import PLAIN, Pads
 from ndfeed.loader.pool import Pool
 from ndfeed.loader.ragged import Ragged, Room
 from ndfeed.order.permutation import Ints
@@ -25,10 +26,13 @@ _Even = tuple[str, np.dtype[Any], tuple[int, ...]]  # name, type and shape of a 
 class Host:
     """Reads the stored fields of a dataset. Safe to use from several threads."""
 
-    def __init__(self, ds: Dataset, ragged: Ragged, pool: Pool, decoded: Decoded) -> None:
+    def __init__(
+        self, ds: Dataset, ragged: Ragged, pool: Pool, decoded: Decoded, pads: Pads | None = None
+    ) -> None:
         self.ds = ds
         self.pool = pool
         self.decoded = decoded
+        self._pads: Pads = pads or {}
         self._ragged = "list" if ds.steps else ragged  # maps are given lists
         self._empty: Batch = dict.fromkeys(ds.names)
         self._even = [
@@ -80,7 +84,8 @@ class Host:
         rooms: list[Room] = []
         for column in uneven if self._ragged != "list" else ():
             shapes = reader.shapes(group, column, samples)
-            room = Room(column.field, shapes, self._ragged, self.pool)
+            pad = self._pads.get(column.field.name, PLAIN)
+            room = Room(column.field, shapes, self._ragged, self.pool, pad)
             if room.laid is not None:
                 located = column.offsets is not None and (column.offsets >= 0).all()
                 given[column.field.name] = room.laid if located else room.samples()

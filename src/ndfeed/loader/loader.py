@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 from ndfeed.dataset.arguments import as_count
@@ -19,13 +20,16 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.loader.adapter import Adapter
 from ndfeed.loader.engine import Failure, counted
 from ndfeed.loader.fill import listed
+from ndfeed.loader.foreign import with_hints
 from ndfeed.loader.helper import interrupt_later
 from ndfeed.loader.machine import Machine
-from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only
+from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, settle
+from ndfeed.loader.padding import PadTo, PadValue
 from ndfeed.loader.plan import batch_bytes, planned
 from ndfeed.loader.ragged import Ragged
 from ndfeed.loader.report import Report, reported
 from ndfeed.loader.state import State
+from ndfeed.loader.structure import Fields
 from ndfeed.order.orders import Order
 from ndfeed.order.share import Share
 
@@ -343,19 +347,22 @@ def _let_interrupts_through(work: Callable[[], None]) -> None:
         interrupt_later()
 
 
-def loader(  # noqa: PLR0913 - the words that every loader shares
+@with_hints()
+def loader(  # noqa: PLR0913 - the arguments that every loader shares
     ds: Dataset,
     batch_size: int,
     *,
     shuffle: Shuffle = False,
     seed: int = 0,
     drop_last: bool = False,
-    fields: Sequence[str] | None = None,
+    fields: Fields | None = None,
     shard: Sequence[int] | None = None,
     memory: int | str | None = None,
     threads: int | None = None,
     processes: int = 0,
     ragged: Ragged = "list",
+    pad_to: PadTo | None = None,
+    pad_value: PadValue | None = None,
     on_error: OnError = "raise",
 ) -> Loader:
     """Batches of a dataset, made ahead of use, epoch after epoch.
@@ -364,7 +371,9 @@ def loader(  # noqa: PLR0913 - the words that every loader shares
       permutation wherever rows can be read alone, and a window over files where they are
       compressed together; ``loader.order`` says which. It is fixed by ``seed`` and the epoch.
     - ``drop_last``: leave out a last batch that is not full.
-    - ``fields``: a tuple of names, which makes batches tuples; else they are dicts.
+    - ``fields``: which fields, and in which structure: ``"x"`` gives the bare array, ``("x", "y")``
+      tuples, and any nest of tuples, lists and dicts such as ``({"a": "x", "b": "z"}, "y")`` the
+      same nest of arrays. By default batches are dicts of all fields.
     - ``shard=(rank, world)``: this rank's part of every global batch of ``batch_size * world``.
     - ``memory``: bytes or text such as ``"2GB"`` for batches under way and decoded streams
       together; by default an eighth of what the process may have, at most 2 GiB.
@@ -372,18 +381,15 @@ def loader(  # noqa: PLR0913 - the words that every loader shares
     - ``processes``: run the functions given to ``map`` in so many processes. Worth it for those
       that hold the interpreter's lock.
     - ``ragged``: samples of different shapes as a ``"list"``, ``"pad"``-ded, or ``"packed"``.
+    - ``pad_to``: the length, or a tuple of one for each axis that differs, to which samples are
+      padded in every batch, instead of the longest of the batch; for all ragged fields, or as a
+      dict of field name to length. For ``ragged="pad"``, and so is
+    - ``pad_value``: what to pad with instead of 0; also as a dict of field name to value.
     - ``on_error="skip"``: leave samples out that cannot be read; ``loader.skipped`` lists them.
     """
-    options = Options.of(
-        ds,
-        seed=seed,
-        fields=fields,
-        memory=memory,
-        threads=threads,
-        processes=processes,
-        ragged=ragged,
-        on_error=on_error,
-    )
-    rank, world = as_shard(shard)
-    share = Share(len(ds), batch_size, rank, world, bool(drop_last))
-    return Loader(only(ds, options.fields, ragged), share, shuffle, options)
+    ds, share, options = settle(
+        ds, batch_size, shard=as_shard(shard), drop_last=drop_last, seed=seed, fields=fields,
+        memory=memory, threads=threads, processes=processes, ragged=ragged, on_error=on_error,
+        pad_to=pad_to, pad_value=pad_value,
+    )  # fmt: skip
+    return Loader(ds, share, shuffle, options, partial(Adapter, options.structure))

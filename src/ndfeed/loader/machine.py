@@ -54,11 +54,10 @@ class Machine:
             self.processes = Processes(options.processes, ds.steps)
             allocate = Block.of
         self.pool = Pool(_KEPT) if allocate is None else Pool(_KEPT, allocate)
-        host = Host(ds, options.ragged, self.pool, self.decoded)
+        host = Host(ds, options.ragged, self.pool, self.decoded, options.pads)
         self.filler = Filler(
             ds,
-            options.fields,
-            options.ragged,
+            options,
             self.pool,
             adapter.source(host),
             adapter.finish,

@@ -1,16 +1,22 @@
-"""What a loader is told, checked before anything is begun."""
+"""The arguments that all loaders share, checked before anything is begun.
 
+``settle`` is the one way in: each framework's entry function hands it what the caller wrote.
+"""
+
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ndfeed.dataset.arguments import as_bytes, as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
 from ndfeed.errors import FieldError, SchemaError
+from ndfeed.loader.padding import Pads, PadTo, PadValue, make_pads
 from ndfeed.loader.ragged import RAGGED, Ragged, added_names, check, owner
 from ndfeed.loader.state import LARGEST_SEED
+from ndfeed.loader.structure import Fields, Structure
 from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
+from ndfeed.order.share import Share
 
 OnError = Literal["raise", "skip"]
 Shuffle = bool | Sequential | Exact | Blocks | Windows
@@ -18,45 +24,102 @@ Shuffle = bool | Sequential | Exact | Blocks | Windows
 _MOST_THREADS = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Options:
     """How batches are made; what they hold and in which order is said elsewhere."""
 
     seed: int = 0
-    fields: tuple[str, ...] | None = None
+    structure: Structure = dataclasses.field(default_factory=Structure)
     memory: int = 0
     threads: int | None = None
     processes: int = 0
     ragged: Ragged = "list"
     on_error: OnError = "raise"
+    pads: Pads = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(  # noqa: PLR0913 - the words that every loader shares
+    def of(  # noqa: PLR0913 - the arguments that every loader shares
         cls,
         ds: Dataset,
         *,
         seed: int,
-        fields: Sequence[str] | None,
+        fields: Fields | None,
         memory: int | str | None,
         threads: int | None,
         processes: int,
         ragged: Ragged,
         on_error: OnError,
+        pad_to: PadTo | None = None,
+        pad_value: PadValue | None = None,
     ) -> "Options":
         """What a caller wrote, checked."""
-        if not isinstance(ds, Dataset):
-            raise TypeError(f"a Dataset is needed, got {type(ds).__name__}; ndfeed.open makes one")
+        check_dataset(ds)
         if on_error not in ("raise", "skip"):
             raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
+        structure = make_structure(ds, fields, ragged)
+        pads: Pads = {}
+        if pad_to is not None or pad_value is not None:
+            pads = make_pads(ds, known_fields(ds), structure.names, ragged, pad_to, pad_value)
         return cls(
             as_count("seed", seed, -LARGEST_SEED, LARGEST_SEED),
-            as_fields(ds, fields, ragged),
+            structure,
             as_bytes(memory),
             as_threads(threads),
             as_count("processes", processes, 0, _MOST_THREADS),
             ragged,
             on_error,
+            pads,
         )
+
+
+class Request(NamedTuple):
+    """What a loader is to deliver, all of it checked.
+
+    ``ds`` has no stored fields but those that batches are made of.
+    """
+
+    ds: Dataset
+    share: Share
+    options: Options
+
+
+def settle(  # noqa: PLR0913 - the arguments that every loader shares
+    ds: Dataset,
+    batch_size: int,
+    *,
+    shard: tuple[int, int],
+    drop_last: bool,
+    seed: int,
+    fields: Fields | None,
+    memory: int | str | None,
+    threads: int | None,
+    processes: int,
+    ragged: Ragged,
+    on_error: OnError,
+    pad_to: PadTo | None,
+    pad_value: PadValue | None,
+) -> Request:
+    """What a caller wrote, or a framework filled in, checked."""
+    options = Options.of(
+        ds,
+        seed=seed,
+        fields=fields,
+        memory=memory,
+        threads=threads,
+        processes=processes,
+        ragged=ragged,
+        on_error=on_error,
+        pad_to=pad_to,
+        pad_value=pad_value,
+    )
+    share = Share(len(ds), batch_size, *shard, bool(drop_last))
+    return Request(only(ds, options.structure.names, ragged), share, options)
+
+
+def check_dataset(ds: object) -> None:
+    """Refuse a path, or another library's dataset."""
+    if not isinstance(ds, Dataset):
+        raise TypeError(f"a Dataset is needed, got {type(ds).__name__}; ndfeed.open makes one")
 
 
 def as_threads(threads: int | None) -> int | None:
@@ -113,26 +176,22 @@ def side_by_side(ds: Dataset, on_error: OnError) -> bool:
     return even and not (ds.steps and on_error == "skip")
 
 
-def as_fields(ds: Dataset, fields: Sequence[str] | None, ragged: str) -> tuple[str, ...] | None:
-    """The names that make a batch a tuple, all of them known."""
+def make_structure(ds: Dataset, fields: Fields | None, ragged: str) -> Structure:
+    """The structure of batches, of fields that are all known."""
     if ragged not in RAGGED:
         raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
     stored = [column.field for group in ds.groups for column in group.columns]
     uneven = [field for field in stored if field.ragged and field.name in ds.names]
     for field in uneven if not ds.steps else ():
         check(field, ragged, ds.names)  # type: ignore[arg-type]
-    if fields is None:
-        return None
-    names = () if isinstance(fields, str) or not hasattr(fields, "__iter__") else tuple(fields)
-    if not all(isinstance(name, str) for name in names) or (fields and not names):
-        raise TypeError(f'fields must be a tuple of names such as ("image",), got {fields!r}')
-    if not names:
-        raise ValueError("fields must name at least one field")
+    structure = Structure(fields)
+    if structure.names is None:
+        return structure
     # Behind a map the fields are what it makes of the first sample.
-    known = list(ds.fields) if len(ds) or not ds.steps else list(names)
+    known = list(ds.fields) if len(ds) or not ds.steps else list(structure.names)
     added = [name for field in uneven for name in added_names(field, ragged)]  # type: ignore[arg-type]
-    for name in names:
+    for name in structure.names:
         made = ds.steps and owner(name, known, ragged)  # type: ignore[arg-type]
         if name not in known and name not in added and not made:
             raise FieldError(name, known, ds.first_file if len(ds) else None)
-    return names
+    return structure

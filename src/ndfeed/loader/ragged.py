@@ -1,8 +1,9 @@
 """Samples of different shapes as a batch: a list, padded to one array, or end to end.
 
 list    [array, array, …]: an array for each sample
-pad     <field>, zero-padded to the longest of the batch, and <field>_length: how long each
-        sample is. One number a sample where one axis differs, else one for each that does
+pad     <field>, padded to the longest of the batch or to ``pad_to``, with zeros or ``pad_value``,
+        and <field>_length: how long each sample is. One number a sample where one axis differs,
+        else one for each that does
 packed  <field>, the values of all samples end to end, and <field>_offsets: where each begins,
         and the end. Where an axis other than the first differs the values are flat, and
         <field>_shape has each sample's shape
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset.field import Field
 from ndfeed.dataset.target import Laid
+from ndfeed.loader.padding import PLAIN, Pad
 from ndfeed.loader.pool import Pool
 from ndfeed.order.permutation import Ints
 
@@ -74,19 +76,22 @@ class Room:
     one piece.
     """
 
-    def __init__(self, field: Field, shapes: Shapes, ragged: Ragged, pool: Pool) -> None:
+    def __init__(
+        self, field: Field, shapes: Shapes, ragged: Ragged, pool: Pool, pad: Pad = PLAIN
+    ) -> None:
         self.field = field
         rank = len(shapes[0]) if len(shapes) else len(field.shape or ())
         self._shapes: Ints = np.asarray(shapes, np.int64).reshape(len(shapes), rank)
         self.batch: dict[str, Any] = {}
         self.laid: Laid | None = None
         self._padded = ragged == "pad"
-        self._array = self._pad(pool) if self._padded else self._pack(pool)
+        self._array = self._pad(pool, pad) if self._padded else self._pack(pool)
 
-    def _pad(self, pool: Pool) -> NDArray[Any]:
+    def _pad(self, pool: Pool, pad: Pad) -> NDArray[Any]:
         name, known, shapes = self.field.name, self.field.shape or (), self._shapes
         count = len(shapes)
         longest = tuple(shapes.max(axis=0).tolist()) if count else tuple(n or 0 for n in known)
+        longest = pad.room(self.field, longest)
         padded = pool.array(count, self.field.dtype, longest)
         differing = [axis for axis, length in enumerate(known) if length is None]
         lengths = shapes[:, differing]
@@ -95,7 +100,7 @@ class Room:
             f"{name}_length": lengths[:, 0] if len(differing) == 1 else lengths,
         }
         if (shapes != longest).any():
-            padded[...] = 0
+            padded[...] = pad.fill(self.field)
         if (shapes[:, 1:] == longest[1:]).all():
             step = math.prod(longest) * padded.itemsize
             self.laid = Laid(_as_bytes(padded), np.arange(count) * step)
@@ -151,14 +156,16 @@ def uneven_field(name: str, samples: Samples, known: Field | None) -> Field:
     return Field(name, first.dtype, tuple(shape), first.dtype.str)
 
 
-def formed(field: Field, samples: Samples, ragged: Ragged, pool: Pool) -> dict[str, Any]:
+def formed(
+    field: Field, samples: Samples, ragged: Ragged, pool: Pool, pad: Pad = PLAIN
+) -> dict[str, Any]:
     """Samples that are there already, copied into the form."""
     if len({array.ndim for array in samples}) > 1:
         raise ValueError(
             f"field {field.name!r} has samples of different numbers of dimensions; "
             'use ragged="list", or give them one in map'
         )
-    room = Room(field, [array.shape for array in samples], ragged, pool)
+    room = Room(field, [array.shape for array in samples], ragged, pool, pad)
     for part, array in zip(room.samples(), samples, strict=True):
         part[...] = array
     return room.batch

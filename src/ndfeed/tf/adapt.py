@@ -12,6 +12,7 @@ class Pieces(Arrays):
     """
 
     def __init__(self, together: int, joint: bool, held: int) -> None:
+        super().__init__()  # TensorFlow's tuples are made behind the cutting of pieces
         self.together = together
         self.joint = joint
         self.held = held

@@ -6,19 +6,26 @@ and no data.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import tensorflow as tf
 
 from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.loader import ragged as arrays
+from ndfeed.loader.foreign import with_hints
 from ndfeed.loader.loader import Loader
-from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only, side_by_side
+from ndfeed.loader.options import (
+    OnError,
+    Shuffle,
+    as_shard,
+    check_dataset,
+    settle,
+    side_by_side,
+)
+from ndfeed.loader.padding import PadTo, PadValue
 from ndfeed.loader.plan import batch_bytes
-from ndfeed.order.share import Share
+from ndfeed.loader.structure import Fields
 from ndfeed.tf.adapt import Pieces
 from ndfeed.tf.distribute import auto_shard, batch_and_shard
 from ndfeed.tf.eager import Batches
@@ -31,19 +38,27 @@ _PIECE = 16 << 20  # bytes of batches that are handed over together, at most
 _SMALL_AHEAD = 4
 
 
-def dataset(  # noqa: PLR0913 - the words that every loader shares, and TensorFlow's
+@with_hints(
+    num_epochs="write epochs=",
+    repeat="write epochs=, or epochs=None for a pass that never ends",
+    strategy="strategy.distribute_datasets_from_function hands over the context for context=",
+    input_context="write context=",
+)
+def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and TensorFlow's
     ds: Dataset,
     batch_size: int,
     *,
     shuffle: Shuffle = False,
     seed: int = 0,
     drop_last: bool = False,
-    fields: Sequence[str] | None = None,
+    fields: Fields | None = None,
     shard: Sequence[int] | None = None,
     memory: int | str | None = None,
     threads: int | None = None,
     processes: int = 0,
     ragged: Ragged = "ragged",
+    pad_to: PadTo | None = None,
+    pad_value: PadValue | None = None,
     on_error: OnError = "raise",
     epochs: int | None = 1,
     state: State | None = None,
@@ -51,9 +66,12 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and TensorFl
 ) -> tf.data.Dataset:
     """Batches of a dataset as a ``tf.data.Dataset``, for ``fit``, loops and ``tf.function``.
 
-    The words of ``ndfeed.loader`` mean the same here, and the same seed gives the same batches.
-    Each pass over it is the next epoch, one pass at a time.
+    Takes all arguments of ``ndfeed.loader``, with the same meaning, and the same seed gives the
+    same batches. Each pass over it is the next epoch, one pass at a time.
 
+    - ``fields``: a name, or any nest of names in tuples, lists and dicts; ``fit`` takes
+      ``("x", "y")``, or ``("x", "y", "weight")`` with the weight of each sample. Lists come out as
+      tuples, since TensorFlow takes a list for a tensor.
     - ``epochs``: a pass has so many epochs, one after the other; with ``None`` it never ends.
     - ``ragged``: samples of different lengths as a ``tf.RaggedTensor``, or ``"pad"``-ded.
     - ``state``: a ``State``, which says where a pass begins and is saved with a checkpoint.
@@ -69,32 +87,28 @@ def dataset(  # noqa: PLR0913 - the words that every loader shares, and TensorFl
     if epochs is not None:
         as_count("epochs", epochs, 1, 1 << 40)
     form: arrays.Ragged = "pad" if ragged == "pad" else "packed"
-    options = Options.of(
-        ds,
-        seed=seed,
-        fields=fields,
-        memory=memory,
-        threads=threads,
-        processes=processes,
-        ragged=form,
-        on_error=on_error,
-    )
-    size, (rank, world) = batch_and_shard(batch_size, None if shard is None else as_shard(shard),
-                                          context)  # fmt: skip
-    share = Share(len(ds), size, rank, world, bool(drop_last))
-    ds = only(ds, options.fields, form)
+    if ragged != "pad" and not (pad_to is None and pad_value is None):
+        raise ValueError(f'pad_to and pad_value are for ragged="pad", got ragged={ragged!r}')
+    check_dataset(ds)
+    own = None if shard is None else as_shard(shard)
+    size, part = batch_and_shard(batch_size, own, context)
+    ds, share, options = settle(
+        ds, size, shard=part, drop_last=drop_last, seed=seed, fields=fields, memory=memory,
+        threads=threads, processes=processes, ragged=form, on_error=on_error, pad_to=pad_to,
+        pad_value=pad_value,
+    )  # fmt: skip
     bytes_each = batch_bytes(ds, size, options.memory)
     piece = min(_PIECE, options.memory // 8)
-    joint = side_by_side(ds, on_error) and 2 * bytes_each <= piece
+    joint = side_by_side(ds, on_error) and not options.pads and 2 * bytes_each <= piece
     held = _HELD * (piece if joint else bytes_each)
     adapt = partial(Pieces, piece, joint, held)
-    loader = Loader(ds, share, shuffle, replace(options, fields=None), adapt)
+    loader = Loader(ds, share, shuffle, options, adapt)
     if state is not None:
         state.bind(loader, epochs)
     starts = {0, 0 if state is None else state.samples}  # of epochs, this and the next ones
     even = all((len(ds) - start) % share.together == 0 for start in starts)
     full = on_error == "raise" and (bool(drop_last) or even)
-    made = Form(ds, options.fields, ragged, size, full=full, joint=joint)
+    made = Form(ds, options, ragged, size, full=full, joint=joint)
     policy = auto_shard(shard is not None or context is not None)
     return _built(Passes(loader, made, epochs, state), made, len(loader), epochs, policy)
 
@@ -110,7 +124,7 @@ def _built(
         Source(passes), args=owner(passes), output_signature=form.given
     )
     if form.joint:
-        made = made.flat_map(_cut)
+        made = made.flat_map(form.cut)
     # A pass is exactly so many batches by construction, or fewer where it goes on in the middle.
     # TensorFlow can tell without reading, and is content with fewer, where it takes them from
     # something endless; so nothing comes behind, of which it cannot tell how often.
@@ -124,8 +138,3 @@ def _built(
     options.experimental_distribute.auto_shard_policy = policy
     made = made.prefetch(_SMALL_AHEAD if form.joint else 1).with_options(options)
     return Batches(made, passes)
-
-
-def _cut(*parts: Any) -> tf.data.Dataset:  # noqa: ANN401
-    """Batches of a piece; a tuple comes as several arguments."""
-    return tf.data.Dataset.from_tensor_slices(parts[0] if isinstance(parts[0], dict) else parts)

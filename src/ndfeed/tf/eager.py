@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from ndfeed.loader.report import Report
+from ndfeed.loader.structure import builder
 from ndfeed.order.orders import Order
 from ndfeed.tf.passes import Passes
 
@@ -85,9 +86,8 @@ class Batches(tf.data.Dataset):  # type: ignore[misc]
 
 
 def _plain(spec: Any) -> bool:  # noqa: ANN401
-    """Is a batch nothing but tensors, in a tuple or under names?"""
-    parts = spec.values() if isinstance(spec, dict) else spec
-    return all(type(part) is tf.TensorSpec for part in parts)
+    """Is a batch nothing but tensors, in whatever structure?"""
+    return all(type(part) is tf.TensorSpec for part in tf.nest.flatten(spec))
 
 
 @cache
@@ -107,18 +107,13 @@ def _quick(kind: Any) -> Any:  # noqa: ANN401
                 "output_types": [part.dtype for part in specs],
                 "output_shapes": [part.shape for part in specs],
             }
-            self._places = None
-            if isinstance(spec, dict):  # they come sorted by name, and go out as they were
-                names = sorted(spec)
-                self._places = [(name, names.index(name)) for name in spec]
+            # Tensors come flat, those of a dict sorted by name, and go out as they were.
+            self._build = builder(tf.nest.pack_sequence_as(spec, range(len(specs))))
 
         def get_next(self) -> Any:  # noqa: ANN401
             if not (tf.executing_eagerly() and tf.config.experimental.get_synchronous_execution()):
                 return super().get_next()
-            found = tf.raw_ops.IteratorGetNext(**self._asked)
-            if self._places is None:
-                return tuple(found)
-            return {name: found[at] for name, at in self._places}
+            return self._build(tf.raw_ops.IteratorGetNext(**self._asked))
 
         def __next__(self) -> Any:  # noqa: ANN401
             try:

@@ -15,7 +15,8 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
 from ndfeed.errors import FieldError
 from ndfeed.loader.engine import Several, counted
-from ndfeed.loader.options import unheld
+from ndfeed.loader.options import Options, unheld
+from ndfeed.loader.padding import padded_field, uneven_field
 from ndfeed.loader.ragged import owner
 
 Ragged = Literal["ragged", "pad"]
@@ -46,15 +47,14 @@ def type_of(field: Field) -> tf.DType | None:
 class Form:
     """How the batches of a dataset are handed to TensorFlow.
 
-    ``names`` are the fields that make a batch a tuple, ``size`` how many samples a batch has,
-    ``full`` whether all of them have so many, and ``joint`` whether they come several in one
-    piece, side by side.
+    ``size`` is how many samples a batch has, ``full`` whether all of them have so many, and
+    ``joint`` whether they come several in one piece, side by side.
     """
 
     def __init__(
         self,
         ds: Dataset,
-        names: tuple[str, ...] | None,
+        options: Options,
         ragged: Ragged,
         size: int,
         *,
@@ -64,7 +64,8 @@ class Form:
         self.full = full
         self.joint = joint
         self.size = size
-        self._names = names
+        self._structure = options.structure.with_tuples()
+        names, pads = self._structure.names, options.pads
         self._mapped = bool(ds.steps)
         self.signature: dict[str, tf.TensorSpec] = {}  # of what the generator gives
         self.ragged: dict[str, str] = {}  # field to its offsets
@@ -74,11 +75,12 @@ class Form:
             if names is not None and name not in _owners(names, ds.fields, ragged):
                 continue
             dtype = _checked(ds, field)
+            field = uneven_field(field, pads)
             if not field.ragged:
                 self._add(name, (*own, *(field.shape or ())), dtype)
             elif ragged == "pad":
                 uneven = sum(length is None for length in _shape(field))
-                self._add(name, (every, *_shape(field)), dtype)
+                self._add(name, (every, *_shape(padded_field(field, pads))), dtype)
                 self._add(f"{name}_length", (every, *(() if uneven == 1 else (uneven,))), tf.int64)
             else:
                 _check_ragged(field)
@@ -111,11 +113,14 @@ class Form:
             parts.append({n: a[None, end:] for n, a in made.items()})
         return [self._arranged(part) for part in parts]
 
-    def _arranged(self, parts: Mapping[str, Any]) -> Any:  # noqa: ANN401
-        """A tuple where that was asked for, and all parts of a field are there."""
-        if self._names is None or self.ragged:
-            return dict(parts)
-        return tuple([parts[name] for name in self._names])
+    def _arranged(self, parts: dict[str, Any]) -> Any:  # noqa: ANN401
+        """In the structure that was asked for, unless ragged tensors are still to be made."""
+        return parts if self.ragged else self._structure.build(parts)
+
+    def cut(self, *parts: Any) -> tf.data.Dataset:  # noqa: ANN401
+        """The batches of a piece, of which a plain tuple comes as several arguments."""
+        several = type(self.given) is tuple
+        return tf.data.Dataset.from_tensor_slices(parts if several else parts[0])
 
     def _checked(self, batch: Mapping[str, Any]) -> Arrays:
         """The arrays that go over; a map may have made something else of some samples."""
@@ -140,7 +145,7 @@ class Form:
             made[name] = tf.RaggedTensor.from_row_splits(
                 made[name], made.pop(offsets), validate=False
             )
-        return made if self._names is None else tuple([made[name] for name in self._names])
+        return self._structure.build(made)
 
 
 def _owners(names: tuple[str, ...], fields: Mapping[str, Field], ragged: Ragged) -> set[str]:

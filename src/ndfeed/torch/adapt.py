@@ -16,13 +16,14 @@ class OnHost(Adapter):
     """Tensors on the CPU, in the memory of the arrays; made in the thread that read them."""
 
     def __init__(self, form: Form) -> None:
+        super().__init__(form.structure)
         self._form = form
 
-    def finish(self, made: Any) -> Batch:  # noqa: ANN401
+    def finish(self, made: dict[str, Any]) -> Batch:
         """The batch of tensors."""
         form = self._form
-        named = made if isinstance(made, dict) else dict(zip(form.names or (), made, strict=True))
-        return form.arranged({n: form.converted(n, form.tensor(n, a)) for n, a in named.items()})
+        needed = form.picked(made)
+        return form.arranged({n: form.converted(n, form.tensor(n, a)) for n, a in needed.items()})
 
 
 def device_of(device: torch.device | str | int | None, resident: bool) -> torch.device:
@@ -49,12 +50,9 @@ def device_of(device: torch.device | str | int | None, resident: bool) -> torch.
 
 
 def adapter_for(
-    ds: Dataset, form: Form, device: torch.device, *, tupled: bool, resident: bool
+    ds: Dataset, form: Form, device: torch.device, *, resident: bool
 ) -> Callable[[], Adapter]:
-    """What makes an adapter, in the process that it is to be used in.
-
-    ``tupled`` says whether the loader of arrays makes tuples of the fields that ``form`` names.
-    """
+    """What makes an adapter, in the process that it is to be used in."""
     if device.type == "cpu":
         return partial(OnHost, form)
     if form.text:
@@ -69,4 +67,4 @@ def adapter_for(
                 "map() and ragged fields, or resident"
             )
         check_fits(ds, device)
-    return partial(Feed, ds, device, form, names=form.names if tupled else None, resident=resident)
+    return partial(Feed, ds, device, form, resident=resident)

@@ -15,20 +15,27 @@ import torch.utils.data
 from numpy.typing import ArrayLike, NDArray
 
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.errors import FieldError
-from ndfeed.loader.options import known_fields
-from ndfeed.torch.form import Batch, Form
+from ndfeed.loader.foreign import with_hints
+from ndfeed.loader.options import check_dataset, make_structure
+from ndfeed.loader.structure import Fields, Structure
+from ndfeed.torch.form import Batch, Form, Tensors
 
 
 class Samples(Sequence[Batch]):
     """Samples that were read together; ``batch`` has them side by side.
 
-    Each is a dict of tensors, or a tuple where fields were named, that sees the batch's memory.
+    Each is a dict of tensors, or has the structure that was asked for, and sees the batch's memory.
     """
 
-    def __init__(self, batch: Batch, count: int) -> None:
-        self.batch = batch
+    def __init__(self, columns: Tensors, structure: Structure, count: int) -> None:
+        self._columns = columns
+        self._structure = structure
         self._count = count
+
+    @property
+    def batch(self) -> Batch:
+        """All of them, as they were read."""
+        return self._structure.build(self._columns)
 
     def __len__(self) -> int:
         return self._count
@@ -43,19 +50,24 @@ class Samples(Sequence[Batch]):
         if isinstance(index, slice):
             return [self[at] for at in range(self._count)[index]]
         at = range(self._count)[index]
-        if isinstance(self.batch, tuple):
-            return tuple([values[at] for values in self.batch])
-        return {name: values[at] for name, values in self.batch.items()}
+        return self._structure.build({name: values[at] for name, values in self._columns.items()})
 
     def __iter__(self) -> Iterator[Batch]:
-        tupled = isinstance(self.batch, tuple)
-        columns = self.batch if isinstance(self.batch, tuple) else tuple(self.batch.values())
         # One call for all rows of a field: taking them one by one costs three times as much.
-        rows = [c if isinstance(c, list) else c.unbind(0) for c in columns]
-        if tupled:
-            return iter(list(zip(*rows, strict=True)))
-        names = list(self.batch)
-        return iter([dict(zip(names, row, strict=True)) for row in zip(*rows, strict=True)])
+        columns = {n: c if isinstance(c, list) else c.unbind(0) for n, c in self._columns.items()}
+        if self._structure.flat is not None:
+            return iter(list(zip(*[columns[name] for name in self._structure.flat], strict=True)))
+        names = list(columns)
+        rows = [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return iter(rows if self._structure.names is None else map(self._structure.build, rows))
+
+
+class BareSamples(list[Any]):
+    """Bare tensors that were read together, which torch stacks only out of a real list."""
+
+    def __init__(self, batch: Batch) -> None:
+        super().__init__(batch if isinstance(batch, list) else batch.unbind(0))
+        self.batch = batch
 
 
 class TensorDataset(torch.utils.data.Dataset[Batch]):
@@ -65,9 +77,9 @@ class TensorDataset(torch.utils.data.Dataset[Batch]):
     itself.
     """
 
-    def __init__(self, ds: Dataset, names: tuple[str, ...] | None) -> None:
+    def __init__(self, ds: Dataset, structure: Structure) -> None:
         self.ds = ds
-        self._form = Form(ds, names)
+        self._form = Form(ds, structure)
         self._random = any(step.random for step in ds.steps)
 
     def __len__(self) -> int:
@@ -82,11 +94,14 @@ class TensorDataset(torch.utils.data.Dataset[Batch]):
             return self.__getitems__(rows).batch
         return self.__getitems__([range(len(self))[operator.index(index)]])[0]  # type: ignore[arg-type]
 
-    def __getitems__(self, rows: Sequence[int] | NDArray[np.int64]) -> Samples:
+    def __getitems__(self, rows: Sequence[int] | NDArray[np.int64]) -> Samples | BareSamples:
         """The samples of a batch, in one read."""
         batch = self.ds.read(rows, rng=_rng() if self._random else None)
         form = self._form
-        return Samples(form.arranged({n: form.tensor(n, a) for n, a in batch.items()}), len(rows))
+        columns = {name: form.tensor(name, values) for name, values in batch.items()}
+        if isinstance(form.structure.nest, str):
+            return BareSamples(form.arranged(columns))
+        return Samples(columns, form.structure, len(rows))
 
 
 def _rng() -> np.random.Generator:
@@ -94,26 +109,19 @@ def _rng() -> np.random.Generator:
     return np.random.default_rng(int(torch.randint(1 << 62, ())))
 
 
-def dataset(ds: Dataset, fields: Sequence[str] | None = None) -> TensorDataset:
+@with_hints()
+def dataset(ds: Dataset, fields: Fields | None = None) -> TensorDataset:
     """A dataset for ``torch.utils.data.DataLoader``.
 
-    Samples are dicts of tensors, or tuples of those that ``fields`` names. Any number of workers,
+    Samples are dicts of tensors, or have the structure of ``fields``: a name, or any nest of names
+    in tuples, lists and dicts, as for ``ndfeed.loader``. Any number of workers,
     any way of starting them, samplers and ``default_collate`` work as with other datasets;
     ``collate_fn=ndfeed.torch.collate`` saves a copy. A random function given to ``map`` draws by
     torch's seed.
     """
-    if not isinstance(ds, Dataset):
-        raise TypeError(f"a Dataset is needed, got {type(ds).__name__}; ndfeed.open makes one")
-    if fields is None:
-        return TensorDataset(ds, None)
-    names = () if isinstance(fields, str) else tuple(fields)
-    if not names:
-        raise TypeError(f'fields must be a tuple of names such as ("image",), got {fields!r}')
-    known = known_fields(ds)
-    for name in names:
-        if known is not None and name not in known:
-            raise FieldError(name, list(known), ds.first_file)
-    return TensorDataset(ds.select(*names), names)
+    check_dataset(ds)
+    structure = make_structure(ds, fields, "list")
+    return TensorDataset(ds if structure.names is None else ds.select(*structure.names), structure)
 
 
 def collate(samples: Sequence[Any]) -> Any:  # noqa: ANN401
@@ -121,6 +129,6 @@ def collate(samples: Sequence[Any]) -> Any:  # noqa: ANN401
 
     Fields whose samples differ in shape come as lists of tensors.
     """
-    if isinstance(samples, Samples):
+    if isinstance(samples, Samples | BareSamples):
         return samples.batch
     return torch.utils.data.default_collate(list(samples))

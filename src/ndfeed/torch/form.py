@@ -14,6 +14,7 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
 from ndfeed.errors import FieldError
 from ndfeed.loader.options import known_fields, unheld
+from ndfeed.loader.structure import Structure
 from ndfeed.torch.convert import Convert
 from ndfeed.torch.ragged import nested
 from ndfeed.torch.tensors import dtype_of, is_small, is_text, tensor_of
@@ -21,27 +22,27 @@ from ndfeed.torch.tensors import dtype_of, is_small, is_text, tensor_of
 Ragged = Literal["list", "pad", "packed", "nested"]
 RAGGED = ("list", "pad", "packed", "nested")
 Tensors = dict[str, Any]  # a tensor, or a list of them where samples differ in shape
-Batch = Tensors | tuple[Any, ...]
+Batch = Any  # tensors in the structure that the consumer asked for
 
 
 class Form:
     """How the batches of a dataset are handed out; checked before anything is read.
 
     ``dtypes`` are those of its fields, ``text`` names those that are text and come as lists of
-    ``str``, ``names`` are the fields that make batches tuples, and ``ragged`` says whether samples
-    of some field differ in shape.
+    ``str``, and ``ragged`` says whether samples of some field differ in shape.
     """
 
     def __init__(
         self,
         ds: Dataset,
-        names: tuple[str, ...] | None,
+        structure: Structure,
         convert: Mapping[str, Convert] | None = None,
         ragged: Ragged = "list",
     ) -> None:
+        names = structure.names
         fields = known_fields(ds)
         known = fields or {}
-        self.names = names
+        self.structure = structure
         self.convert = dict(convert or {})
         self.ragged = any(field.ragged for field in known.values())
         self._nested = ragged == "nested"
@@ -57,6 +58,15 @@ class Form:
         self.text = [field.name for field in chosen if is_text(field.dtype)]
         # Behind a map arrays say themselves what they are.
         self._small = {} if ds.steps else {n: d for n, d in self.dtypes.items() if is_small(d)}
+
+    def picked(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The parts of a batch of arrays that are needed, and nothing else."""
+        names = self.structure.names
+        if names is None or not self._nested:
+            return self.structure.pick(batch)
+        # A jagged tensor is made of what packing puts beside the values.
+        beside = [f"{name}{suffix}" for name in names for suffix in ("_offsets", "_shape")]
+        return {name: batch[name] for name in (*names, *beside) if name in batch}
 
     def tensor(self, name: str, values: Any) -> Any:  # noqa: ANN401
         """A field's array as a tensor of the same memory, text as ``str``; a list as a list."""
@@ -81,13 +91,11 @@ class Form:
             return values
         return [convert(one) for one in values] if isinstance(values, list) else convert(values)
 
-    def arranged(self, tensors: Batch) -> Batch:
-        """The batch that the consumer gets, of tensors by name; a tuple is one already."""
-        if isinstance(tensors, tuple):
-            return tensors
+    def arranged(self, tensors: Tensors) -> Batch:
+        """The batch that the consumer gets, of tensors by name."""
         if self._nested:
             tensors = nested(tensors, self._own)
-        return tensors if self.names is None else tuple([tensors[name] for name in self.names])
+        return self.structure.build(tensors)
 
 
 def _check_converts(

@@ -17,10 +17,12 @@ from torch.utils.data import SequentialSampler
 
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.loader import loader as arrays
-from ndfeed.loader.options import OnError, Options, Shuffle, as_shard, only
+from ndfeed.loader.foreign import with_hints
+from ndfeed.loader.options import OnError, Shuffle, as_shard, settle
+from ndfeed.loader.padding import PadTo, PadValue
 from ndfeed.loader.report import Report
+from ndfeed.loader.structure import Fields
 from ndfeed.order.orders import Order, Sequential
-from ndfeed.order.share import Share
 from ndfeed.torch.adapt import adapter_for, device_of
 from ndfeed.torch.convert import Convert
 from ndfeed.torch.distributed import agree, ranks
@@ -203,19 +205,27 @@ def _asked_by(function: str) -> bool:
     return function in (asking.f_code.co_name, outer.f_code.co_name if outer else "")
 
 
-def loader(  # noqa: PLR0913 - the words that every loader shares, and a device's
+@with_hints(
+    pin_memory="device='cuda' gives batches in the memory of the device",
+    pin_memory_device="device='cuda' gives batches in the memory of the device",
+    dtype="write convert={name: ndfeed.torch.Convert(torch.float32)}",
+    cast="write convert={name: ndfeed.torch.Convert(torch.float32)}",
+)
+def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a device's
     ds: Dataset,
     batch_size: int,
     *,
     shuffle: Shuffle = False,
     seed: int = 0,
     drop_last: bool = False,
-    fields: Sequence[str] | None = None,
+    fields: Fields | None = None,
     shard: Sequence[int] | None = None,
     memory: int | str | None = None,
     threads: int | None = None,
     processes: int = 0,
     ragged: Ragged = "list",
+    pad_to: PadTo | None = None,
+    pad_value: PadValue | None = None,
     on_error: OnError = "raise",
     device: torch.device | str | int | None = None,
     convert: Mapping[str, Convert] | None = None,
@@ -223,7 +233,8 @@ def loader(  # noqa: PLR0913 - the words that every loader shares, and a device'
 ) -> Loader:
     """Batches of a dataset as tensors, made ahead of use, epoch after epoch.
 
-    The words of ``ndfeed.loader`` mean the same here, and the same seed gives the same batches.
+    Takes all arguments of ``ndfeed.loader``, with the same meaning (``fields``, ``pad_to`` and
+    ``pad_value`` among them), and the same seed gives the same batches.
 
     - ``shard=(rank, world)``: by default those of ``torch.distributed`` where it is initialised;
       then all ranks begin a pass together, and it is an error if they would read other orders.
@@ -237,26 +248,13 @@ def loader(  # noqa: PLR0913 - the words that every loader shares, and a device'
     if ragged not in RAGGED:
         raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
     packed = "packed" if ragged == "nested" else ragged
-    options = Options.of(
-        ds,
-        seed=seed,
-        fields=fields,
-        memory=memory,
-        threads=threads,
-        processes=processes,
-        ragged=packed,
-        on_error=on_error,
-    )
+    ds, share, options = settle(
+        ds, batch_size, shard=ranks() if shard is None else as_shard(shard), drop_last=drop_last,
+        seed=seed, fields=fields, memory=memory, threads=threads, processes=processes,
+        ragged=packed, on_error=on_error, pad_to=pad_to, pad_value=pad_value,
+    )  # fmt: skip
     where = device_of(device, resident)
-    names = options.fields
-    if ragged == "nested":
-        # What a jagged tensor is made of has names of its own: chosen from afterwards.
-        options = replace(options, fields=None)
-    rank, world = ranks() if shard is None else as_shard(shard)
-    share = Share(len(ds), batch_size, rank, world, bool(drop_last))
-    ds = only(ds, names, packed)
-    form = Form(ds, names, convert, ragged)
-    tupled = options.fields is not None
-    adapt = adapter_for(ds, form, where, tupled=tupled, resident=resident)
+    form = Form(ds, options.structure, convert, ragged)
+    adapt = adapter_for(ds, form, where, resident=resident)
     made = arrays.Loader(ds, share, shuffle, options, adapt)
     return Loader(made, told=shard is not None)

@@ -52,11 +52,10 @@ class Feed(Adapter):
         device: torch.device,
         form: Form,
         *,
-        names: tuple[str, ...] | None = None,
         resident: bool = False,
     ) -> None:
+        super().__init__(form.structure)
         self._ds = ds
-        self._names = names  # of the fields of a tuple, where batches are tuples
         self._side = Side(device)
         self._form = form
         self._resident = resident
@@ -87,14 +86,14 @@ class Feed(Adapter):
         self._files = Files(self._ds, self._form.dtypes, self._side, kernel(), limit, pieces)
         return self._files
 
-    def finish(self, made: Any) -> Any:  # noqa: ANN401
+    def finish(self, made: dict[str, Any]) -> Any:  # noqa: ANN401
         """In the thread that made it: an event behind a batch that is on the device.
 
         One that is not is put into pinned memory. Functions return arrays of their own, and from
         any other memory the device copies several times slower, while the consumer waits.
         """
-        values = made.values() if isinstance(made, dict) else made
-        if any(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
+        made = self._form.picked(made)
+        if any(isinstance(value, torch.Tensor) and value.is_cuda for value in made.values()):
             return self._converted(made)
         return self._each(self._pinned, made)
 
@@ -112,11 +111,9 @@ class Feed(Adapter):
         self._side.keep(made)
         return (self._converted(sent),)
 
-    def _each(self, do: Callable[[str, Any], Any], made: Any) -> Any:  # noqa: ANN401
-        """The batch with something done to each of its fields; a tuple stays one."""
-        if self._names is None:
-            return {name: do(name, values) for name, values in made.items()}
-        return tuple(map(do, self._names, made))
+    def _each(self, do: Callable[[str, Any], Any], made: dict[str, Any]) -> dict[str, Any]:
+        """The batch with something done to each of its fields."""
+        return {name: do(name, values) for name, values in made.items()}
 
     def _pinned(self, name: str, values: Any) -> Any:  # noqa: ANN401
         made = self._form.tensor(name, values)
@@ -127,7 +124,7 @@ class Feed(Adapter):
             return [one.to(self._side.device, non_blocking=True) for one in made]
         return made.to(self._side.device, non_blocking=True)
 
-    def _converted(self, made: Any) -> Sent:  # noqa: ANN401
+    def _converted(self, made: dict[str, Any]) -> Sent:
         if self._form.convert:
             settled(self._side.event)
             with self._side.work():

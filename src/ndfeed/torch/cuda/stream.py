@@ -92,7 +92,7 @@ class Side:
             stream.wait_event(settled(sent.event))
             self._awaited = stream, sent.event
         made = sent.made
-        for value in made.values() if isinstance(made, dict) else made:
+        for value in made.values():
             if isinstance(value, torch.Tensor) and value.is_cuda:
                 value.record_stream(stream)
         return made

@@ -1,0 +1,123 @@
+"""Arguments that other libraries have: which argument does the same here.
+
+Those who come from ``DataLoader``, ``tf.data`` or Grain write what they are used to. The answer is
+Python's own ``TypeError``, with the argument to use instead.
+"""
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_WORKERS = "threads= read ahead by themselves, and processes= run the functions given to map()"
+_READ_AHEAD = "batches are made ahead of use as far as memory= allows"
+_ORDER = (
+    "shuffle= takes an order such as ndfeed.Blocks(rows=4096), and ds.take(rows) chooses samples"
+)
+_MAP = (
+    "ds.map(function) changes batches, and ragged= says how samples of different shapes become one"
+)
+_SHARD = "write shard=(rank, world)"
+_SEED = "seed= fixes the order of samples, and what functions given to map() draw"
+_SHUFFLE = "shuffle=True is a whole permutation and needs no buffer"
+_EPOCHS = "each loop over the loader is one epoch"
+_PADDING = 'write ragged="pad"'
+_CONVERT = "ds.map(function) converts batches"
+
+_HINTS = {
+    "num_workers": _WORKERS,
+    "workers": _WORKERS,
+    "worker_count": _WORKERS,
+    "num_threads": "write threads=",
+    "num_processes": "write processes=",
+    "num_parallel_calls": _WORKERS,
+    "multiprocessing_context": "processes= are started in the way that suits the system",
+    "persistent_workers": "threads and processes live from one epoch to the next",
+    "worker_init_fn": _SEED,
+    "generator": _SEED,
+    "random_state": _SEED,
+    "rng": _SEED,
+    "prefetch": _READ_AHEAD,
+    "prefetch_factor": _READ_AHEAD,
+    "buffer_size": _SHUFFLE,
+    "shuffle_buffer": _SHUFFLE,
+    "shuffle_buffer_size": _SHUFFLE,
+    "reshuffle_each_iteration": "each epoch has an order of its own",
+    "pin_memory": "ndfeed.torch.loader(device='cuda') gives batches in the memory of the device",
+    "pin_memory_device": "ndfeed.torch.loader(device='cuda') gives batches on the device",
+    "device": "ndfeed.torch.loader(device='cuda') gives batches on a device",
+    "sampler": _ORDER,
+    "batch_sampler": _ORDER,
+    "collate_fn": _MAP,
+    "transform": _MAP,
+    "transforms": _MAP,
+    "map_func": _MAP,
+    "preprocessing": _MAP,
+    "timeout": "errors come in their batch; nothing has to be timed out",
+    "in_order": "batches always come in the order that seed and epoch fix",
+    "deterministic": "batches always come in the order that seed and epoch fix",
+    "drop_remainder": "write drop_last=",
+    "batch": "write batch_size=",
+    "columns": "write fields=",
+    "keys": "write fields=",
+    "features": "write fields=",
+    "sample_weight": 'write fields=("x", "y", "weight") with the names of your fields',
+    "sample_weights": 'write fields=("x", "y", "weight") with the names of your fields',
+    "rank": _SHARD,
+    "world_size": _SHARD,
+    "num_replicas": _SHARD,
+    "num_shards": _SHARD,
+    "shard_index": _SHARD,
+    "shard_options": _SHARD,
+    "epochs": _EPOCHS,
+    "num_epochs": _EPOCHS,
+    "repeat": _EPOCHS,
+    "cache": "ds.in_memory() keeps decoded samples",
+    "padding": _PADDING,
+    "pad": _PADDING,
+    "padded_shapes": "write pad_to=",
+    "max_length": "write pad_to=",
+    "padding_value": "write pad_value=",
+    "padding_values": "write pad_value=",
+    "dtype": _CONVERT,
+    "cast": _CONVERT,
+    "convert": _CONVERT,
+    "validation_split": "ds.split(0.9) gives two datasets",
+}
+
+
+def with_hints(**more: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """For an entry function: name what to use here in place of arguments it does not have.
+
+    ``more`` are hints of its own. Its signature stays what it is, for ``help``, editors and type
+    checkers.
+    """
+    hints = _HINTS | more
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        known = inspect.signature(function).parameters
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name not in known:
+                    raise TypeError(_unexpected(function.__name__, name, known, hints))
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def _unexpected(
+    function: str, name: str, known: Mapping[str, object], hints: Mapping[str, str]
+) -> str:
+    hint = hints.get(name)
+    if hint is None:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(known)}"
+    return f"{function}() got an unexpected keyword argument {name!r}: {hint}"
