@@ -23,7 +23,7 @@ class Bursts:
         self.batches, self.wait, self.depth = batches, wait, depth
         self.closed = False
         self.epochs = 0
-        self._report = Report("bursts", threads=2, depth=depth)
+        self._report = Report("bursts", threads=2, depth=depth, ready=1)
 
     def __iter__(self):
         self.epochs += 1

@@ -78,7 +78,7 @@ def run(loader: _Loader, seconds: float, warm_up: float = 0.0) -> Ran:
                     continue
                 until = now + warm_up if until is None else until
                 taken += 1
-                if now >= until and (not warm_up or taken > loader.report().depth):
+                if now >= until and (not warm_up or _is_drained(loader.report(), taken)):
                     found.row_bytes = nbytes(batch) / max(length(batch), 1)
                     found.leave_out(loader.report())
                     began = time.perf_counter()
@@ -89,6 +89,11 @@ def run(loader: _Loader, seconds: float, warm_up: float = 0.0) -> Ran:
     finally:
         loader.close()
     return found
+
+
+def _is_drained(report: Report, taken: int) -> bool:
+    """Was everything delivered that was made before there was anybody to take it?"""
+    return report.ready == 0 or taken > report.depth
 
 
 class Epochs(NamedTuple):
