@@ -44,6 +44,7 @@ FRAMEWORKS = {
     "ray": {"ray"},
     "dask": {"cli"},
     "distributed": {"cli"},
+    "matplotlib": {"cli"},  # for charts as PNG
 }
 
 # They run code from a file, or open containers with less care than ours do.

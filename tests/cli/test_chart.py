@@ -1,95 +1,127 @@
 """Charts: files that any program can open, with what they were told to show."""
 
-import struct
-import zlib
+import itertools
+import math
+import xml.etree.ElementTree as ET
 
-import numpy as np
 import pytest
 
-from ndfeed.cli import chart, glyphs
-from ndfeed.cli.chart import Bar
+from ndfeed.cli import chart
+from ndfeed.cli.chart import Bar, Chart
+from ndfeed.errors import DeniedError, TargetError
 
-BLUE, RED, WHITE = (66, 103, 172), (196, 72, 52), (255, 255, 255)
-
-
-def pixels(data):
-    """A PNG's pixels, with every length and checksum compared."""
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    chunks, at = {}, 8
-    while at < len(data):
-        (length,) = struct.unpack(">I", data[at : at + 4])
-        kind, body = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
-        assert struct.unpack(">I", data[at + 8 + length : at + 12 + length])[0] == zlib.crc32(
-            kind + body
-        )
-        chunks[kind] = body
-        at += 12 + length
-    width, height, *form = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
-    assert form == [8, 2, 0, 0, 0]
-    lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, -1)
-    assert not lines[:, 0].any()
-    return lines[:, 1:].reshape(height, width, 3)
+NAMESPACE = "{http://www.w3.org/2000/svg}"
+BLUE, RED = "#4267ac", "#c44834"
 
 
-def lengths(found, colour):
-    """Pixels of each bar of a colour, from its first line."""
-    hits = (found == colour).all(axis=2).sum(axis=1)
-    thick = hits > hits.max() * 0.001
-    starts = np.flatnonzero(thick[1:] & ~thick[:-1]) + 1
-    return [int(hits[start]) for start in starts]
+def parsed(bars, title="t", foot=""):
+    """An SVG's root, which must be sound XML."""
+    return ET.fromstring(chart.svg(Chart(title, bars, "rows per second", foot)))
 
 
-def test_bars_are_as_long_as_their_values():
-    """On a linear scale from nought, or the picture would lie."""
-    found = pixels(chart.png("t", [Bar("a", 25, ""), Bar("b", 100, ""), Bar("c", 50, "")]))
+def bars_of(root):
+    """Colour and length of every bar."""
+    found = [one for one in root.iter(f"{NAMESPACE}rect") if one.get("rx")]
+    return [(one.get("fill"), float(one.get("width"))) for one in found]
 
-    assert lengths(found, BLUE) == [115, 460, 230]
+
+def texts_of(root):
+    return [one.text for one in root.iter(f"{NAMESPACE}text")]
+
+
+def test_equal_ratios_are_equal_distances():
+    """Rates differ by hundreds: on a linear axis the short bars would all look alike."""
+    lengths = [
+        length
+        for _, length in bars_of(parsed([Bar("", v, "") for v in (500, 5_000, 50_000, 500_000)]))
+    ]
+    steps = [longer - shorter for shorter, longer in itertools.pairwise(lengths)]
+
+    assert steps == pytest.approx([steps[0]] * 3, abs=0.2)
+    assert lengths[0] > 50  # the shortest can be seen
+
+
+def test_the_axis_says_where_values_are():
+    """Powers of ten, each at its place, and what they are."""
+    root = parsed([Bar("a", 300, ""), Bar("b", 45_000, "")])
+    places = {one.text: float(one.get("x")) for one in root.iter(f"{NAMESPACE}text")}
+
+    assert [place for place in places if place in {"100", "1 k", "10 k"}] == ["100", "1 k", "10 k"]
+    assert places["10 k"] - places["1 k"] == pytest.approx(places["1 k"] - places["100"], abs=0.2)
+    assert "rows per second, logarithmic axis" in places
 
 
 def test_what_is_marked_has_another_colour():
     """That is what the eye looks for."""
-    found = pixels(chart.png("t", [Bar("a", 1, ""), Bar("b", 2, "", marked=True)]))
-
-    assert lengths(found, BLUE) == [230]
-    assert lengths(found, RED) == [460]
-
-
-def test_a_bar_that_is_too_long_is_cut_with_a_gap():
-    """Or the short ones, which matter, could not be told apart."""
-    found = pixels(chart.png("t", [Bar("a", 1, ""), Bar("b", 1000, "")], most=10))
-
-    assert lengths(found, BLUE) == [46, 452]
+    assert [colour for colour, _ in bars_of(parsed([Bar("a", 1, ""), Bar("b", 2, "", True)]))] == [
+        BLUE,
+        RED,
+    ]
 
 
-@pytest.mark.parametrize("values", [[], [0.0], [0.0, 3.0]])
+def test_text_is_text_and_means_nothing_to_xml():
+    """Also a path that somebody chose with care: names of files come into the picture."""
+    hard = "a<script>&\"' \x1b[31m\x00 ×"
+    root = parsed([Bar(hard, 1, "1 row/s"), Bar("jumping", 2, "")], hard, hard)
+    said = "a<script>&\"' \\x1b[31m\\x00 ×"
+
+    assert texts_of(root).count(said) == 3
+    assert root.find(f"{NAMESPACE}title").text == said
+    assert {"jumping", "1 row/s"} <= set(texts_of(root))
+    assert not list(root.iter(f"{NAMESPACE}script"))
+
+
+@pytest.mark.parametrize("values", [[], [0.0], [0.0, 3.0], [7.0, 7.0]])
 def test_nothing_to_show_is_a_picture_too(values):
     """A rate can be nought."""
-    assert pixels(chart.png("", [Bar("x", v, "0") for v in values], "foot")).size
+    found = bars_of(parsed([Bar("x", v, "0") for v in values], foot="foot"))
+
+    assert len(found) == len(values)
+    assert all(length > 0 and math.isfinite(length) for _, length in found)
 
 
 def test_texts_are_never_cut():
-    """Neither a long title nor long labels."""
-    found = pixels(chart.png("t" * 90, [Bar("l" * 50, 1, "v" * 50)], "f" * 95))
+    """Neither a long title nor long labels: a letter is about half as wide as it is high."""
+    root = parsed([Bar("l" * 50, 1, "v" * 50)], "t" * 90, "f" * 95)
 
-    assert (found[:, -20:] == WHITE).all()
-    assert found.shape[1] > 90 * glyphs.WIDTH * 2
+    assert float(root.get("width")) > 90 * 0.5 * 18
+    assert float(root.get("width")) > (50 + 50) * 0.5 * 15 + 460
 
 
-def test_letters_are_those_of_ascii():
-    """All differ, and what is not there is a question mark."""
-    every = "".join(map(chr, range(32, 127)))
-    dots = {glyphs.drawn(letter).tobytes() for letter in every}
-    i = glyphs.drawn("I")[:7, :5].astype(int).tolist()
+def test_png_through_matplotlib(tmp_path):
+    """Where it is installed; signs that it takes for formulas are text as well."""
+    pytest.importorskip("matplotlib")
+    bars = [Bar("a$x_1$ $", 10, "$10"), Bar("b", 0, "0", True)]
+    where = chart.check(tmp_path / "x.PNG")
+    made = chart.drawn(where, Chart("$ t", bars, "rows per second", "$f$"))
 
-    assert len(dots) == len(every)
-    assert (glyphs.drawn("×") == glyphs.drawn("?")).all()
-    assert i == [[0, 1, 1, 1, 0], *[[0, 0, 1, 0, 0]] * 5, [0, 1, 1, 1, 0]]
+    assert made.startswith(b"\x89PNG\r\n\x1a\n")
+    assert chart.png(Chart("", [], "rows per second")).startswith(b"\x89PNG")
+
+
+def test_a_png_without_matplotlib_names_the_extra(tmp_path, monkeypatch):
+    """Before anything is measured."""
+    monkeypatch.setattr(chart, "find_spec", lambda name: None)
+
+    with pytest.raises(TargetError, match=r"Matplotlib; pip install 'ndfeed\[plot\]', or .* \.svg"):
+        chart.check(tmp_path / "x.png")
+    assert chart.check(tmp_path / "x.svg") == str(tmp_path / "x.svg")
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("x.gif", TargetError), ("x", TargetError), ("none/x.svg", DeniedError)],
+)
+def test_where_no_chart_can_be(tmp_path, name, error):
+    """Of a kind that is not written, or in a folder that is not there."""
+    with pytest.raises(error, match="choose another --plot"):
+        chart.check(tmp_path / name)
 
 
 def test_saving_replaces_what_was_there(tmp_path):
     """As every -o does; nothing else is left beside it."""
-    where = chart.save(str(tmp_path / "x.png"), b"first, and longer")
+    where = chart.save(str(tmp_path / "x.svg"), b"first, and longer")
 
-    assert chart.save(where, b"second") == str(tmp_path / "x.png")
-    assert (tmp_path / "x.png").read_bytes() == b"second"
-    assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
+    assert chart.save(where, b"second") == str(tmp_path / "x.svg")
+    assert (tmp_path / "x.svg").read_bytes() == b"second"
+    assert [path.name for path in tmp_path.iterdir()] == ["x.svg"]

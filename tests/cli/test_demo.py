@@ -21,7 +21,7 @@ SMALL = ("--files", "200", "--seconds", "0.1")
 # As in an environment that has the core dependencies alone.
 BARE = """
 import sys
-sys.modules["torch"] = None
+sys.modules["torch"] = sys.modules["matplotlib"] = None
 from ndfeed.cli import main
 sys.argv = ["ndfeed", "demo", *sys.argv[1:]]
 sys.exit(main())
@@ -44,8 +44,10 @@ def test_ways_training_and_chart(invoke, tmp_path, monkeypatch):
     assert found["training"]["epochs"] >= 1
     assert 0 < found["training"]["accuracy"] <= 1
     assert 0 <= found["training"]["waiting"] < 1
-    assert found["plot"] == str(tmp_path / "ndfeed-demo.png")
-    assert (tmp_path / "ndfeed-demo.png").read_bytes().startswith(b"\x89PNG")
+    assert found["plot"] == str(tmp_path / "ndfeed-demo.svg")
+    picture = (tmp_path / "ndfeed-demo.svg").read_text(encoding="utf-8")
+    assert all(f">{way}</text>" in picture for way in WAYS)
+    assert picture.count("×</text>") == len(WAYS)
     assert len(ndfeed.open(f"{found['folder']}/packed")) == 200
     assert ndfeed.verify(f"{found['folder']}/packed").ok
 
@@ -53,7 +55,7 @@ def test_ways_training_and_chart(invoke, tmp_path, monkeypatch):
 def test_core_dependencies_are_enough(tmp_path):
     """What needs more is left out and said so; the folder is empty afterwards."""
     (tmp_path / "work").mkdir()
-    chart = tmp_path / "chart.png"
+    chart = tmp_path / "chart.svg"
     done = subprocess.run(
         [sys.executable, "-c", BARE, *SMALL, "--folder", tmp_path / "work", "--plot", chart],
         capture_output=True,
@@ -70,7 +72,23 @@ def test_core_dependencies_are_enough(tmp_path):
     assert f"chart: {chart}\n" in done.stdout
     assert done.stdout.endswith("ndfeed bench YOUR_FOLDER\n")
     assert list((tmp_path / "work").iterdir()) == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["chart.png", "work"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chart.svg", "work"]
+
+
+def test_a_png_needs_matplotlib(tmp_path):
+    """One line that names the extra, before any file is made."""
+    done = subprocess.run(
+        [sys.executable, "-c", BARE, *SMALL, "--folder", tmp_path, "--plot", "x.png"],
+        capture_output=True,
+        encoding="utf-8",
+        cwd=tmp_path,
+        timeout=60,
+    )
+
+    assert done.returncode == 1
+    problem = "a PNG needs Matplotlib; pip install 'ndfeed[plot]', or choose an .svg"
+    assert done.stderr == f"ndfeed: {tmp_path / 'x.png'}: {problem}\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one child")
@@ -96,7 +114,7 @@ def test_interrupt_is_quiet_and_cleans_up(tmp_path):
     ("options", "message"),
     [
         (("--folder", "none"), "choose another --folder"),
-        (("--plot", "none/x.png"), "choose another --plot"),
+        (("--plot", "none/x.svg"), "choose another --plot"),
     ],
 )
 def test_folder_that_is_missing(invoke_or_error, tmp_path, monkeypatch, options, message):

@@ -3,31 +3,56 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ndfeed.cli import doctor
 from ndfeed.cli.doctor import Remedy, Stage, Trial
 
 
 def test_a_stage_could_give_what_its_time_says():
-    """Four threads that spend two of eight seconds with a stage could do it four times as often."""
-    found = doctor.stages_of({"read": 2.0, "inflate": 5.0, "copy": 1.0}, rows=1000, threads=4)
+    """Threads that spend a quarter of their time with a stage could do it four times as often."""
+    found = doctor.stages_of({"read": 2.0, "inflate": 5.0, "copy": 1.0}, idle=0.0, loader=500.0)
 
-    assert found == [Stage("read", 2000.0), Stage("inflate", 800.0), Stage("copy", 4000.0)]
+    assert found == [
+        Stage("read", 2000.0, 0.25, 500.0),
+        Stage("inflate", 800.0, 0.625, 500.0),
+        Stage("copy", 4000.0, 0.125, 500.0),
+    ]
+
+
+@given(
+    st.dictionaries(st.sampled_from(["order", "read", "inflate", "copy"]), st.floats(0, 1e3)),
+    st.floats(-1e-3, 1e3),
+    st.floats(1e-3, 1e9),
+)
+def test_stages_add_up_to_the_loader(seconds, idle, loader):
+    """None is slower than the loader it is part of, and the time of all is the loader's at most."""
+    found = doctor.stages_of(seconds, idle, loader)
+
+    assert all(one.rows_per_second >= loader * (1 - 1e-9) for one in found)
+    assert all(one.is_consistent for one in found)
+    together = sum(1 / one.rows_per_second for one in found)
+    assert together <= (1 + 1e-6) / loader
+    idle_share = doctor.idle_share(seconds, idle)
+    left_out = len(seconds) * 0.005
+    total = sum(one.share for one in found) + idle_share
+    assert not found or total == pytest.approx(1, abs=left_out + 1e-6)
 
 
 def test_stages_that_take_no_time_are_left_out():
     """They limit nothing, and their rates would be noise."""
-    found = doctor.stages_of({"order": 0.001, "copy": 1.0, "transform": 0.0}, rows=10, threads=1)
+    found = doctor.stages_of({"order": 0.001, "copy": 1.0, "transform": 0.0}, 0.0, 10.0)
 
     assert [one.name for one in found] == ["copy"]
-    assert doctor.stages_of({"copy": 1.0}, rows=0, threads=1) == []
+    assert doctor.stages_of({"copy": 1.0}, 0.0, loader=0.0) == []
+    assert doctor.stages_of({}, 0.0, 10.0) == []
 
 
 STAGES = [
     Stage("disk", 50.0),
-    Stage("cache", 10.0),
-    Stage("inflate", 100.0),
-    Stage("copy", 900.0),
+    Stage("inflate", 100.0, 0.9),
+    Stage("copy", 900.0, 0.1),
     Stage("device", 800.0),
 ]
 
@@ -42,8 +67,42 @@ STAGES = [
     ],
 )
 def test_the_slowest_stage_limits(changed, disk, limit):
-    """The disk only where every epoch comes from it; a warm one is part of other stages."""
+    """The disk only where every epoch comes from it."""
     assert doctor.limiting(STAGES + changed, disk=disk) == limit
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "loader", "disk", "limit", "said"),
+    [
+        ("device", 800.0, 1200.0, False, None, "to the device"),
+        ("device", 800.0, 850.0, False, "inflate", None),  # noise
+        ("disk", 5300.0, 6300.0, True, None, "disk, cold"),
+        ("disk", 5300.0, 6300.0, False, "inflate", "disk, cold"),  # no part of the verdict
+        ("disk", 6300.0, 5300.0, True, "inflate", None),
+    ],
+)
+def test_no_verdict_where_a_stage_is_slower_than_its_loader(name, rate, loader, disk, limit, said):
+    """That cannot be, so it was measured wrongly, and no other stage is to blame for it."""
+    stages = [Stage("inflate", 100.0, 0.9, 90.0), Stage(name, rate, None, loader)]
+    doubts = doctor.doubts(stages, disk=disk)
+
+    assert doctor.limiting(stages, disk=disk) == limit
+    assert [text.split(" came out")[0] for text in doubts] == ([said] if said else [])
+
+
+def test_threads_that_are_idle_limit_nothing():
+    """Batches were ready: what takes them is slower. A device may limit nevertheless."""
+    stages = doctor.stages_of({"copy": 2.0}, idle=8.0, loader=100.0)
+    idle = doctor.idle_share({"copy": 2.0}, 8.0)
+
+    assert idle == 0.8
+    assert doctor.limiting(stages, disk=False, idle=idle) is None
+    (said,) = doctor.doubts(stages, disk=False, idle=idle)
+    assert said.startswith("threads were idle 80% of the time")
+    assert doctor.limiting(stages, disk=False, idle=0.3) == "copy"
+    device = [*stages, Stage("device", 110.0, None, 100.0)]
+    assert doctor.limiting(device, disk=False, idle=idle) == "device"
+    assert doctor.doubts(device, disk=False, idle=idle) == []
 
 
 def test_nothing_measured_limits_nothing():

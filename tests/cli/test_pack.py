@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,14 +31,38 @@ def opened(source):
 
 
 def test_packs_and_says_what_it_buys(invoke, source, tmp_path):
-    """Sizes, time, and the speed of shuffled batches before and after."""
+    """Sizes, time, and the speed of shuffled epochs before and after, of a second each."""
     many = making.npz_of_rows(tmp_path / "many", files=2, rows=600)
     done = invoke("pack", tmp_path / "many", tmp_path / "packed", "--sample", "row")
 
     assert done.exit_code == 0
     assert "1,200 rows in 1 part" in done.stdout
     assert "rows/s before" in done.stdout
+    speeds = r"([\d,]+) rows/s before, ([\d,]+) now \(([\d.]+)×\), over (\S+) s and (\S+) s"
+    said = re.search(speeds, done.stdout)
+    before, after, gain, *seconds = (float(number.replace(",", "")) for number in said.groups())
+    assert gain == pytest.approx(after / before, abs=0.1)
+    assert all(1 <= one < 4 for one in seconds)
     assert same(ndfeed.open(tmp_path / "packed"), many)
+
+
+def test_speed_is_not_measured_if_not_wanted(invoke, tmp_path):
+    """It takes seconds, which a script may not want to spend."""
+    making.npz_of_rows(tmp_path / "many", files=2, rows=600)
+    options = ("--sample", "row", "--no-measure")
+    done = invoke("pack", tmp_path / "many", tmp_path / "packed", *options)
+    facts = invoke("pack", tmp_path / "many", tmp_path / "other", *options, "--json")
+
+    assert done.exit_code == 0
+    assert "rows/s" not in done.stdout
+    assert "shuffled" not in done.stdout
+    found = json.loads(facts.stdout)
+    assert found["written"] is True
+    assert (found["rows_per_second"], found["measured_seconds"], found["unmeasured"]) == (
+        None,
+        None,
+        None,
+    )
 
 
 def test_no_speed_is_told_of_a_few_rows(invoke, source, tmp_path):

@@ -1,5 +1,9 @@
 """``ndfeed.tf.eager``: an iterator of TensorFlow's in every respect, with less Python a batch."""
 
+import gc
+import time
+import weakref
+
 import numpy as np
 import pytest
 
@@ -131,3 +135,57 @@ batch = next(iter(ndfeed.tf.dataset(ndfeed.open(sys.argv[1]), 4)))
 print(json.dumps([len(tf.config.list_logical_devices("CPU")), batch["label"].numpy().tolist()]))
 """
     assert run(code, ds.files[0])[0] == [2, [0, 1, 2, 3]]
+
+
+def test_a_pass_begins_sooner_than_one_of_from_generator(tmp_path):
+    """Short epochs are many: TensorFlow made and optimized its wrapping anew for each of them."""
+    np.save(tmp_path / "x.npy", np.zeros((60, 4), np.float32))
+    data = ndfeed.tf.dataset(ndfeed.open(tmp_path / "x.npy", sample="row"), 4)
+    wrapped = data.take(-1)  # the same batches, through what graphs need
+
+    def took(dataset):
+        began = time.perf_counter()
+        next(iter(dataset))
+        return time.perf_counter() - began
+
+    took(data), took(wrapped)
+    times = [(took(data), took(wrapped)) for _ in range(15)]
+
+    assert min(ours for ours, _ in times) < 0.7 * min(theirs for _, theirs in times)
+
+
+def test_iterators_of_a_loop_and_of_a_graph_share_the_epochs(tmp_path):
+    """Whichever is asked next has the next epoch, and each goes on by itself."""
+    np.save(tmp_path / "x.npy", np.arange(40))
+    ds = ndfeed.open(tmp_path / "x.npy", sample="row")
+    data = ndfeed.tf.dataset(ds, 8, shuffle=True, fields=("data",))
+    loader = ndfeed.loader(ds, 8, shuffle=True, fields=("data",))
+    epochs = [[batch[0].tolist() for batch in loader] for _ in range(4)]
+
+    first, second = iter(data), iter(data.take(-1))
+    begun = [next(first)[0].numpy().tolist(), next(second)[0].numpy().tolist()]
+    rest = [[batch[0].numpy().tolist() for batch in one] for one in (first, second)]
+    third = [batch[0].numpy().tolist() for batch in data]
+
+    assert [[begun[at], *rest[at]] for at in range(2)] == epochs[:2]
+    assert third == epochs[2]
+
+
+def test_an_iterator_outlives_the_name_of_its_dataset(tmp_path):
+    """Its passes are those of the dataset, which it keeps; what is left behind is let go of."""
+    np.save(tmp_path / "x.npy", np.arange(4000).reshape(-1, 4))
+    ds = ndfeed.open(tmp_path / "x.npy", sample="row")
+    iterator = iter(ndfeed.tf.dataset(ds, 8, fields=("data",)))
+    gc.collect()
+    count = 1 + sum(1 for _ in [next(iterator)] for _ in iterator)
+    left = iter(data := ndfeed.tf.dataset(ds, 8, fields=("data",)))
+    next(left)
+    gone = weakref.ref(data.passes)
+    del left, data
+    until = time.monotonic() + 30
+    while gone() is not None and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.01)
+
+    assert count == 125
+    assert gone() is None

@@ -34,9 +34,9 @@ from ndfeed.cli.words import (
     options_refused,
 )
 from ndfeed.dataset.show import size
-from ndfeed.errors import DeniedError, SourceError
+from ndfeed.errors import SourceError
 
-_WIDEST = 20  # characters of a bar: with all else, 80
+_WIDEST = 16  # characters of a bar: with all else, 80
 _MOST = 12.0  # times the shortest bar; longer ones are cut
 
 Facts = dict[str, Any]
@@ -73,7 +73,10 @@ def bench(
         float, typer.Option(min=0.1, help="About how long to measure, in all.")
     ] = 10.0,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the stages as a PNG, too.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw the stages, too: an .svg, or with Matplotlib a .png."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -85,12 +88,11 @@ def bench(
 
     \b
     ndfeed bench npz_data/
-    ndfeed bench npz_data/ --batch-size 64 --map augment:flip --plot stages.png
+    ndfeed bench npz_data/ --batch-size 64 --map augment:flip --plot stages.svg
     ndfeed bench npz_data/ --cold --json | jq .remedies
     """
     opened = opener(dtype, shape, fields)
-    if plot is not None and not os.access(os.path.dirname(os.path.abspath(plot)), os.W_OK):
-        raise DeniedError(plot, "the chart cannot be written there; choose another --plot")
+    picture = None if plot is None else chart.check(plot)
     mapped = None if function is None else imported(function)
     ds = _opened(path, sample, opened)
     words = {"--sample": sample, "--dtype": dtype, "--shape": shape, "--fields": fields}
@@ -99,8 +101,8 @@ def bench(
     with _blamed(function), Steps("measuring") as steps:
         found = examined(case, steps.begin)
     facts = _facts(case, found)
-    if plot is not None:
-        facts["plot"] = chart.save(os.fspath(plot), _drawn(case, found))
+    if picture is not None:
+        facts["plot"] = chart.save(picture, chart.drawn(picture, _chart(case, found)))
     if as_json:
         print_json(facts)
     else:
@@ -173,6 +175,7 @@ def _facts(case: Case, found: Findings) -> Facts:
             "rows_per_second": round(found.loader.rows_per_second, 1),
             "bytes_per_second": round(found.loader.rows_per_second * row),
             "threads": found.loader.threads,
+            "idle": round(found.idle, 3),
             "limit": found.report.limit,
         },
         "stages": [
@@ -180,6 +183,7 @@ def _facts(case: Case, found: Findings) -> Facts:
                 "stage": one.name,
                 "rows_per_second": round(one.rows_per_second, 1),
                 "bytes_per_second": round(one.rows_per_second * _bytes(one.name, found, row)),
+                "share": None if one.share is None else round(one.share, 3),
             }
             for one in found.stages
         ],
@@ -234,27 +238,30 @@ def _pipeline(found: Findings, row: float) -> Table:
     """The stages in the order that data takes, each with what it could give by itself."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("stage, by itself")
-    table.add_column("rows/s", justify="right")
-    table.add_column("bytes/s", justify="right")
+    for name in ("rows/s", "bytes/s", "time"):
+        table.add_column(name, justify="right")
     table.add_column("")
     rates = [one.rows_per_second for one in found.stages]
     rates += [rate for _, rate in _loaders(found)]
     top = min(max(rates), _MOST * min(rates)) or 1.0  # a loaded machine may deliver nothing
     for one in found.stages:
         rate, limits = one.rows_per_second, one.name == found.limit
-        bar = "█" * max(round(_WIDEST * min(rate / top, 1.0)), 1) + "▶" * (rate > top)
         table.add_row(
             one.label,
             rounded(rate),
             size(rate * _bytes(one.name, found, row)),
-            bar + " ◀ the limit" * limits,
+            "" if one.share is None else f"{one.share:.0%}",
+            _bar(rate, top) + " ◀ the limit" * limits,
             style="bold red" if limits else "",
         )
     table.add_section()
     for label, rate in _loaders(found):
-        bar = "█" * max(round(_WIDEST * min(rate / top, 1.0)), 1) + "▶" * (rate > top)
-        table.add_row(label, rounded(rate), size(rate * row), bar, style="bold")
+        table.add_row(label, rounded(rate), size(rate * row), "", _bar(rate, top), style="bold")
     return table
+
+
+def _bar(rate: float, top: float) -> str:
+    return "█" * max(round(_WIDEST * min(rate / top, 1.0)), 1) + "▶" * (rate > top)
 
 
 def _loaders(found: Findings) -> list[tuple[str, float]]:
@@ -262,7 +269,7 @@ def _loaders(found: Findings) -> list[tuple[str, float]]:
     loaders = [("the loader", found.loader.rows_per_second)]
     if found.disk_passes:
         loaders = [("the loader, first epoch", found.loader.rows_per_second)]
-        loaders += [("the loader, later", found.base.rows_per_second)]
+        loaders += [("the loader, later", found.later)]
     if found.to_device is not None:
         loaders.append(("the loader, on the device", found.to_device.rows_per_second))
     return loaders
@@ -283,18 +290,25 @@ def _print_remedies(out: Console, found: Findings) -> None:
     line(out, f"tried: {tried}", "dim")
 
 
-def _drawn(case: Case, found: Findings) -> bytes:
+def _chart(case: Case, found: Findings) -> chart.Chart:
     row = case.ds.nbytes / len(case.ds)
     rows = [
-        (one.label, one.rows_per_second, _bytes(one.name, found, row), one.name == found.limit)
+        (one.label, one.rows_per_second, _bytes(one.name, found, row), one.loader)
         for one in found.stages
     ]
-    rows += [(label, rate, row, False) for label, rate in _loaders(found)]
+    rows += [(label, rate, row, 0.0) for label, rate in _loaders(found)]
+    limit = None if found.limit is None else LABELS[found.limit]
     bars = [
-        chart.Bar(label, rate, f"{rounded(rate)} rows/s  {size(rate * each)}/s", limits)
-        for label, rate, each, limits in rows
+        chart.Bar(label, rate, _beside(rate, each, loader), label == limit)
+        for label, rate, each, loader in rows
         if math.isfinite(rate)
     ]
-    foot = "; ".join(f"{one.how}: {one.gain:.1f}x" for one in found.remedies)
-    title = f"What each stage can give; {LABELS[found.limit]} limits" if found.limit else "Stages"
-    return chart.png(title, bars, foot, most=_MOST)
+    foot = "; ".join(f"{one.how}: {one.gain:.1f}×" for one in found.remedies)
+    title = "What each stage can give" + (f"; {limit} limits" if limit else "")
+    return chart.Chart(title, bars, "rows per second", foot)
+
+
+def _beside(rate: float, row: float, loader: float) -> str:
+    """A bar's value, and how many times the loader that would be."""
+    ratio = f", {rate / loader:.1f}× the loader" if loader else ""
+    return f"{rounded(rate)} rows/s, {size(rate * row)}/s{ratio}"

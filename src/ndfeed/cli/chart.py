@@ -1,37 +1,38 @@
-"""Bar charts as PNG, drawn with NumPy and zlib alone.
+"""Bar charts of rates: SVG as plain text, PNG through Matplotlib where that is installed.
 
-A chart is horizontal bars from one origin, on a linear scale. With ``most`` given, a bar that
-would be longer than so many times the shortest is cut, and drawn with a gap to say so.
+Rates differ by factors of hundreds, so the axis is logarithmic: the shortest bar can be read as
+well as the longest, and bars of the same ratio are the same distance apart. Every bar says its
+value beside it.
 """
 
+import io
+import math
 import os
-import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
+from importlib.util import find_spec
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ndfeed.cli import glyphs
+from ndfeed.cli.console import rounded
+from ndfeed.errors import DeniedError, TargetError, shown
 from ndfeed.files import write
 
-Canvas = NDArray[np.uint8]
-Colour = tuple[int, int, int]
-
-_WHITE, _INK, _GREY = (255, 255, 255), (32, 33, 36), (95, 99, 104)
-_PLAIN, _MARKED = (66, 103, 172), (196, 72, 52)
-_SCALE = 2  # of letters
-_LINE = 44  # pixels from one bar to the next
-_THICK = 26
+_INK, _GREY, _GRID = "#202124", "#5f6368", "#dadce0"
+_PLAIN, _MARKED = "#4267ac", "#c44834"
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', Helvetica, Arial, sans-serif"
+_SIZE = 15  # pixels of letters
+_WIDE = 0.56  # of a letter, about: fonts differ
+_LINE = 40  # pixels from one bar to the next
+_THICK = 24
 _MARGIN = 24
 _LONGEST = 460
-_GAP = 8
+_FEWEST = 20.0  # the axis is at least this many times as long as its beginning
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar: how long it is, what stands before it and behind it."""
+    """One bar: what it stands for, its value, and the text beside it."""
 
     label: str
     value: float
@@ -39,31 +40,29 @@ class Bar:
     marked: bool = False
 
 
-def png(title: str, bars: Sequence[Bar], foot: str = "", most: float | None = None) -> bytes:
-    """A bar chart, as the bytes of a PNG file."""
-    labels = max((_wide(bar.label) for bar in bars), default=0)
-    texts = max((_wide(bar.text) for bar in bars), default=0)
-    left = _MARGIN + labels + 14
-    width = max(left + _LONGEST + 14 + texts, _wide(title) + _MARGIN, _wide(foot) + _MARGIN)
-    height = 2 * _MARGIN + 30 + _LINE * len(bars) + (30 if foot else 0)
-    canvas = np.full((height, width + _MARGIN, 3), 255, np.uint8)
-    _write(canvas, _MARGIN, _MARGIN, title, _INK)
-    top = _MARGIN + 42
-    longest = _longest([bar.value for bar in bars], most)
-    for number, bar in enumerate(bars):
-        y = top + number * _LINE
-        colour = _MARKED if bar.marked else _PLAIN
-        letters = y + (_THICK - glyphs.HEIGHT * _SCALE) // 2
-        _write(canvas, left - 14 - _wide(bar.label), letters, bar.label, _INK)
-        length = round(_LONGEST * min(bar.value / longest, 1.0)) if longest else 0
-        _fill(canvas, left, y, max(length, 2), _THICK, colour)
-        if bar.value > longest:
-            _fill(canvas, left + length - 4 * _GAP, y, _GAP, _THICK, _WHITE)
-        _write(canvas, left + length + 14, letters, bar.text, colour if bar.marked else _GREY)
-    _fill(canvas, left - 2, top - 6, 2, _LINE * len(bars) - 6, _GREY)
-    if foot:
-        _write(canvas, _MARGIN, height - _MARGIN - glyphs.HEIGHT * _SCALE, foot, _GREY)
-    return _encoded(canvas)
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """What a picture shows. ``axis`` says what values are, ``foot`` stands below."""
+
+    title: str
+    bars: Sequence[Bar]
+    axis: str
+    foot: str = ""
+
+
+def check(path: str | os.PathLike[str]) -> str:
+    """Where a chart can be written, as an absolute path; an error if it cannot."""
+    where = os.path.abspath(path)
+    kind = os.path.splitext(where)[1].lower()
+    if kind not in (".svg", ".png"):
+        raise TargetError(where, "charts are written as .svg or .png; choose another --plot")
+    if not os.access(os.path.dirname(where), os.W_OK) or os.path.isdir(where):
+        raise DeniedError(where, "the chart cannot be written there; choose another --plot")
+    if kind == ".png" and find_spec("matplotlib") is None:
+        raise TargetError(
+            where, "a PNG needs Matplotlib; pip install 'ndfeed[plot]', or choose an .svg"
+        )
+    return where
 
 
 def save(path: str, picture: bytes) -> str:
@@ -73,36 +72,153 @@ def save(path: str, picture: bytes) -> str:
     return where
 
 
-def _longest(values: Sequence[float], most: float | None) -> float:
-    """The value that a bar of full length stands for."""
-    known = [value for value in values if value > 0]
+def drawn(path: str, chart: Chart) -> bytes:
+    """The contents of the file of this name."""
+    return png(chart) if path.lower().endswith(".png") else svg(chart).encode()
+
+
+def span(values: Sequence[float]) -> tuple[float, float]:
+    """Where the axis begins and ends: below the least value, so that every bar can be seen.
+
+    >>> span([300.0, 45_000.0]), span([20.0, 21.0])
+    ((100.0, 45000.0), (10.0, 200.0))
+    """
+    known = [value for value in values if value > 0 and math.isfinite(value)]
     if not known:
-        return 0.0
-    return max(known) if most is None else min(max(known), most * min(known))
+        return 1.0, 10.0
+    low = 10.0 ** math.floor(math.log10(min(known) / 2))
+    return low, max(max(known), _FEWEST * low)
 
 
-def _wide(text: str) -> int:
-    return glyphs.WIDTH * _SCALE * len(text)
+def ticks(low: float, high: float) -> list[float]:
+    """The powers of ten on the axis."""
+    first, last = round(math.log10(low)), math.floor(math.log10(high) + 1e-9)
+    return [10.0**power for power in range(first, last + 1)]
 
 
-def _fill(canvas: Canvas, x: int, y: int, width: int, height: int, colour: Colour) -> None:
-    canvas[y : y + height, x : x + width] = colour
+def _whole(tick: float) -> str:
+    return rounded(tick).replace(".0", "")
 
 
-def _write(canvas: Canvas, x: int, y: int, text: str, colour: Colour) -> None:
-    dots = np.kron(glyphs.drawn(text), np.ones((_SCALE, _SCALE), bool))
-    canvas[y : y + dots.shape[0], x : x + dots.shape[1]][dots] = colour
+def svg(chart: Chart) -> str:
+    """The chart as SVG, with its text as text."""
+    low, high = span([bar.value for bar in chart.bars])
+    left = _MARGIN + _width(max((bar.label for bar in chart.bars), key=len, default="")) + 12
+    beside = _width(max((bar.text for bar in chart.bars), key=len, default="")) + 12
+    top = _MARGIN + 44
+    bottom = top + _LINE * len(chart.bars)
+    height = bottom + 52 + (30 if chart.foot else 0) + _MARGIN - 12
+    text = max(_width(chart.title, 1.2), _width(chart.foot, 0.9), _width(chart.axis) + left)
+    width = max(left + _LONGEST + beside, text + _MARGIN) + _MARGIN
+
+    def at(value: float) -> float:
+        return left + _LONGEST * math.log(max(value, low) / low) / math.log(high / low)
+
+    title = _text(_MARGIN, _MARGIN + 14, chart.title, "size", "bold")
+    parts = [title, *_axis(chart, at(low), [(at(tick), tick) for tick in ticks(low, high)], bottom)]
+    for number, bar in enumerate(chart.bars):
+        y, end = top + number * _LINE, at(bar.value)
+        middle = y + _THICK / 2 + 0.35 * _SIZE
+        colour = _MARKED if bar.marked else _PLAIN
+        parts.append(_text(left - 12, middle, bar.label, "end"))
+        parts.append(
+            f'<rect x="{left:.0f}" y="{y}" width="{max(end - left, 2):.1f}" height="{_THICK}" '
+            f'rx="2" fill="{colour}"/>'
+        )
+        parts.append(_text(max(end, left + 2) + 10, middle, bar.text, "bold" if bar.marked else ""))
+    if chart.foot:
+        parts.append(_text(_MARGIN, height - _MARGIN, chart.foot, "small"))
+    return _page(chart.title, round(width), height, parts)
 
 
-def _encoded(canvas: Canvas) -> bytes:
-    """Eight bits of red, green and blue each, no filter; as in the PNG specification."""
-    height, width, _ = canvas.shape
-    lines = np.zeros((height, 1 + 3 * width), np.uint8)  # each line begins with its filter: 0
-    lines[:, 1:] = canvas.reshape(height, -1)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in parts)
+def _axis(
+    chart: Chart, left: float, places: Sequence[tuple[float, float]], bottom: int
+) -> list[str]:
+    """Lines for the powers of ten, their values, and what they are values of."""
+    top = _MARGIN + 36
+    parts = [
+        f'<path d="M{x:.1f} {top}V{bottom}" stroke="{_GRID}" stroke-width="1"/>'
+        + _text(x, bottom + 18, _whole(tick), "small", "middle")
+        for x, tick in places
+    ]
+    parts.append(f'<path d="M{left:.1f} {top}V{bottom}" stroke="{_GREY}" stroke-width="1.5"/>')
+    parts.append(_text(left, bottom + 38, f"{chart.axis}, logarithmic axis", "small"))
+    return parts
 
 
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+def _page(title: str, width: int, height: int, parts: Sequence[str]) -> str:
+    style = (
+        f"text{{font-family:{_FONT};font-size:{_SIZE}px;fill:{_INK};"
+        "paint-order:stroke;stroke:#ffffff;stroke-width:4px}"
+        f".size{{font-size:{1.2 * _SIZE:.0f}px}}.bold{{font-weight:600}}.end{{text-anchor:end}}"
+        f".middle{{text-anchor:middle}}.small{{font-size:{0.87 * _SIZE:.0f}px;fill:{_GREY}}}"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" role="img">\n'
+        f"<title>{_escaped(title)}</title>\n<style>{style}</style>\n"
+        f'<rect width="100%" height="100%" fill="#ffffff"/>\n' + "\n".join(parts) + "\n</svg>\n"
+    )
+
+
+def _text(x: float, y: float, text: str, *classes: str) -> str:
+    named = f' class="{" ".join(classes)}"' if any(classes) else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}"{named}>{_escaped(text)}</text>'
+
+
+def _escaped(text: str) -> str:
+    """Text from anywhere: printable, and without a meaning to XML."""
+    return escape(shown(text), quote=True)
+
+
+def _width(text: str, scale: float = 1.0) -> int:
+    """About how wide a text is, in pixels."""
+    return math.ceil(len(shown(text)) * _WIDE * _SIZE * scale)
+
+
+def png(chart: Chart) -> bytes:
+    """The chart as PNG, drawn by Matplotlib."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - not everybody has it
+
+    low, high = span([bar.value for bar in chart.bars])
+    count = len(chart.bars)
+    # Not of pyplot: no window and no state that others share.
+    made: Any = Figure(figsize=(9.0, 1.6 + 0.5 * count), dpi=150, layout="constrained")
+    axes = made.add_subplot()
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    colours = [_MARKED if bar.marked else _PLAIN for bar in chart.bars]
+    values = [max(bar.value, low) for bar in chart.bars]
+    axes.barh(range(count), [v - low for v in values], left=low, height=0.6, color=colours)
+    axes.set_yticks(range(count), [shown(bar.label) for bar in chart.bars], parse_math=False)
+    axes.invert_yaxis()
+    marks = ticks(low, high)
+    axes.set_xticks(marks, [_whole(tick) for tick in marks])
+    axes.minorticks_off()
+    axes.grid(axis="x", color=_GRID)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    _annotate(axes, values, chart.bars)
+    axes.set_xlabel(f"{chart.axis}, logarithmic axis", loc="left", color=_GREY, parse_math=False)
+    made.suptitle(shown(chart.title), x=0.01, ha="left", parse_math=False)
+    if chart.foot:
+        made.supxlabel(
+            shown(chart.foot), x=0.01, ha="left", fontsize="small", color=_GREY, parse_math=False
+        )
+    out = io.BytesIO()
+    made.savefig(out, format="png")
+    return out.getvalue()
+
+
+def _annotate(axes: Any, values: Sequence[float], bars: Sequence[Bar]) -> None:  # noqa: ANN401
+    """Put the text of every bar beside its end."""
+    for number, (value, bar) in enumerate(zip(values, bars, strict=True)):
+        axes.annotate(
+            shown(bar.text),
+            (value, number),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
+            fontweight="bold" if bar.marked else "normal",
+            parse_math=False,
+        )

@@ -36,7 +36,7 @@ _SECONDS = 2.0  # for each way
 _TRAINING = 8.0
 _SHAPE = (3, 32, 32)
 _CLASSES = 10
-_PICTURE = "ndfeed-demo.png"
+_PICTURE = "ndfeed-demo.svg"
 _WIDEST = 24  # characters of a bar
 
 Facts = dict[str, Any]
@@ -53,7 +53,10 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the files there.")] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help=f"Where the chart goes, by default {_PICTURE} here."),
+        typer.Option(
+            metavar="FILE",
+            help=f"Where the chart goes, by default {_PICTURE} here; with Matplotlib also a .png.",
+        ),
     ] = None,
     seconds: Annotated[
         float, typer.Option(min=0.05, help="How long each way is measured.")
@@ -67,13 +70,13 @@ def demo(
 
     \b
     ndfeed demo
-    ndfeed demo --plot chart.png --json
+    ndfeed demo --plot chart.svg --json
     """
     picture = _writable(plot)
     say = None if as_json else console()
     with _made_folder(folder, keep=keep) as made:
         found = _told(made, files, seconds, say)
-    found["plot"] = chart.save(picture, _drawn(found["ways"]))
+    found["plot"] = chart.save(picture, chart.drawn(picture, _chart(found["ways"])))
     found["folder"] = os.fspath(made) if keep else None
     if say is None:
         print(json.dumps(found))
@@ -86,11 +89,11 @@ def demo(
 
 def _writable(plot: Path | None) -> str:
     """Where the chart can go, known before anything is begun."""
-    path = os.path.abspath(plot or _PICTURE)
-    if os.access(os.path.dirname(path), os.W_OK) and not os.path.isdir(path):
-        return path
-    if plot is not None:
-        raise DeniedError(path, "the chart cannot be written there; choose another --plot")
+    try:
+        return chart.check(plot or _PICTURE)
+    except DeniedError:
+        if plot is not None:
+            raise
     return os.path.join(tempfile.gettempdir(), _PICTURE)
 
 
@@ -245,14 +248,15 @@ def _table(ways: list[Facts]) -> Table:
     return table
 
 
-def _drawn(ways: list[Facts]) -> bytes:
+def _chart(ways: list[Facts]) -> chart.Chart:
     bars = [
         chart.Bar(
             way["way"],
             way["rows_per_second"],
-            f"{rounded(way['rows_per_second'])}  {way['ratio']:.1f}x",
+            f"{rounded(way['rows_per_second'])} rows/s, {way['ratio']:.1f}×",
             marked=not way["way"].startswith("ndfeed"),
         )
         for way in ways
     ]
-    return chart.png("Compressed .npz files: shuffled rows a second", bars)
+    title = "Compressed .npz files: shuffled batches"
+    return chart.Chart(title, bars, "rows per second")

@@ -87,17 +87,6 @@ def is_cold(found: Sequence[Piece]) -> bool:
     return 2 * missing > _LOOKS
 
 
-def in_memory(found: Sequence[Piece]) -> list[Piece]:
-    """Those that were read whole and are still there, as far as their ends tell."""
-    kept = []
-    for piece in found:
-        ends = (piece.stretches[0][0], piece.stretches[-1][0])
-        with File(piece.path) as file:
-            if all(advise.resident(file.fd, at) for at in ends):
-                kept.append(piece)
-    return kept
-
-
 def read(found: Sequence[Piece], seconds: float, threads: int) -> Given:
     """Read stretches until all are read or so many seconds have passed."""
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""``ndfeed pack SRC DST``: rewrite a dataset into plain columns, and say what that buys."""
+"""``ndfeed pack SRC DST``: rewrite a dataset into plain columns, and measure what that gains."""
 
 import os
 import time
@@ -11,7 +11,7 @@ import ndfeed
 from ndfeed.cli.console import complain, console, line, literal, print_json
 from ndfeed.cli.engines import engine
 from ndfeed.cli.meter import Meter
-from ndfeed.cli.runs import run
+from ndfeed.cli.runs import run_epochs
 from ndfeed.cli.words import (
     DtypeOption,
     FieldsOption,
@@ -26,8 +26,8 @@ from ndfeed.cli.words import (
 from ndfeed.dataset.show import size
 
 _BATCH = 256
-_TURNS = 2
-_SECONDS = 0.25  # for measuring each of two datasets in a turn
+_AT_LEAST = 1.0  # seconds of whole epochs, before and after: less would be chance
+_AT_MOST = 3.0  # seconds for each, with the first epoch, which is not counted
 # An epoch of less than this is begun as soon as it is over: no speed can be told of it.
 _LEAST_ROWS = 4 * _BATCH
 _LEAST_BYTES = 64 << 20
@@ -85,6 +85,12 @@ def pack(
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="For all workers together: 2GB, 512MiB.")
     ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            help="Measure shuffled epochs of SRC and of DST afterwards, for a second each."
+        ),
+    ] = True,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")
     ] = False,
@@ -118,6 +124,8 @@ def pack(
                 found = _planned(plan, append)
             else:
                 found = _packed(ds, target, options, on, workers)
+                if measure and found["written"]:
+                    found |= _measured(ds, target)
     except KeyboardInterrupt as error:
         complain("; ".join(["interrupted", *getattr(error, "__notes__", ())]))
         raise typer.Exit(130) from None
@@ -142,7 +150,7 @@ def _packed(
     repaired = bool(options["repair"])
     # Whoever packs tells of rows, were they done before; whoever finds all done does not.
     written = meter.rows > 0 or not len(ds)
-    found: Facts = {
+    return {
         "rows": len(made),
         "parts": len({os.path.dirname(file) for file in made.files}),
         "bytes": _on_disk(made),
@@ -151,14 +159,9 @@ def _packed(
         "repaired": repaired,
         "written": written and not repaired,
         "rows_per_second": None,
+        "measured_seconds": None,
+        "unmeasured": None,
     }
-    if found["written"]:
-        try:
-            found["rows_per_second"] = _rates(ds, made.select(*ds.fields))
-        except KeyboardInterrupt as error:
-            error.add_note(f"{target} is complete: only its speed was not measured")
-            raise
-    return found
 
 
 def _planned(found: ndfeed.Forecast, append: bool) -> Facts:
@@ -182,17 +185,31 @@ def _on_disk(ds: ndfeed.Dataset) -> int:
     return sum(int(table.identity[:, 2].sum()) for table in tables.values())
 
 
-def _rates(ds: ndfeed.Dataset, made: ndfeed.Dataset) -> dict[str, int] | None:
-    """Shuffled rows a second before and after; nothing where starting an epoch is all there is."""
+def _measured(ds: ndfeed.Dataset, target: str) -> Facts:
+    """What shuffled epochs give before and after, or why that was not measured."""
+    try:
+        return _rates(ds, ndfeed.open(target).select(*ds.fields))
+    except KeyboardInterrupt as error:
+        error.add_note(f"{target} is complete: only its speed was not measured")
+        raise
+
+
+def _rates(ds: ndfeed.Dataset, made: ndfeed.Dataset) -> Facts:
+    """Rows a second of whole epochs after the first, in loaders that differ in the data alone."""
     if len(ds) < _LEAST_ROWS and ds.nbytes < _LEAST_BYTES:
-        return None
+        return {"unmeasured": "too little data to measure their speed"}
     batch = min(_BATCH, max(len(ds) // 4, 1))
-    found = {"before": 0, "after": 0}
-    for _ in range(_TURNS):  # the better of two: other programs run, too
-        for name, one in (("before", ds), ("after", made)):
-            rate = run(ndfeed.loader(one, batch, shuffle=True), _SECONDS).rows_per_second
-            found[name] = max(found[name], round(rate))
-    return found
+    found = {}
+    for name, one in (("before", ds), ("after", made)):
+        epochs = run_epochs(ndfeed.loader(one, batch, shuffle=True), _AT_LEAST, _AT_MOST)
+        if epochs is None:
+            how = "ndfeed bench measures a part of them"
+            return {"unmeasured": f"epochs take too long to measure their speed here; {how}"}
+        found[name] = epochs
+    return {
+        "rows_per_second": {name: round(one.rows_per_second) for name, one in found.items()},
+        "measured_seconds": {name: round(one.seconds, 3) for name, one in found.items()},
+    }
 
 
 def _show(found: Facts, as_json: bool) -> None:
@@ -214,16 +231,20 @@ def _show(found: Facts, as_json: bool) -> None:
     rate = size(found["bytes"] / max(found["seconds"], 1e-9))
     before, after = size(found["source_bytes"]), size(found["bytes"])
     line(out, f"{what}, {before} before, {after} now, in {found['seconds']:.1f} s ({rate}/s)")
-    speeds = found["rows_per_second"]
-    if speeds is None:
-        line(out, "shuffled batches: too little data to measure their speed")
-    elif speeds["before"] and speeds["after"]:
-        gain = speeds["after"] / speeds["before"]
-        line(
-            out,
-            f"shuffled batches: {speeds['before']:,} rows/s before, {speeds['after']:,} now "
-            f"({gain:.1f}×)",
-        )
+    if found["unmeasured"] is not None:
+        line(out, f"shuffled batches: {found['unmeasured']}")
+    elif found["rows_per_second"] is not None:
+        _show_speed(out, found["rows_per_second"], found["measured_seconds"])
+
+
+def _show_speed(out: Console, speeds: dict[str, int], seconds: dict[str, float]) -> None:
+    gain = speeds["after"] / max(speeds["before"], 1)
+    line(
+        out,
+        f"shuffled epochs after the first: {speeds['before']:,} rows/s before, "
+        f"{speeds['after']:,} now ({gain:.1f}×), over {seconds['before']:.1f} s and "
+        f"{seconds['after']:.1f} s",
+    )
 
 
 def _show_plan(out: Console, what: str, found: Facts) -> None:

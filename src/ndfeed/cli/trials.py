@@ -25,6 +25,7 @@ from ndfeed.formats.manifest import NAME
 _SAMPLE = 256 << 20  # bytes of the sample at most, decoded
 _ON_DISK = 20_000  # rows read from the disk at most
 _LEAST_BATCHES = 8
+_WARM_UP = 0.02  # share of the time that is not measured, whenever a loader begins
 
 Function = Callable[..., Mapping[str, Any]]
 Ints = NDArray[np.int64]
@@ -52,7 +53,11 @@ class Case:
 
 @dataclass(slots=True)
 class Findings:
-    """All that was measured, and the verdict."""
+    """All that was measured, and the verdict.
+
+    ``loader`` ran over all of the data, as it lay when it began. ``stages`` are those of a run in
+    memory, from which ``idle`` is as well, and of the disk and the device by themselves.
+    """
 
     order: str
     loader: Ran
@@ -62,18 +67,25 @@ class Findings:
     stages: list[Stage]
     trials: list[Trial]
     disk_counts: bool
+    idle: float = 0.0  # share of the threads' time
     to_device: Ran | None = None  # where there is one
     notes: list[str] = field(default_factory=list)
 
     @property
     def limit(self) -> str | None:
-        """The stage that limits."""
-        return doctor.limiting(self.stages, disk=self.disk_counts)
+        """The stage that limits, where the measurements agree on one."""
+        return doctor.limiting(self.stages, disk=self.disk_counts, idle=self.idle)
 
     @property
     def disk_passes(self) -> bool:
         """Does only the first epoch wait for the disk?"""
         return not self.disk_counts and any(one.name == "disk" for one in self.stages)
+
+    @property
+    def later(self) -> float:
+        """Rows a second of the run that the stages are of."""
+        rates = [one.loader for one in self.stages if one.share is not None]
+        return rates[0] if rates else self.base.rows_per_second
 
     @property
     def remedies(self) -> list[Remedy]:
@@ -87,7 +99,6 @@ class _Disk:
 
     cold: float | None = None
     cold_in_a_row: float | None = None
-    warm: float | None = None
     row_bytes: float = 0.0  # in files
 
 
@@ -99,7 +110,9 @@ def examined(case: Case, begin: Callable[[str], None]) -> Findings:
     given = _disk(case, notes)
     begin("the loader")
     with case.loader(case.ds) as loader:
-        whole = run(loader, 0.15 * case.seconds)
+        # What waits for a cold disk is measured from its first batch on.
+        warm_up = _WARM_UP * case.seconds if given.cold is None else 0.0
+        whole = run(loader, 0.15 * case.seconds, warm_up)
         order, report = f"{loader.order}", loader.report()
     stored = given.row_bytes * len(case.ds)
     counts = doctor.disk_counts(round(stored), _room(), cold=given.cold is not None)
@@ -108,17 +121,14 @@ def examined(case: Case, begin: Callable[[str], None]) -> Findings:
     if given.cold is not None:  # a slow disk takes longer than the loader would be given
         disk.read(disk.pieces(sample, np.arange(len(sample))), 0.3 * case.seconds, disk.ASKING)
     base_run = _warm(case, case.loader(sample))
-    stages = [
-        Stage(name, rate)
-        for name, rate in (("disk", given.cold), ("cache", given.warm))
-        if rate is not None
-    ]
-    stages += doctor.stages_of(base_run.stages, base_run.made, base_run.threads)
+    stages, idle = _stages(given, whole, base_run)
     bus, to_device = _device(case, notes, begin)
     if bus:
-        stages.append(Stage("device", bus / max(whole.row_bytes, 1)))
+        there = to_device.rows_per_second if to_device else 0.0
+        stages.append(Stage("device", bus / max(whole.row_bytes, 1), None, there))
     if to_device and to_device.rows_per_second > base_run.rows_per_second * doctor.WORTH:
         notes.append("to the device the files are read without copying them into batches first")
+    notes += doctor.doubts(stages, disk=counts, idle=idle)
     through = (given.cold or math.inf) if counts else math.inf
     trials = [*_tried(case, sample, base_run, through, notes, begin)]
     begin("as it is, again")
@@ -129,8 +139,21 @@ def examined(case: Case, begin: Callable[[str], None]) -> Findings:
         how = "shuffle=ndfeed.Blocks()"
         trials.append(Trial("blocks", how, base.rows_per_second, given.cold_in_a_row))
     return Findings(
-        order, whole, report, len(sample), base, stages, trials, counts, to_device, notes
+        order, whole, report, len(sample), base, stages, trials, counts, idle, to_device, notes
     )
+
+
+def _stages(given: _Disk, whole: Ran, sampled: Ran) -> tuple[list[Stage], float]:
+    """What each stage could give, and the share of their time that threads were idle.
+
+    They are of one run, or they would not add up: of the whole data if it is in memory, otherwise
+    of a sample that has been brought there.
+    """
+    ran = whole if given.cold is None else sampled
+    stages = doctor.stages_of(ran.stages, ran.idle, ran.rows_per_second)
+    if given.cold is not None:
+        stages.insert(0, Stage("disk", given.cold, None, whole.rows_per_second))
+    return stages, doctor.idle_share(ran.stages, ran.idle)
 
 
 def _room() -> int:
@@ -148,9 +171,8 @@ def _sample_size(case: Case, whole: Ran) -> int:
 
 
 def _warm(case: Case, loader: ndfeed.Loader) -> Ran:
-    """Some of the time, behind a short run that brings everything into memory."""
-    run(loader, 0.02 * case.seconds)
-    return run(loader, 0.07 * case.seconds)
+    """A tenth of the time, behind a short run that brings everything into memory."""
+    return run(loader, 0.1 * case.seconds, _WARM_UP * case.seconds)
 
 
 # The disk.
@@ -167,17 +189,13 @@ def _disk(case: Case, notes: list[str]) -> _Disk:
         disk.drop(in_a_row)
     found = _Disk(row_bytes=disk.nbytes(picked) / len(scattered))
     if disk.is_cold(picked):
-        found.cold = _rows(case, picked, len(scattered), disk.ASKING)
+        found.cold = _rows(case, picked, len(scattered))
         if disk.is_cold(in_a_row):
-            found.cold_in_a_row = _rows(case, in_a_row, len(together), disk.ASKING)
+            found.cold_in_a_row = _rows(case, in_a_row, len(together))
     elif case.cold:
         notes.append("the files stay in memory when told to go: the disk was not measured")
     else:
         notes.append("the files are in memory: --cold measures the disk, too")
-    read = disk.in_memory(picked)  # there may have been no time for the others
-    if read:
-        # Nothing to wait for: more threads would only take the interpreter from each other.
-        found.warm = _rows(case, read, disk.nbytes(read) / found.row_bytes, 1)
     return found
 
 
@@ -196,9 +214,9 @@ def _chosen(case: Case) -> tuple[Ints, Ints]:
     return np.sort(np.where(rows < first, rows, rows + some)), together
 
 
-def _rows(case: Case, pieces: list[disk.Piece], rows: float, threads: int) -> float:
+def _rows(case: Case, pieces: list[disk.Piece], rows: float) -> float:
     """Rows a second of what was read."""
-    given = disk.read(pieces, 0.05 * case.seconds, threads)
+    given = disk.read(pieces, 0.05 * case.seconds, disk.ASKING)
     return rows * given.nbytes / max(disk.nbytes(pieces), 1) / max(given.seconds, 1e-9)
 
 

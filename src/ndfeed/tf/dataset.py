@@ -28,7 +28,7 @@ from ndfeed.loader.plan import batch_bytes
 from ndfeed.loader.structure import Fields
 from ndfeed.tf.adapt import Pieces
 from ndfeed.tf.distribute import auto_shard, batch_and_shard
-from ndfeed.tf.eager import Batches
+from ndfeed.tf.eager import Batches, Generated
 from ndfeed.tf.form import RAGGED, Form, Ragged
 from ndfeed.tf.passes import Passes, Source, owner
 from ndfeed.tf.state import State
@@ -120,9 +120,8 @@ def _built(
     epochs: int | None,
     policy: tf.data.experimental.AutoShardPolicy,
 ) -> tf.data.Dataset:
-    made = tf.data.Dataset.from_generator(
-        Source(passes), args=owner(passes), output_signature=form.given
-    )
+    source = Source(passes)
+    made = tf.data.Dataset.from_generator(source, args=owner(passes), output_signature=form.given)
     if form.joint:
         made = made.flat_map(form.cut)
     # A pass is exactly so many batches by construction, or fewer where it goes on in the middle.
@@ -136,5 +135,32 @@ def _built(
         made = made.map(form.element)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = policy
+<<<<<<< HEAD
     made = made.prefetch(_SMALL_AHEAD if form.joint else 1).with_options(options)
     return Batches(made, passes)
+=======
+    made = made.prefetch(_ahead(form)).with_options(options)
+    return Batches(made, passes, partial(_direct, source, form))
+
+
+def _direct(source: Source, form: Form) -> tf.data.Dataset:
+    """The same batches for loops outside of graphs, whose passes begin sooner."""
+    made = Generated(source, form.given)
+    if form.joint:
+        made = made.flat_map(_cut)
+    if form.ragged:
+        made = made.map(form.element)
+    options = tf.data.Options()
+    options.autotune.enabled = False  # there is nothing to tune and nothing to rewrite
+    options.experimental_optimization.apply_default_optimizations = False
+    return made.prefetch(_ahead(form)).with_options(options)
+
+
+def _ahead(form: Form) -> int:
+    return _SMALL_AHEAD if form.joint else 1
+
+
+def _cut(*parts: Any) -> tf.data.Dataset:  # noqa: ANN401
+    """Batches of a piece; a tuple comes as several arguments."""
+    return tf.data.Dataset.from_tensor_slices(parts[0] if isinstance(parts[0], dict) else parts)
+>>>>>>> cli

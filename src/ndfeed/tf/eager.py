@@ -3,13 +3,19 @@
 Before and behind the operation that hands over an element, TensorFlow's iterator runs Python
 several times as long, whatever is in the element; with small batches that is most of the time.
 What it works out there for elements of any kind is known here once and for all.
+
+To begin a pass costs TensorFlow some 20 ms as well: ``from_generator`` wraps its generator into
+another dataset, which is made and optimized anew for every iterator. Graphs need that, as they
+are sent to other places; loops are given the generator itself, as ``Generated``.
 """
 
+import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ndfeed.loader.report import Report
@@ -28,9 +34,16 @@ class Batches(tf.data.Dataset):  # type: ignore[misc]
     of them are gone.
     """
 
-    def __init__(self, made: tf.data.Dataset, passes: Passes | None = None) -> None:
+    def __init__(
+        self,
+        made: tf.data.Dataset,
+        passes: Passes | None = None,
+        direct: Callable[[], tf.data.Dataset] | None = None,
+    ) -> None:
         self._made = made
         self.passes = passes
+        self._make_direct = direct  # makes the same batches, for iterators alone
+        self._direct: tf.data.Dataset | None = None
         if passes is not None:
             weakref.finalize(self, passes.leave).atexit = False
         super().__init__(made._variant_tensor)
@@ -76,13 +89,85 @@ class Batches(tf.data.Dataset):  # type: ignore[misc]
         return self.passes
 
     def __iter__(self) -> Iterator[Any]:
-        iterator: Any = super().__iter__()
-        if tf.executing_eagerly() and _plain(self.element_spec):
+        if not tf.executing_eagerly():
+            return super().__iter__()  # type: ignore[no-any-return]
+        if self._make_direct is None:
+            iterator: Any = super().__iter__()
+        else:
+            if self._direct is None:
+                self._direct = self._make_direct()
+            iterator = iter(self._direct)
+            iterator.batches = self  # for as long as it is used, the passes are ours
+        if _plain(self.element_spec):
             # One of TensorFlow's own it remains, which functions and checkpoints take.
             kind: type = type(iterator)
             iterator.__class__ = _quick(kind)
             iterator.set_up()
         return iterator  # type: ignore[no-any-return]
+
+
+class Generated(tf.data.Dataset):  # type: ignore[misc]
+    """What a generator gives, a new one for every iterator: as ``from_generator``, which is slower.
+
+    It can be iterated over and nothing else: other processes and ``tf.distribute`` need a dataset
+    that can be serialized.
+    """
+
+    def __init__(self, generator: Callable[[], Iterator[Any]], spec: Any) -> None:  # noqa: ANN401
+        self._spec = spec
+        begun: dict[int, Iterator[Any]] = {}
+        numbers = itertools.count()
+        specs = tf.nest.flatten(spec)
+
+        def begin() -> np.int64:
+            number = next(numbers)
+            begun[number] = generator()
+            return np.int64(number)
+
+        def proceed(number: np.int64) -> list[Any]:
+            return tf.nest.flatten(next(begun[int(number)]))  # type: ignore[no-any-return]
+
+        def end(number: np.int64) -> np.int64:
+            begun.pop(int(number), None)
+            return number
+
+        def give(number: tf.Tensor) -> list[tf.Tensor]:
+            found = tf.numpy_function(proceed, [number], [part.dtype for part in specs])
+            return [
+                tf.ensure_shape(one, part.shape) for one, part in zip(found, specs, strict=True)
+            ]
+
+        number = tf.TensorSpec((), tf.int64)
+        with tf.device("CPU"):
+            functions = [
+                tf.function(made, autograph=False).get_concrete_function(*arguments)
+                for made, arguments in (
+                    (lambda: tf.numpy_function(begin, [], tf.int64), ()),
+                    (give, (number,)),
+                    (lambda number: tf.numpy_function(end, [number], tf.int64), (number,)),
+                )
+            ]
+            self._functions = functions  # TensorFlow knows them by name
+            super().__init__(
+                tf.raw_ops.GeneratorDataset(
+                    init_func_other_args=[],
+                    next_func_other_args=[],
+                    finalize_func_other_args=[],
+                    init_func=functions[0],
+                    next_func=functions[1],
+                    finalize_func=functions[2],
+                    output_types=[part.dtype for part in specs],
+                    output_shapes=[part.shape for part in specs],
+                )
+            )
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return []
+
+    @property
+    def element_spec(self) -> Any:  # noqa: ANN401
+        """Types and shapes of an element."""
+        return self._spec
 
 
 def _plain(spec: Any) -> bool:  # noqa: ANN401
