@@ -383,8 +383,8 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares
     - ``ragged``: samples of different shapes as a ``"list"``, ``"pad"``-ded, or ``"packed"``.
     - ``pad_to``: the length, or a tuple of one for each axis that differs, to which samples are
       padded in every batch, instead of the longest of the batch; for all ragged fields, or as a
-      dict of field name to length. For ``ragged="pad"``, and so is
-    - ``pad_value``: what to pad with instead of 0; also as a dict of field name to value.
+      dict of field name to length. Only with ``ragged="pad"``.
+    - ``pad_value``: what to pad with instead of 0, for all ragged fields or as such a dict.
     - ``on_error="skip"``: leave samples out that cannot be read; ``loader.skipped`` lists them.
     """
     ds, share, options = settle(
