@@ -18,8 +18,9 @@ import numpy as np
 from ndfeed.dataset.column import Group
 from ndfeed.dataset.field import Field
 from ndfeed.dataset.reader import reader_of
+from ndfeed.dataset.route import all_maps
 from ndfeed.dataset.rowset import Rows, chosen
-from ndfeed.dataset.step import Batch, Map, Step, as_samples
+from ndfeed.dataset.step import Batch, Step, as_samples
 from ndfeed.index.table import Ints
 
 _LOOKED_AT = 1 << 14  # samples whose shapes are compared, spread over all
@@ -45,7 +46,7 @@ def fields_behind(
     groups = ds.groups
     tried = np.union1d(_varied(groups, ds.rows, len(ds)), examples)
     stored = {column.field.name: column.field for group in groups for column in group.columns}
-    maps = [step for step in steps if isinstance(step, Map)]
+    maps = all_maps(steps)
     # Results for single samples are stacked wherever that is possible: it says nothing of others.
     certain = len(tried) > 1 or all(step.batched for step in maps)
     made = ds.read(tried)

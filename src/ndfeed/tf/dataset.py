@@ -135,10 +135,6 @@ def _built(
         made = made.map(form.element)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = policy
-<<<<<<< HEAD
-    made = made.prefetch(_SMALL_AHEAD if form.joint else 1).with_options(options)
-    return Batches(made, passes)
-=======
     made = made.prefetch(_ahead(form)).with_options(options)
     return Batches(made, passes, partial(_direct, source, form))
 
@@ -147,7 +143,7 @@ def _direct(source: Source, form: Form) -> tf.data.Dataset:
     """The same batches for loops outside of graphs, whose passes begin sooner."""
     made = Generated(source, form.given)
     if form.joint:
-        made = made.flat_map(_cut)
+        made = made.flat_map(form.cut)
     if form.ragged:
         made = made.map(form.element)
     options = tf.data.Options()
@@ -158,9 +154,3 @@ def _direct(source: Source, form: Form) -> tf.data.Dataset:
 
 def _ahead(form: Form) -> int:
     return _SMALL_AHEAD if form.joint else 1
-
-
-def _cut(*parts: Any) -> tf.data.Dataset:  # noqa: ANN401
-    """Batches of a piece; a tuple comes as several arguments."""
-    return tf.data.Dataset.from_tensor_slices(parts[0] if isinstance(parts[0], dict) else parts)
->>>>>>> cli
