@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from ndfeed.dataset import rowset
-from ndfeed.dataset.column import Column, Group, Place
+from ndfeed.dataset.column import Column, Group, Place, as_stored
 from ndfeed.dataset.reader import reader_of
 from ndfeed.errors import Error
 from ndfeed.files import advise
@@ -82,7 +82,7 @@ def _spans(group: Group, samples: Ints) -> Iterator[tuple[Column, Span]]:
     if group.by_file:
         yield group.columns[0], _files(group, place.part)
         return
-    for column in (column.stored for column in group.columns):
+    for column in map(as_stored, group.columns):
         if column.offsets is not None:
             yield column, _located(group, column, column.offsets, place)
         elif column.plain and column.size:

@@ -77,31 +77,15 @@ class Column:
         return sizes
 
     @lazy
-    def converted(self) -> bool:
-        """Has any part another type than the field, but for the byte order?"""
-        other = _sizes(self.table).plain != self.field.type
-        return bool(other.any() and other[self.table.dtype[self.arrays]].any())
-
-    @lazy
     def swapped(self) -> NDArray[np.bool_]:
         """Per part: are its elements in the other byte order?"""
         return _sizes(self.table).swapped[self.table.dtype[self.arrays]]
-
-    def typed(self, kind: str) -> "Column":
-        """The same column with a field of another type."""
-        return replace(self, field=replace(self.field, dtype=delivered(kind), type=kind))
-
-    @lazy
-    def stored(self) -> "Column":
-        """The column before anything is converted, where all parts have one type."""
-        kinds = np.unique(_sizes(self.table).plain[self.table.dtype[self.arrays]])
-        return self.typed(str(kinds[0])) if self.converted and len(kinds) == 1 else self
 
     @lazy
     def plain(self) -> bool:
         """Is every part raw, in C order, with samples of one size, of the field's type?"""
         raw = not self.coding.any() and not self.strided.any()
-        return bool(raw and not self.field.ragged and not self.converted)
+        return bool(raw and not self.field.ragged and not is_converted(self))
 
     @lazy
     def size(self) -> int:
@@ -131,6 +115,33 @@ class Column:
         if self.offsets is not None:
             counts = np.where(self.offsets >= 0, lengths(self.table, self.arrays), counts)
         return int((self.nbytes * counts).sum())
+
+
+def is_converted(column: Column) -> bool:
+    """Has any part another type than the field, but for the byte order? Worked out once."""
+    found: bool | None = column.__dict__.get("_is_converted")
+    if found is None:
+        other = _sizes(column.table).plain != column.field.type
+        found = bool(other.any() and other[column.table.dtype[column.arrays]].any())
+        column.__dict__["_is_converted"] = found
+    return found
+
+
+def with_type(column: Column, kind: str) -> Column:
+    """The same column with a field of another type."""
+    return replace(column, field=replace(column.field, dtype=delivered(kind), type=kind))
+
+
+def as_stored(column: Column) -> Column:
+    """The column before anything is converted, where all parts have one type."""
+    if not is_converted(column):
+        return column
+    found: Column | None = column.__dict__.get("_as_stored")
+    if found is None:
+        kinds = np.unique(_sizes(column.table).plain[column.table.dtype[column.arrays]])
+        found = with_type(column, str(kinds[0])) if len(kinds) == 1 else column
+        column.__dict__["_as_stored"] = found
+    return found
 
 
 class _Sizes(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset.column import Group, Place
+from ndfeed.dataset.column import Group, Place, is_converted, with_type
 from ndfeed.dataset.target import Arrays, Target
 from ndfeed.errors import CastError
 from ndfeed.formats.cast import cast
@@ -49,7 +49,7 @@ class Variants:
         """The parts of one variant, with fields of the types that these have stored."""
         parts, whole = self._parts[variant], self._group
         columns = tuple(
-            replace(column.typed(kind), arrays=column.arrays[parts], whole=column.whole[parts])
+            replace(with_type(column, kind), arrays=column.arrays[parts], whole=column.whole[parts])
             for column, kind in zip(whole.columns, self._types[variant], strict=True)
         )
         counts = np.diff(whole.starts)[parts]
@@ -70,7 +70,7 @@ def fill(
     place = group.locate(samples)
     targets = [Target(c, place.part, arrays.get(c.field.name)) for c in group.columns]
     # What is not converted can be read to its place, unless other variants share that.
-    kept = [len(variants) == 1 and not column.converted for column in group.columns]
+    kept = [len(variants) == 1 and not is_converted(column) for column in group.columns]
     names = [c.field.name for c, keep in zip(group.columns, kept, strict=True) if keep]
     room = {name: arrays[name] for name in names if name in arrays}
     which = variants.of_part[place.part]
@@ -104,12 +104,12 @@ def _convert(values: NDArray[Any], target: Target, at: Ints, place: Place) -> No
     field = target.column.field
     dtype = field.dtype
     if values.dtype == dtype or _harmless(values.dtype, dtype):
-        target.put(at, values)
+        _assign(target, at, values)
         return
     if values.dtype.kind == dtype.kind == "f" and field.type not in EXTENDED:
         try:
             with np.errstate(over="raise"):  # the processor notices what becomes infinite
-                target.put(at, values)
+                _assign(target, at, values)
             return
         except FloatingPointError:
             pass  # looked for below
@@ -119,7 +119,18 @@ def _convert(values: NDArray[Any], target: Target, at: Ints, place: Place) -> No
         column, part = target.column, int(place.part[sample])
         path = os.fsdecode(column.table.path(int(column.file[part])))
         raise CastError(field.name, int(place.row[sample]), misfit.value, field.dtype_text, path)
-    target.put(at, made)
+    _assign(target, at, made)
+
+
+def _assign(target: Target, at: Ints, values: NDArray[Any]) -> None:
+    """Assign ``values`` to the samples ``at``, in ascending order, converted as NumPy does."""
+    if target.column.field.ragged:
+        for i, value in zip(at.tolist(), values, strict=True):
+            target.ragged[i][...] = value
+    elif len(at) == len(target.array):
+        target.array[...] = values
+    else:
+        target.array[at] = values
 
 
 def _harmless(old: np.dtype, new: np.dtype) -> bool:

@@ -114,8 +114,7 @@ class Dataset(Stored):
     @property
     def skipped(self) -> list[Error]:
         """What was wrong with the files that ``ndfeed.open(..., on_error="skip")`` left out."""
-        tables = {id(group.table): group.table for group in self.groups}.values()
-        return [error for table in tables for error in table.skipped]
+        return [e for t in dict.fromkeys(g.table for g in self.groups) for e in t.skipped]
 
     def _unmapped(self) -> "Dataset":
         return Dataset(self.groups, self._made, rows=self.rows, names=self.names)

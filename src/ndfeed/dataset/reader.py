@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset import convert, ragged, rows
-from ndfeed.dataset.column import Column, Group, Place
+from ndfeed.dataset.column import Column, Group, Place, is_converted
 from ndfeed.dataset.large import Streams, decoded_for, largest_stream
 from ndfeed.dataset.members import Decoded, kept_by_default
 from ndfeed.dataset.target import Arrays, Target
@@ -371,7 +371,7 @@ def reader_of(group: Group) -> Reader:
 def _made(group: Group) -> Reader:
     table = group.table
     kind = Reader if group.checks is None else CheckedReader
-    if any(column.converted for column in group.columns):
+    if any(is_converted(column) for column in group.columns):
         kind = ConvertingReader
     if group.by_file or not group.mapped:
         return kind(group, None, _process.token)

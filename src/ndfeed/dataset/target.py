@@ -127,16 +127,6 @@ class Target:
             self._memory = self.flat.data
         return self._memory[at * size : at * size + size]
 
-    def put(self, at: Ints, values: NDArray[Any]) -> None:
-        """Assign ``values`` to the samples ``at``, in ascending order, converted as NumPy does."""
-        if self.column.field.ragged:
-            for i, value in zip(at.tolist(), values, strict=True):
-                self.ragged[i][...] = value
-        elif len(at) == len(self._part):
-            self.array[...] = values
-        else:
-            self.array[at] = values
-
     def copy(self, source: int, at: int) -> None:
         """Make sample ``at`` the same as sample ``source``."""
         self.sample(at)[...] = self.sample(source)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset.column import Column
+from ndfeed.dataset.column import Column, is_converted
 from ndfeed.dataset.members import verify
 from ndfeed.files.file import File
 from ndfeed.formats.array import DEFLATE, GZIP, RAW
@@ -42,7 +42,7 @@ def chunks(source: Rows, reading: Reading, row: int, most: int) -> Iterator[tupl
 
 def _streams(column: Column, part: int) -> bool:
     known = int(column.coding[part]) in (RAW, DEFLATE, GZIP)
-    straight = not column.strided[part] and not column.converted
+    straight = not column.strided[part] and not is_converted(column)
     return known and straight and column.offsets is None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset.column import Column, Group
+from ndfeed.dataset.column import Column, Group, is_converted
 from ndfeed.dataset.rowset import stretches
 from ndfeed.errors import ChangedError, MissingError
 from ndfeed.files.file import File
@@ -30,7 +30,7 @@ def streamed(group: Group) -> list[tuple[Column, ...]]:
     shared: dict[bytes, list[Column]] = {}
     for column in group.columns:
         coded = (column.coding == DEFLATE) | (column.coding == GZIP)
-        straight = not column.converted and _by_row(column)
+        straight = not is_converted(column) and _by_row(column)
         if coded.any() and (coded | (column.coding == RAW)).all() and straight:
             key = column.table.offset[column.arrays].tobytes() + column.file.tobytes()
             shared.setdefault(key, []).append(column)
