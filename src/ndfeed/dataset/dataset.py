@@ -45,7 +45,7 @@ from ndfeed.dataset.step import (
 from ndfeed.dataset.stored import Stored
 from ndfeed.dataset.target import check_fits
 from ndfeed.dataset.trial import fields_behind
-from ndfeed.errors import Error, FieldError
+from ndfeed.errors import FieldError
 from ndfeed.files import system
 from ndfeed.index.table import Ints
 
@@ -110,11 +110,6 @@ class Dataset(Stored):
             return [0]
         which = self._unmapped().select(field)[:][field]
         return np.unique(which, return_index=True)[1]
-
-    @property
-    def skipped(self) -> list[Error]:
-        """What was wrong with the files that ``ndfeed.open(..., on_error="skip")`` left out."""
-        return [e for t in dict.fromkeys(g.table for g in self.groups) for e in t.skipped]
 
     def _unmapped(self) -> "Dataset":
         return Dataset(self.groups, self._made, rows=self.rows, names=self.names)

@@ -11,6 +11,7 @@ from ndfeed.dataset.column import Column, Group
 from ndfeed.dataset.origin import Files, Origin, origins_of
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.rowset import Rows, as_rows, chosen
+from ndfeed.errors import Error
 from ndfeed.index.table import Ints
 
 
@@ -65,6 +66,11 @@ class Stored:
         if self._files is None:
             self._files = Files(self._all_origins(), self.rows)
         return self._files
+
+    @property
+    def skipped(self) -> list[Error]:
+        """What was wrong with the files that ``ndfeed.open(..., on_error="skip")`` left out."""
+        return [e for t in dict.fromkeys(g.table for g in self.groups) for e in t.skipped]
 
     @property
     def first_file(self) -> str:

@@ -51,6 +51,7 @@ _MOMENT = 0.0005
 # the shortest lease-break-time, above the time from one look of the keeper's to the next.
 _TRUST = 0.9
 _IDLE_LOOKS = 4
+_WRITTEN = "opened for writing since it was indexed; open the dataset again"
 _MOST_MAPS = 16_384  # a quarter of Linux's default vm.max_map_count
 
 
@@ -103,8 +104,7 @@ class Maps:
         self._guarded = guarded
         self._maps: list[MappedFile | None] = [None] * files.files
         weakref.finalize(self, _close, self._maps, cost, keeper.generation).atexit = False
-        self._lock = threading.Lock()
-        self._giving_up = threading.Lock()
+        self._lock, self._giving_up = threading.Lock(), threading.Lock()
         self._records: dict[tuple[int, int], tuple[int, NDArray[np.void]]] = {}
         # One entry for everybody who reads. A list grows and shrinks in one step of the
         # interpreter; a method written in Python could be interrupted before its first line.
@@ -254,13 +254,8 @@ class Maps:
                 one.file.close()
 
     def _open(self, number: int) -> MappedFile:
-        path, expected = self._files.path(number), self._files.expected(number)
-        try:
-            file = File(path, expected if self._guarded else None)
-        except (MissingError, DeniedError):
-            raise
-        except SourceError as error:  # out of descriptors, for one
-            raise Unmappable(path, error.problem) from None
+        path = self._files.path(number)
+        file = _opened(path, self._files.expected(number) if self._guarded else None)
         try:
             one = MappedFile(number, file)
             if self._guarded:
@@ -286,8 +281,7 @@ class Maps:
                     raise Unmappable(path, "a part of it could not be read")
                 return
             if found == expected:
-                problem = "opened for writing since it was indexed; open the dataset again"
-                raise ChangedError(path, problem)
+                raise ChangedError(path, _WRITTEN)
             one.found = found  # a file that was replaced stays so
         raise changed(path, expected, one.found)
 
@@ -341,6 +335,15 @@ class Maps:
         finally:
             self._closing = False
             self._giving_up.release()
+
+
+def _opened(path: bytes, expected: Identity | None) -> File:
+    try:
+        return File(path, expected)
+    except (MissingError, DeniedError):
+        raise
+    except SourceError as error:  # out of descriptors, for one
+        raise Unmappable(path, error.problem) from None
 
 
 def _close(maps: list[MappedFile | None], cost: int, generation: int) -> None:

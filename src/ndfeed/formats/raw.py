@@ -49,7 +49,9 @@ def layout(dtype: object, shape: object = ()) -> Layout:
         name = named(dtype) if structure is None else ""
     except (TypeError, ValueError) as error:  # also those of formats
         problem = str(error).removeprefix("dtype must be a plain element type, got ").strip(": ")
-        raise ValueError(f"dtype must be an element type, got {dtype!r:.80}: {problem}") from None
+        raise ValueError(
+            f"dtype must be a plain element type, got {dtype!r:.80}: {problem}"
+        ) from None
     if structure is not None:
         return _structured(structure, shape)
     return Layout(name, _checked_shape(shape, itemsize(name)))
