@@ -202,20 +202,19 @@ def threads():
 
 def running(pid=None):
     """Child processes that still run, but for those that multiprocessing keeps for itself."""
-    return [
-        child
-        for child in psutil.Process(pid).children(recursive=True)
-        if child.is_running() and child.status() != psutil.STATUS_ZOMBIE and not _helps(child)
-    ]
+    return [child for child in psutil.Process(pid).children(recursive=True) if _runs(child)]
 
 
-def _helps(child):
-    """Is it what spawning and forkservers leave behind in every test run?"""
+def _runs(child):
+    """Does it, and is it none of what spawning and forkservers leave behind in every test run?"""
     try:
         words = " ".join(child.cmdline())
-    except psutil.Error:
-        return True  # gone meanwhile
-    return "multiprocessing.resource_tracker" in words or "multiprocessing.forkserver" in words
+        if child.status() == psutil.STATUS_ZOMBIE:
+            return False
+    except psutil.NoSuchProcess:
+        return False
+    helpers = "multiprocessing.resource_tracker", "multiprocessing.forkserver"
+    return not any(name in words for name in helpers)
 
 
 def eventually(condition, seconds=20):

@@ -25,6 +25,7 @@ from loader.making import (
 )
 
 import ndfeed
+from ndfeed.loader.loader import Loader
 
 SOON = 2.0  # seconds, promised
 
@@ -41,19 +42,23 @@ def all_gone():
     return not threads() and not running()
 
 
-def check_gone():
+def check_gone(seconds=SOON):
     """Gone within what is promised; what is measured is how long, so it is looked at often."""
-    assert eventually(all_gone, SOON), (threads(), running())
+    assert eventually(all_gone, seconds), (threads(), running())
 
 
 @pytest.fixture(autouse=True)
 def nothing_before_nor_behind():
-    """Whatever another test left would be blamed on this one."""
+    """What a test leaves behind is its own failure, and not that of every test after it."""
     gc.collect()
-    assert eventually(all_gone)
+    check_gone(20)
     yield
     gc.collect()
-    assert eventually(all_gone)
+    try:
+        check_gone(20)
+    finally:
+        for loader in [one for one in gc.get_objects() if type(one) is Loader]:
+            loader.close()
 
 
 @each_kind
@@ -63,10 +68,10 @@ def test_close_in_mid_iteration(ds, processes):
     batches = iter(loader)
     next(batches)
     assert len(threads()) == 2
-    assert len(running()) == processes
+    assert eventually(lambda: len(running()) == processes), running()
     loader.close()
 
-    assert all_gone()
+    assert all_gone(), (threads(), running())
     with pytest.raises(RuntimeError, match=r"this loader was begun|closed"):
         next(batches)
 

@@ -146,6 +146,7 @@ def test_killed_at_random_moments(folder):
         os.kill(child, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         ends[status] += 1
+        took *= 1.02 if status else 0.9  # how long it takes depends on what else the machine does
         if (work / "packed").exists():
             assert (tree(work / "packed").items()) <= {
                 name.removeprefix("packed/"): data for name, data in expected.items()
