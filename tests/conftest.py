@@ -7,7 +7,13 @@ from hypothesis import settings
 
 # A shared machine stalls at times: how long one example took says nothing about the code.
 settings.register_profile("ndfeed", deadline=None)
-settings.load_profile("ndfeed")
+# For a second run with other versions of what we stand on.
+settings.register_profile("few", deadline=None, max_examples=20)
+
+
+def pytest_configure(config):
+    """Load the profile that was asked for, or ours."""
+    settings.load_profile(config.getoption("--hypothesis-profile") or "ndfeed")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -56,7 +56,7 @@ def test_a_short_run_by_coverage_finds_nothing(tmp_path, name):
     """Instrumentation, custom mutators and the command itself work, too."""
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "fuzz.run", name, "--seconds", "4"),
+            *(sys.executable, "-m", "fuzz.run", name, "--seconds", "2"),
             *("--seed", "1", "--found", tmp_path),
         ],
         capture_output=True,

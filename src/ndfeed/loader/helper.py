@@ -24,22 +24,34 @@ _MOMENT = 0.002
 
 
 def uninterrupted(work: Callable[[], T]) -> T:
-    """What ``work`` returns, or raises. Ctrl-C ends the wait for it, not the work."""
+    """What ``work`` returns, or raises.
+
+    A Ctrl-C is raised when the work is done, so that nothing of it happens later, to whatever the
+    caller does next. A second one is raised at once.
+    """
     if threading.get_ident() != threading.main_thread().ident or sys.is_finalizing():
         return work()  # where no signal comes, or no thread can run any more
-    done: SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = SimpleQueue()
+    done: SimpleQueue[None] = SimpleQueue()
+    results: list[tuple[T, None] | tuple[None, BaseException]] = []
 
     def run() -> None:
         try:
-            done.put((work(), None))
+            results.append((work(), None))
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised where we wait
-            done.put((None, error))
+            results.append((None, error))
+        done.put(None)
 
     try:
         _thread.start_new_thread(run, ())
     except RuntimeError:  # no more threads, or the interpreter is about to end
         return work()
-    found, error = done.get()
+    try:
+        done.get()
+    except BaseException:
+        while not results:  # not by the queue, whose one item may have been taken
+            time.sleep(_MOMENT)
+        raise
+    found, error = results[0]
     if error is not None:
         raise error
     return found  # type: ignore[return-value]
