@@ -89,6 +89,7 @@ class Filler:
         # Or not cut; for batches of maps, this makes pieces.
         self.join: Callable[[Iterator[Batch]], Iterator[Any]] | None = None
         self.batch_bytes = 0  # of the largest batch so far, what a map was given counted in
+        self.growth = 0.0  # what ``finish`` makes of a batch takes so many times its memory
         self._ragged = ragged
         self._pads = options.pads
         self._differ = may_differ(ds.groups, ds.steps)
@@ -201,8 +202,9 @@ class Filler:
         clock.batches += 1
         clock.rows += len(rows)
         clock.nbytes += size
-        if size > self.batch_bytes:
-            self.batch_bytes = size
+        held = int(size * (1 + self.growth))
+        if held > self.batch_bytes:
+            self.batch_bytes = held
         return self._handed(batch, rows)
 
     def _handed(self, batch: Batch, rows: Ints) -> Any:  # noqa: ANN401
