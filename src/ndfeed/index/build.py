@@ -159,7 +159,10 @@ def build(files: Files, demand: Demand, *, of: int | None = None) -> Table:
             bar.advance(len(chunk.paths) + len(chunk.ignored) + len(chunk.problems))
     if not demand.skip:
         refuse(problems, len(files.paths) if of is None else of)
-    return replace(made.table(), skipped=tuple(problems), narrowed=narrowed)
+    table = made.table()
+    if problems or narrowed:
+        return replace(table, skipped=tuple(problems), narrowed=narrowed)
+    return table
 
 
 def refuse(problems: Sequence[Error], of: int) -> None:
