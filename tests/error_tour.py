@@ -194,6 +194,10 @@ def objects():
     np.save("x.npy", np.array([{"a": 1}, None], dtype=object), allow_pickle=True)
 
 
+def objects_among_arrays():
+    np.savez("x.npz", image=np.zeros((3, 2)), meta=np.array([{"a": 1}] * 3, dtype=object))
+
+
 def cut_safetensors():
     text = b'{"x":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'
     Path("x.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(10))
@@ -520,6 +524,9 @@ STOPS = [
     packing(errors.SchemaError, "other fields, appended", wide_rows_and_packed, append=True),
     opened(errors.UnsupportedError, "Python objects", objects, "x.npy"),
     opened(
+        errors.UnsupportedError, "Python objects among arrays", objects_among_arrays, "x.npz"
+    ),
+    opened(
         errors.UnsupportedError,
         "a sound file without arrays",
         content("x.safetensors", struct.pack("<Q", 2) + b"{}"),
@@ -569,6 +576,12 @@ STOPS = [
         npy,
         "ndfeed.open('x.npy', dtype='uint16')",
         "inspect x.npy --dtype uint16",
+    ),
+    Stop(
+        errors.SchemaError,
+        "a dtype for all of a packed dataset",
+        packed,
+        "ndfeed.open('packed', dtype='uint16')",
     ),
     Stop(
         errors.SchemaError,
@@ -633,6 +646,7 @@ STOPS = [
     Stop(TypeError, "one number to take", a_state, "ds.take(5)"),
     Stop(ValueError, "two fields of one name", fields_of_x, "ds.rename({'image': 'label'})"),
     Stop(ValueError, "numbers of files that change", a_state, "ds.with_origin().split(.8)"),
+    Stop(TypeError, "a dict in a dict", a_state, "ds.map(lambda b: {'in': {'a': b['data']}})[0]"),
     Stop(TypeError, "a path instead of a dataset", npy, "ndfeed.loader('x.npy', 2)"),
     Stop(TypeError, "a set of fields", a_state, "ndfeed.loader(ds, 2, fields={'x', 'y'})"),
     Stop(TypeError, "a number among fields", a_state, "ndfeed.loader(ds, 2, fields=('data', 1))"),

@@ -194,3 +194,122 @@ def test_fields_that_are_ragged_by_nature_have_no_odd_file(tmp_path):
         np.save(tmp_path / f"{i:02}.npy", np.zeros((i % 5, 3)))
 
     assert "of 30 files" not in repr(ndfeed.open(tmp_path, sample="file"))
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_datasets_with_text_of_any_width_are_added(tmp_path, mapped):
+    """As in a folder of such files: the widest holds all of them."""
+    narrow, wide = np.array(["ab", "c"]), np.array(["abcdef", "g", "hi"])
+    np.savez(tmp_path / "a.npz", name=narrow, n=np.arange(2))
+    np.savez(tmp_path / "b.npz", name=wide, n=np.arange(2, 5))
+    a, b = (ndfeed.open(tmp_path / f"{n}.npz", mapped=mapped) for n in "ab")
+
+    for both, order in ((a + b, "abcde"), (b + a, "cdeab"), (a.take([0]) + b + a, None)):
+        assert both.fields["name"].dtype == np.dtype("<U6")
+        names = both[:]["name"].tolist()
+        if order:
+            expected = dict(zip("abcde", [*narrow.tolist(), *wide.tolist()], strict=True))
+            assert names == [expected[letter] for letter in order]
+        batches = list(ndfeed.loader(both, batch_size=2))
+        assert [name for batch in batches for name in batch["name"].tolist()] == names
+        assert pickle.loads(pickle.dumps(both))[:]["name"].tolist() == names
+        assert both.in_memory()[:]["name"].tolist() == names
+        assert ndfeed.pack(both, tmp_path / f"out{order}")[:]["name"].tolist() == names
+
+
+def test_mapped_datasets_with_text_of_any_width_are_added(tmp_path):
+    """Each has functions of its own, and what these return differs in width."""
+    np.savez(tmp_path / "a.npz", name=np.array(["ab", "c"]))
+    np.savez(tmp_path / "b.npz", name=np.array(["abcdef", "g"]))
+    a, b = (ndfeed.open(tmp_path / f"{n}.npz") for n in "ab")
+    both = a.map(lambda batch: batch) + b.map(lambda batch: {"name": np.char.upper(batch["name"])})
+
+    assert both[:]["name"].tolist() == ["ab", "c", "ABCDEF", "G"]
+    assert both[[3, 0]]["name"].tolist() == ["G", "ab"]
+    assert both.fields["name"].dtype == np.dtype("<U6")
+
+
+def test_text_and_bytes_are_not_added(tmp_path):
+    """There is no telling how bytes are to be read as text."""
+    np.save(tmp_path / "a.npy", np.array(["ab", "c"]))
+    np.save(tmp_path / "b.npy", np.array([b"ab", b"c"]))
+
+    with pytest.raises(
+        SchemaError, match=r"b\.npy: field 'data': <U2 expected .* found \|S2; open"
+    ):
+        ndfeed.open(tmp_path / "a.npy") + ndfeed.open(tmp_path / "b.npy")
+
+
+def packed_in(folder, **fields):
+    np.savez(folder / "in.npz", **fields)
+    return ndfeed.pack(folder / "in.npz", folder / "packed", rows_per_part=3)
+
+
+@pytest.mark.parametrize("options", [{}, {"mapped": False}, {"verify": True}])
+def test_fields_of_packed_datasets_are_converted(tmp_path, options):
+    """As those of any other file."""
+    x = np.arange(20.0).reshape(10, 2)
+    packed_in(tmp_path, x=x, y=np.arange(10))
+    ds = ndfeed.open(tmp_path / "packed", dtype={"x": "float32"}, **options)
+
+    assert ds.fields["x"].dtype == np.float32
+    assert ds.fields["y"].dtype == np.int64
+    for view in (ds, pickle.loads(pickle.dumps(ds)), ds.in_memory()):
+        found = view[[7, 2, 2]]
+        assert found["x"].dtype == np.float32
+        assert found["x"].tolist() == x[[7, 2, 2]].tolist()
+        assert found["y"].tolist() == [7, 2, 2]
+    beside = ndfeed.open({"p": tmp_path / "packed"}, dtype={"p/x": "float32"}, **options)
+    assert beside[:]["p/x"].dtype == np.float32
+    small = ndfeed.open(tmp_path / "packed", fields="y", dtype={"y": "u1"})[:]["y"]
+    assert (small.dtype, small.tolist()) == (np.uint8, list(range(10)))
+    (tmp_path / "wide").mkdir()
+    packed_in(tmp_path / "wide", z=np.arange(256))
+    wide = ndfeed.open(tmp_path / "wide" / "packed", dtype={"z": "i1"}, **options)
+    with pytest.raises(CastError, match="128"):
+        wide[:]
+
+
+@pytest.mark.parametrize("ragged", ["list", "pad", "packed"])
+@pytest.mark.parametrize("verify", [True, False])
+def test_ragged_fields_of_packed_datasets_are_converted(tmp_path, ragged, verify):
+    """Also where they are read straight into the form of a batch."""
+    (tmp_path / "in").mkdir()
+    for i in range(7):
+        np.save(tmp_path / "in" / f"{i}.npy", np.full((i + 1, 2), i + 0.5))
+    ndfeed.pack(ndfeed.open(tmp_path / "in", sample="file"), tmp_path / "packed", rows_per_part=3)
+    plain = ndfeed.open(tmp_path / "packed")
+    ds = ndfeed.open(tmp_path / "packed", dtype={"data": "float32"}, verify=verify)
+    found, expected = (
+        list(ndfeed.loader(d, batch_size=3, ragged=ragged, shuffle=True)) for d in (ds, plain)
+    )
+
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            for a, b in zip(one[name], other[name], strict=True):
+                assert np.array_equal(a, b)
+        assert one["data"][0].dtype == np.float32
+
+
+def test_checksums_of_converted_fields_are_compared(tmp_path):
+    """A conversion must not hide damage from who asks for it."""
+    packed_in(tmp_path, x=np.arange(20.0).reshape(10, 2))
+    column = next(path for path in (tmp_path / "packed").rglob("*.npy"))
+    data = bytearray(column.read_bytes())
+    data[-1] ^= 1
+    column.write_bytes(data)
+    ds = ndfeed.open(tmp_path / "packed", dtype={"x": "float32"}, verify=True)
+
+    with pytest.raises(ndfeed.ChecksumError, match="has another checksum"):
+        ds[:]
+
+
+def test_one_type_for_all_of_a_packed_dataset_is_answered_with_a_dict(tmp_path):
+    """What a user writes first."""
+    packed_in(tmp_path, x=np.arange(4.0))
+
+    with pytest.raises(SchemaError, match=r"or convert fields: dtype=\{'x': 'float32'\}"):
+        ndfeed.open(tmp_path / "packed", dtype="float32")
+    with pytest.raises(FieldError, match="no field 'q'"):
+        ndfeed.open(tmp_path / "packed", dtype={"q": "float32"})

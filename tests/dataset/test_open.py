@@ -131,3 +131,26 @@ def test_types_are_for_files_and_fields_that_are_there(tmp_path):
         ndfeed.open({"x": ds, "y": tmp_path / "x.npy"}, dtype={"z": "f4"})
     with pytest.raises(ValueError, match="dtype= is for files"):
         ndfeed.open({"x": ds, "y": tmp_path / "x.npy"}, dtype={"x": "f4"})
+
+
+def test_datasets_in_memory_still_list_the_files_that_were_skipped(tmp_path):
+    """What was left out is left out there, too."""
+    for i in range(3):
+        np.save(tmp_path / f"{i}.npy", np.full(3, i))
+    (tmp_path / "bad.npy").write_bytes(b"junk")
+    with pytest.warns(UserWarning, match="1 of 4 files cannot be read"):
+        ds = ndfeed.open(tmp_path, sample="file", on_error="skip")
+    held = ds.in_memory()
+
+    for view in (held, held.take([0]), held.map(dict), pickle.loads(pickle.dumps(held))):
+        assert [str(error) for error in view.skipped] == [str(error) for error in ds.skipped]
+    assert len((held + held).skipped) == 2
+    assert len(held.skipped) == 1
+
+
+def test_names_of_fields_are_not_nested_at_open(tmp_path):
+    """Nests are for loaders; the answer was one of Python's own about hashing."""
+    np.savez(tmp_path / "a.npz", x=np.arange(3), y=np.arange(3))
+
+    with pytest.raises(TypeError, match=r"fields of open must be names, .* a loader's fields="):
+        ndfeed.open(tmp_path / "a.npz", fields=({"a": "x"}, "y"))

@@ -516,7 +516,9 @@ def test_object_members_are_refused(write):
     """One dict in an archive is enough to say no."""
     path = write(written(x=A, meta=np.array({"a": 1}, object)))
 
-    with pytest.raises(UnsupportedError, match=r"x\.npz at byte \d+: holds Python objects"):
+    with pytest.raises(
+        UnsupportedError, match=r"x\.npz at byte \d+: member 'meta.npy' holds Python objects"
+    ):
         ndfeed.open(path)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import packed_making
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from loader.making import assert_same, epoch_of, numbers, ragged
 
@@ -241,7 +241,10 @@ def test_a_map_that_leaves_samples_as_they_are_changes_nothing(tmp_path, shape, 
 @settings(max_examples=60)
 def test_any_samples_through_such_a_map(tmp_path_factory, lengths, size, shape, leaving, form):
     """Also where few differ, in any order."""
-    ds = ragged(tmp_path_factory.mktemp("r"), [min(n, 6) for n in lengths], SHAPES[shape])
+    lengths = [min(n, 6) for n in lengths]
+    # Of samples that are all of one shape this map makes a list, which they are not without it.
+    assume(leaving != "a batch, scaled" or len(set(lengths)) > 1)
+    ds = ragged(tmp_path_factory.mktemp("r"), lengths, SHAPES[shape])
     expected = epoch_of(ds, size, shuffle=True, ragged=form)
     found = epoch_of(LEAVING[leaving](ds), size, shuffle=True, ragged=form)
 
@@ -309,7 +312,7 @@ def test_a_map_that_renames_or_widens_a_field(tmp_path, batched):
 
 def test_an_axis_that_differs_unexpectedly_is_an_error(tmp_path):
     """Rather than lengths of another form in one batch of many."""
-    ds = ragged(tmp_path, [2, 3, 5, 7, 4, 6], SHAPES["2-d, the first axis"])
+    ds = ragged(tmp_path, [2, 3, 5, 7, 4, 6] + [4] * 58, SHAPES["2-d, the first axis"])
     mapped = ds.map(lambda s: {"x": s["x"][:, : 2 if s["n"] == 4 else 3]}, batched=False)
     with ndfeed.loader(mapped, 2, ragged="pad") as loader:
         batches = iter(loader)

@@ -2,12 +2,14 @@
 
 import json
 import os
+import pickle
 import warnings
 
 import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+import torch
 from faults.seam import tree
 from hard_arrays import each_hard_array
 from hypothesis import given
@@ -419,3 +421,54 @@ def test_a_field_that_is_left_out_may_tell_what_a_sample_is(tmp_path):
         np.savez(tmp_path / "in" / f"{i}.npz", x=np.full((2, 3), i), y=np.zeros(2))
     with pytest.raises(ndfeed.AmbiguousError, match="could be read two ways"):
         ndfeed.pack(tmp_path / "in", tmp_path / "again", fields="x")
+
+
+class Stranger:
+    """What no reader of arrays knows."""
+
+
+@pytest.mark.parametrize("save", ["npz", "compressed", "pt", "pt list"])
+@pytest.mark.parametrize("way", ["open", "again", "skip", "dict", "pack"])
+def test_values_that_cannot_be_read_do_not_matter_where_they_are_left_out(tmp_path, save, way):
+    """Python objects among the arrays, in every file: with ``fields=`` nobody asked for them."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for i in range(3):
+        x, odd = np.full((4, 2), i), np.array([{"a": 1}] * 4, object)
+        if save == "pt":
+            torch.save({"x": torch.from_numpy(x), "odd": Stranger()}, folder / f"{i}.pt")
+        elif save == "pt list":
+            items = [{"x": torch.from_numpy(row), "odd": {Stranger()}} for row in x]
+            torch.save(items, folder / f"{i}.pt")
+        else:
+            write = np.savez if save == "npz" else np.savez_compressed
+            write(folder / f"{i}.npz", x=x, odd=odd)
+    with pytest.raises(ndfeed.BadFilesError, match=r"holds (Python objects|an object of class)"):
+        ndfeed.open(folder, sample="row")
+    with pytest.raises(ndfeed.BadFilesError, match="3 of 3 files cannot be used"):
+        ndfeed.open(folder, sample="row", fields=("x", "odd"))
+    if way == "dict":
+        found = ndfeed.open({"a": folder}, sample="row", fields="a/x").rename({"a/x": "x"})
+    else:
+        found = ndfeed.open(folder, sample="row", fields="x", on_error="raise")
+    if way == "again":  # the index that was kept has the field and lacks the other
+        found = ndfeed.open(folder, sample="row", fields=["x"])
+        with pytest.raises(ndfeed.BadFilesError):
+            ndfeed.open(folder, sample="row")
+    elif way == "skip":
+        found = ndfeed.open(folder, sample="row", fields=["x"], on_error="skip")
+        assert found.skipped == []
+    elif way == "pack":
+        found = ndfeed.pack(found, tmp_path / "out", fields="x")
+    found = pickle.loads(pickle.dumps(found))
+
+    assert list(found.fields) == ["x"]
+    assert found[:]["x"][:, 0].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_pack_opens_the_fields_that_it_keeps(tmp_path):
+    """Without a dataset that was opened with ``fields=`` before."""
+    np.savez(tmp_path / "a.npz", x=np.arange(4), odd=np.array([None] * 4, object))
+    packed = ndfeed.pack(tmp_path / "a.npz", tmp_path / "out", fields=["x"])
+
+    assert packed[:]["x"].tolist() == [0, 1, 2, 3]

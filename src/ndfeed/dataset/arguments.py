@@ -1,11 +1,14 @@
-"""Numbers that callers write: amounts of memory, counts, fractions."""
+"""What callers write: amounts of memory, counts, fractions, names and types of fields."""
 
 import math
 import operator
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
 
 from ndfeed.files import system
+from ndfeed.formats.types import named
 
 _MOST_MEMORY = 2 << 30
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
@@ -67,3 +70,43 @@ def as_fractions(given: Sequence[object]) -> tuple[float, ...]:
             f"give the rest a fraction of its own, too"
         )
     return tuple(found)
+
+
+def check_arguments(source: object, on_error: object, **flags: object) -> None:
+    """Refuse arguments that nothing else would notice."""
+    if isinstance(source, np.lib.npyio.NpzFile):
+        raise TypeError("a source is a path, got an open .npz; give the path instead of np.load()")
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            more = "; the folder of the index is set by XDG_CACHE_HOME" if name == "cache" else ""
+            raise TypeError(f"{name} must be True or False, got {value!r}{more}")
+
+
+def as_names(fields: object) -> tuple[str, ...] | None:
+    """The names that the caller chose, in order."""
+    if fields is None or isinstance(fields, str):
+        return None if fields is None else (fields,)
+    if not isinstance(fields, Sequence):
+        raise TypeError(f"fields must be a list or tuple of names, got {type(fields).__name__}")
+    if not all(isinstance(name, str) for name in fields):
+        raise TypeError(
+            f"fields of open must be names, got {fields!r}; a loader's fields= nests them"
+        )
+    return tuple(fields)
+
+
+def as_casts(dtype: object) -> object:
+    """The caller's ``dtype``; a dict of fields as one of names that pickles."""
+    if not isinstance(dtype, Mapping):
+        return dtype
+    if {"names", "formats"} <= dtype.keys():  # NumPy's own dict for a structured type
+        return np.dtype(dict(dtype))  # type: ignore[call-overload]
+    found: dict[str, str] = {}
+    for name, wanted in dtype.items():
+        try:
+            found[name] = named(wanted)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"dtype of {name!r}: {error}") from None
+    return found

@@ -127,6 +127,12 @@ def is_converted(column: Column) -> bool:
     return found
 
 
+def widest_stored(column: Column) -> int:
+    """Bytes of one element of the widest type that a part has stored."""
+    types = np.unique(column.table.dtype[column.arrays]).tolist()
+    return max(itemsize(column.table.dtypes[number]) for number in types)
+
+
 def with_type(column: Column, kind: str) -> Column:
     """The same column with a field of another type."""
     return replace(column, field=replace(column.field, dtype=delivered(kind), type=kind))

@@ -7,6 +7,7 @@ its arrays are converted into the batch. A value that the field's type cannot ho
 ``CastError``.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset.column import Group, Place, is_converted, with_type
+from ndfeed.dataset.checks import Checks
+from ndfeed.dataset.column import Column, Group, Place, is_converted, with_type
 from ndfeed.dataset.target import Arrays, Target
 from ndfeed.errors import CastError
 from ndfeed.formats.cast import cast
@@ -49,11 +51,21 @@ class Variants:
         """The parts of one variant, with fields of the types that these have stored."""
         parts, whole = self._parts[variant], self._group
         columns = tuple(
-            replace(with_type(column, kind), arrays=column.arrays[parts], whole=column.whole[parts])
+            _some(with_type(column, kind), parts)
             for column, kind in zip(whole.columns, self._types[variant], strict=True)
         )
         counts = np.diff(whole.starts)[parts]
-        return Group(np.concatenate([[0], np.cumsum(counts)]), columns, whole.mapped)
+        checks = whole.checks and Checks([whole.checks.parts[part] for part in parts.tolist()])
+        return Group(np.concatenate([[0], np.cumsum(counts)]), columns, whole.mapped, checks)
+
+
+def _some(column: Column, parts: Ints) -> Column:
+    """Some parts of a column."""
+    offsets, extents = (
+        None if places is None else places[parts] for places in (column.offsets, column.extents)
+    )
+    arrays, whole = column.arrays[parts], column.whole[parts]
+    return replace(column, arrays=arrays, whole=whole, offsets=offsets, extents=extents)
 
 
 Fill = Callable[[Ints, Mapping[str, Arrays]], list[Target]]
@@ -74,6 +86,7 @@ def fill(
     names = [c.field.name for c, keep in zip(group.columns, kept, strict=True) if keep]
     room = {name: arrays[name] for name in names if name in arrays}
     which = variants.of_part[place.part]
+    stored: list[list[tuple[Ints, Target]]] = [[] for _ in targets]
     for variant in np.unique(which).tolist():
         at = np.flatnonzero(which == variant)
         own, read = filling(variant)
@@ -81,9 +94,32 @@ def fill(
         for i, made in enumerate(found):
             if kept[i]:
                 targets[i] = made
-            else:
+            elif group.columns[i].offsets is None:
                 _put(made, targets[i], at, place)
+            else:
+                stored[i].append((at, made))
+    for target, parts in zip(targets, stored, strict=True):
+        if parts:
+            _make_room(target, parts)
+        for at, made in parts:
+            _put(made, target, at, place)
     return targets
+
+
+def _make_room(target: Target, parts: list[tuple[Ints, Target]]) -> None:
+    """Room for samples that are located: their shapes are known as soon as they are read."""
+    if target.given and target.laid is None:
+        return
+    found = {i: v.shape for at, m in parts for i, v in zip(at.tolist(), m.ragged, strict=True)}
+    shapes = [found[i] for i in range(len(found))]
+    dtype = target.column.field.dtype
+    if target.laid is None:
+        target.hold([np.empty(shape, dtype) for shape in shapes])
+        return
+    values = target.laid.memory.view(dtype)
+    starts = (target.laid.starts // dtype.itemsize).tolist()
+    rooms = zip(starts, shapes, strict=True)
+    target.hold([values[at : at + math.prod(shape)].reshape(shape) for at, shape in rooms])
 
 
 def _put(made: Target, target: Target, at: Ints, place: Place) -> None:

@@ -5,7 +5,6 @@ It is a value: groups of columns, a choice of rows, steps to take on every batch
 as the way it was made, in a few kilobytes, and opens its files when it first reads.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, SupportsIndex
@@ -21,7 +20,7 @@ from ndfeed.dataset.join import agreed_names, joined, renamed, renamed_names, ro
 from ndfeed.dataset.memory import Held, Room, hold, loaded
 from ndfeed.dataset.origin import Origin, joined_origins
 from ndfeed.dataset.reader import reader_of
-from ndfeed.dataset.route import Beside, is_hidden, route_field
+from ndfeed.dataset.route import Beside, is_hidden
 from ndfeed.dataset.rowset import (
     Rows,
     Travelling,
@@ -34,18 +33,17 @@ from ndfeed.dataset.rowset import (
 )
 from ndfeed.dataset.step import (
     Batch,
-    Given,
     Map,
     Rename,
     Select,
     Step,
     fields_of,
-    stepped,
+    stepped_alone,
 )
 from ndfeed.dataset.stored import Stored
 from ndfeed.dataset.target import check_fits
-from ndfeed.dataset.trial import fields_behind
-from ndfeed.errors import FieldError
+from ndfeed.dataset.trial import differing_fields, fields_behind, with_lists
+from ndfeed.errors import Error, FieldError
 from ndfeed.files import system
 from ndfeed.index.table import Ints
 
@@ -77,8 +75,9 @@ class Dataset(Stored):
         identity: str = "",
         origins: tuple[Origin, ...] = (),
         numbered: bool = False,
+        skipped: tuple[Error, ...] = (),
     ) -> None:
-        super().__init__(groups, rows, identity, origins)
+        super().__init__(groups, rows, identity, origins, skipped)
         self.steps = steps
         self.why = why
         self.names = names or tuple(c.field.name for group in groups for c in group.columns)
@@ -86,13 +85,14 @@ class Dataset(Stored):
         self._numbered = numbered  # are there fields that number the files of these samples?
         self._empty: Batch = dict.fromkeys(self.names)
         self._fields: dict[str, Field] | None = None
+        self._tried: Mapping[str, Field] | None = None
         self._parts: dict[tuple[str, ...], Dataset] = {}
 
     @property
     def fields(self) -> Mapping[str, Field]:
         """The fields by name. After a ``map`` they are learned by running it on a few samples."""
         if self._fields is None and self.steps and len(self):
-            self._fields = fields_behind(self, self.steps, self._examples())
+            self._fields = fields_behind(self, self._made_of)
         elif self._fields is None:
             stored = {column.field.name: column.field for column in self._columns()}
             shown = (n for n in self.names if not (self.steps and is_hidden(n)))
@@ -102,14 +102,6 @@ class Dataset(Stored):
     def _known(self) -> Mapping[str, Field]:
         """The fields, as far as they are known without a sample."""
         return self.fields if len(self) or not self.steps else {}
-
-    def _examples(self) -> Sequence[int] | Ints:
-        """Rows that show what the maps make: one of each dataset that has its own."""
-        field = route_field(self.steps)
-        if field is None:
-            return [0]
-        which = self._unmapped().select(field)[:][field]
-        return np.unique(which, return_index=True)[1]
 
     def _unmapped(self) -> "Dataset":
         return Dataset(self.groups, self._made, rows=self.rows, names=self.names)
@@ -123,7 +115,7 @@ class Dataset(Stored):
         at = one_row(index, len(self))
         if at is None:
             return self.read(as_rows(index, len(self), from_end=True))  # type: ignore[arg-type]
-        batch = self.read([at])
+        batch = self._made_of(np.array([at]))
         # With the dots an array of its own even where a sample is one number.
         return {k: v[0, ...] if isinstance(v, np.ndarray) else v[0] for k, v in batch.items()}
 
@@ -131,9 +123,15 @@ class Dataset(Stored):
         """The samples ``rows``, in that order, in memory of the caller's own.
 
         Rows must be in [0, len(self)). A function given to ``map`` that takes ``rng`` gets this
-        one, or one fixed by the rows: the same read gives the same batch.
+        one, or one fixed by the rows: the same read gives the same batch. A field that a map makes
+        ragged is a list, as in a loader's batches.
         """
         wanted = as_rows(rows, self._count)
+        batch = self._made_of(wanted, rng)
+        return with_lists(batch, self._behind()) if self.steps else batch
+
+    def _made_of(self, wanted: Ints, rng: np.random.Generator | None = None) -> Batch:
+        """What the steps make of rows that are in range."""
         samples = wanted if self.rows is None else chosen(self.rows, wanted)
         batch: Batch = self._empty.copy()  # has the names in their order
         try:
@@ -142,13 +140,12 @@ class Dataset(Stored):
         except MemoryError as error:
             what = f"{len(wanted):,} samples"
             raise system.as_ours(error, self.groups[0].table.path(0), what) from None
-        return self._stepped(batch, wanted, rng) if self.steps else batch
+        return stepped_alone(batch, self.steps, wanted, rng) if self.steps else batch
 
-    def _stepped(self, batch: Batch, rows: Ints, rng: np.random.Generator | None) -> Batch:
-        if rng is None and any(step.random for step in self.steps):
-            digest = hashlib.sha256(rows.tobytes()).digest()
-            rng = np.random.default_rng(int.from_bytes(digest, "little"))
-        return stepped(batch, self.steps, None if rng is None else Given(rng))
+    def _behind(self) -> Mapping[str, Field]:
+        if self._tried is None:
+            self._tried = differing_fields(self, self._known)
+        return self._tried
 
     def read_into(
         self,
@@ -279,7 +276,8 @@ class Dataset(Stored):
             replace(one, rows=one.rows if self.rows is None else composed(one.rows, self.rows))
             for one in self._all_origins()
         )
-        kept = _Kept(self.steps, self.why, self.fingerprint, origins, self._numbered)
+        skipped = tuple(self.skipped)
+        kept = _Kept(self.steps, self.why, self.fingerprint, origins, self._numbered, skipped)
         return _in_memory(loaded(self._unmapped()), kept)
 
     def __reduce__(self) -> Made:
@@ -299,6 +297,7 @@ class Dataset(Stored):
             "identity": self._identity,
             "origins": self._origins,
             "numbered": self._numbered,
+            "skipped": self._skipped,
         }
         own |= changes
         return Dataset(own.pop("groups"), (made, (self, *args)), **own)
@@ -359,7 +358,8 @@ def _sum(first: Dataset, second: Dataset, *, alike: bool) -> dict[str, Any]:
     if first._origins or second._origins or not alike:
         origins = joined_origins(first._all_origins(), second._all_origins())
     why = first.why if first.why == second.why else f"{first.why}; {second.why}"
-    return {"rows": rows, "identity": identity, "origins": origins, "why": why}
+    skipped = (*first._skipped, *second._skipped)
+    return {"rows": rows, "identity": identity, "origins": origins, "why": why, "skipped": skipped}
 
 
 def _add_mapped(first: Dataset, second: Dataset, names: tuple[str, ...] | None) -> Dataset:
@@ -378,6 +378,7 @@ class _Kept(NamedTuple):
     identity: str
     origins: tuple[Origin, ...]
     numbered: bool
+    skipped: tuple[Error, ...]
 
 
 def _in_memory(held: Held, kept: _Kept) -> Dataset:

@@ -7,6 +7,7 @@ memory: no step looks at them there.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from ndfeed.dataset.memory import constant
 from ndfeed.dataset.route import Route, Routed, hidden
 from ndfeed.dataset.step import Step
 from ndfeed.errors import FieldError, SchemaError
+from ndfeed.formats.types import delivered, widest_text
 from ndfeed.index.table import Ints, Table, concat
 
 _MOST_ROUTES = (1 << 16) - 1
@@ -65,13 +67,10 @@ def _joined(first: Group, second: Group, table: Table) -> Group:
 
 
 def _column(a: Column, b: Column, table: Table, shift: int) -> Column:
-    if a.field.type != b.field.type:
-        raise SchemaError(
-            b.table.path(int(b.file[0])),
-            f"field {a.field.name!r}: {a.field.dtype} expected as in the first dataset, "
-            f"found {b.field.dtype}; save both with one dtype",
-        )
-    field = Field(a.field.name, a.field.dtype, _shape(a.field, b.field), a.field.type)
+    kind = a.field.type
+    if kind != b.field.type:
+        kind = widest_text({kind, b.field.type}) or _refuse_types(a, b)
+    field = Field(a.field.name, delivered(kind), _shape(a.field, b.field), kind)
     if field.shape is None and (a.offsets is not None or b.offsets is not None):
         raise SchemaError(
             b.table.path(int(b.file[0])),
@@ -84,6 +83,15 @@ def _column(a: Column, b: Column, table: Table, shift: int) -> Column:
         _places(getattr(a, name), getattr(b, name), a, b, shift) for name in ("offsets", "extents")
     )
     return Column(field, table, arrays, whole, offsets, extents)
+
+
+def _refuse_types(a: Column, b: Column) -> NoReturn:
+    name, dtype = a.field.name, a.field.dtype_text
+    raise SchemaError(
+        b.table.path(int(b.file[0])),
+        f"field {name!r}: {dtype} expected as in the first dataset, found {b.field.dtype_text}; "
+        f"open one of them with dtype={{{name!r}: {dtype!r}}}, or use map to convert it",
+    )
 
 
 def _places(
@@ -145,11 +153,12 @@ def agreed_names(
             f"select(), rename() or map() them to be the same before they are added",
         )
     for name, field in first.items():
-        if field.dtype != second[name].dtype:
+        other = second[name].dtype
+        if field.dtype != other and not (field.dtype.kind == other.kind and other.kind in "US"):
             raise SchemaError(
                 path,
                 f"field {name!r}: {field.dtype} expected as in the first dataset, found "
-                f"{second[name].dtype}; convert one of them in a map",
+                f"{other}; convert one of them in a map",
             )
     return tuple(first)
 

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset import hints, lists
 from ndfeed.errors import FieldError, SchemaError, UnsupportedError, shown
+from ndfeed.formats.array import BARE
 from ndfeed.formats.cast import check_possible
-from ndfeed.formats.types import EXTENDED, delivered, itemsize, named, plain
+from ndfeed.formats.types import delivered, itemsize, named, plain, widest_text
 from ndfeed.index.table import Ints, Table
 
 Sample = Literal["auto", "row", "file"]
-
-BARE = "data"
 
 
 class Layout(NamedTuple):
@@ -213,7 +212,7 @@ def _types(
     for i in np.flatnonzero((dtype != dtype[:, :1]).any(axis=1)).tolist():
         found = {kinds[t] for t in np.unique(dtype[i]).tolist()}
         if names[i] not in casts and len(found) > 1:
-            types[i] = _widest_text(found) or _refuse_odd(table, names[i], arrays[i])
+            types[i] = widest_text(found) or _refuse_odd(table, names[i], arrays[i])
     places = {name: i for i, name in enumerate(names)}
     for name, wanted in casts.items():
         if name in places:
@@ -221,13 +220,6 @@ def _types(
                 check_possible(name, kinds[t], wanted)
             types[places[name]] = plain(wanted)
     return tuple(types)
-
-
-def _widest_text(types: set[str]) -> str | None:
-    """The widest of several types of text, if they are all text or all bytes."""
-    if len({name.lstrip("<>|=")[0] for name in types}) > 1 or types & EXTENDED.keys():
-        return None
-    return max(types, key=itemsize) if delivered(next(iter(types))).kind in "US" else None
 
 
 def _refuse_odd(table: Table, name: str, arrays: Ints) -> NoReturn:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ndfeed.dataset import packed, samples
+from ndfeed.dataset.arguments import as_casts, as_names, check_arguments
 from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.layout import Layout, Sample, all_raw, layout
@@ -17,7 +18,8 @@ from ndfeed.dataset.samples import Reading
 from ndfeed.dataset.show import size
 from ndfeed.errors import FieldError, SchemaError, UnsupportedError, shown
 from ndfeed.formats import raw
-from ndfeed.formats.types import named
+from ndfeed.formats.array import Wanted
+from ndfeed.index.build import Demand
 from ndfeed.index.open import Opened, open_packed, open_table
 from ndfeed.index.source import Source
 from ndfeed.index.table import Table
@@ -59,14 +61,15 @@ def open(  # noqa: PLR0913 - each is a word of its own
     - ``cache=False``: neither use nor keep the index of an earlier run. Of more than 10,000 files
       an index of an earlier run is checked by a sample, the rest when read.
     """
-    _check_arguments(source, on_error, mapped=mapped, cache=cache, verify=verify)
+    check_arguments(source, on_error, mapped=mapped, cache=cache, verify=verify)
     if shape is not None and dtype is None:
         raise ValueError("shape= is for raw files and needs dtype= beside it")
-    chosen = _chosen(fields)
-    dtype = _casts(dtype)
-    how = _How(_raw_layout(dtype, shape), dtype, mapped, cache, bool(verify), on_error)
+    chosen = as_names(fields)
+    dtype = as_casts(dtype)
+    wanted = None if chosen is None else frozenset(chosen)
+    how = _How(_raw_layout(dtype, shape), dtype, wanted, mapped, cache, bool(verify), on_error)
     if isinstance(source, Mapping):
-        return _together(_parts(source, sample, how), chosen)
+        return _together(_parts(source, sample, how, chosen), chosen)
     if isinstance(sample, Mapping):
         raise TypeError("sample= may be a dict only where the source is one")
     if isinstance(source, Dataset):
@@ -88,42 +91,6 @@ def open(  # noqa: PLR0913 - each is a word of its own
     return _dataset((part,), None)
 
 
-def _check_arguments(source: object, on_error: object, **flags: object) -> None:
-    """Refuse arguments that nothing else would notice."""
-    if isinstance(source, np.lib.npyio.NpzFile):
-        raise TypeError("a source is a path, got an open .npz; give the path instead of np.load()")
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
-    for name, value in flags.items():
-        if not isinstance(value, bool | np.bool_):
-            more = "; the folder of the index is set by XDG_CACHE_HOME" if name == "cache" else ""
-            raise TypeError(f"{name} must be True or False, got {value!r}{more}")
-
-
-def _chosen(fields: object) -> tuple[str, ...] | None:
-    """The names that the caller chose, in order."""
-    if fields is None or isinstance(fields, str):
-        return None if fields is None else (fields,)
-    if not isinstance(fields, Sequence):
-        raise TypeError(f"fields must be a list or tuple of names, got {type(fields).__name__}")
-    return tuple(fields)
-
-
-def _casts(dtype: object) -> object:
-    """The caller's ``dtype``; a dict of fields as one of names that pickles."""
-    if not isinstance(dtype, Mapping):
-        return dtype
-    if {"names", "formats"} <= dtype.keys():  # NumPy's own dict for a structured type
-        return np.dtype(dict(dtype))  # type: ignore[call-overload]
-    found: dict[str, str] = {}
-    for name, wanted in dtype.items():
-        try:
-            found[name] = named(wanted)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"dtype of {name!r}: {error}") from None
-    return found
-
-
 def _raw_layout(dtype: object, shape: object) -> raw.Layout | None:
     """What raw files hold, if the caller says so for all of them."""
     if dtype is None or isinstance(dtype, dict):
@@ -142,7 +109,11 @@ def _reopened(ds: Dataset, how: "_How") -> Dataset:
 
 
 def _packed(
-    source: Source, how: "_How", sample: Sample, fields: tuple[str, ...] | None = None
+    source: Source,
+    how: "_How",
+    sample: Sample,
+    fields: tuple[str, ...] | None = None,
+    prefix: str = "",
 ) -> Dataset | None:
     """The packed datasets that a source names, one after the other; nothing if it names none."""
     _check_sample(sample)
@@ -152,12 +123,24 @@ def _packed(
     path = found[0].spellings[0]
     if sample == "file":
         raise SchemaError(path, "a packed dataset, whose samples are rows; leave sample= out")
-    if how.dtype is not None:
+    if how.dtype is not None and not isinstance(how.dtype, dict):
+        name = shown(found[0].fields[0].name)
         raise SchemaError(
-            path, "a packed dataset, which says itself what it holds; leave dtype= out"
+            path,
+            "a packed dataset, which says itself what it holds; leave dtype= out, or convert "
+            f"fields: dtype={{{name!r}: {how.dtype!r}}}",
         )
-    made = [packed.dataset(one, fields, how.mapped, how.verify) for one in found]
+    casts = _within(how.dtype, prefix, [field.name for field in found[0].fields])
+    made = [packed.dataset(one, fields, how.mapped, how.verify, casts) for one in found]
     return reduce(Dataset.__add__, made)
+
+
+def _within(casts: dict[str, str] | None, prefix: str, names: list[str]) -> dict[str, str] | None:
+    """The types that the caller gives fields of a packed dataset, by the names they have in it."""
+    if casts is None or not prefix:
+        return casts
+    alone = {prefix: names[0]} if len(names) == 1 else {}
+    return {alone.get(n, n.removeprefix(f"{prefix}/")): kind for n, kind in casts.items()}
 
 
 def _check_sample(sample: Sample) -> None:
@@ -170,6 +153,7 @@ class _How(NamedTuple):
 
     layout: raw.Layout | None
     dtype: object  # a dict where fields are to be converted
+    wanted: Wanted | None  # the fields asked for; others need not be readable
     mapped: bool
     cached: bool
     verify: bool
@@ -177,11 +161,15 @@ class _How(NamedTuple):
 
     def below(self, name: str) -> "_How":
         """The same for the source ``name`` of a dict."""
+        wanted = self.wanted
+        if wanted is not None:
+            inside = f"{name}/"
+            wanted = frozenset(w.removeprefix(inside) for w in wanted if w.startswith(inside))
         if not isinstance(self.dtype, dict):
-            return self
+            return self._replace(wanted=wanted)
         own = {n: t for n, t in self.dtype.items() if n == name or n.startswith(f"{name}/")}
         given = raw.layout(own[name]) if name in own else None  # the source may be a raw file
-        return self._replace(layout=given, dtype=own or None)
+        return self._replace(layout=given, dtype=own or None, wanted=wanted)
 
 
 class _Part(NamedTuple):
@@ -211,7 +199,7 @@ def _part(
 ) -> _Part:
     _check_sample(sample)
     skip = how.on_error == "skip"
-    opened = open_table(source, how.layout, cached=how.cached, skip=skip)
+    opened = open_table(source, Demand(how.layout, how.wanted, skip), cached=how.cached)
     _warn_of_skipped(opened.table)
     if how.verify:
         raise UnsupportedError(
@@ -225,7 +213,10 @@ def _part(
 
 
 def _parts(
-    source: "Mapping[str, Source | Dataset]", sample: "Sample | Mapping[str, Sample]", how: _How
+    source: "Mapping[str, Source | Dataset]",
+    sample: "Sample | Mapping[str, Sample]",
+    how: _How,
+    chosen: tuple[str, ...] | None,
 ) -> "list[_Part | Dataset]":
     """The sources of a dict."""
     ways = dict(sample) if isinstance(sample, Mapping) else dict.fromkeys(source, sample)
@@ -237,9 +228,14 @@ def _parts(
     parts: list[_Part | Dataset] = []
     for name, one in source.items():
         way, own = ways.get(name, "auto"), how.below(name)
-        made = _reopened(one, own) if isinstance(one, Dataset) else _packed(one, own, way)
+        if isinstance(one, Dataset):
+            made: Dataset | None = _reopened(one, own)
+        else:
+            made = _packed(one, own, way, prefix=name)
         if made is None:
-            parts.append(_part(one, own, way, prefix=name))  # type: ignore[arg-type]
+            inside = [f for f in chosen or () if f == name or f.startswith(f"{name}/")]
+            fields = tuple(inside) or None
+            parts.append(_part(one, own, way, prefix=name, fields=fields))  # type: ignore[arg-type]
         else:
             parts.append(_renamed(made, name))
     return parts

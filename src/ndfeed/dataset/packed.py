@@ -5,15 +5,17 @@ one part is read as the rows of any .npy file are.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from ndfeed.dataset.checks import Checks, checks_of
-from ndfeed.dataset.column import Column, Group, lengths
+from ndfeed.dataset.column import Column, Group, lengths, with_type
 from ndfeed.dataset.dataset import Dataset, Made
 from ndfeed.dataset.field import Field
 from ndfeed.errors import FieldError
 from ndfeed.formats import manifest
+from ndfeed.formats.cast import check_possible
 from ndfeed.formats.types import delivered, plain
 from ndfeed.index.open import Opened
 from ndfeed.index.packed import read_manifest
@@ -21,9 +23,16 @@ from ndfeed.index.table import Ints, Table
 
 
 def dataset(
-    opened: Opened, fields: tuple[str, ...] | None, mapped: bool, verify: bool = False
+    opened: Opened,
+    fields: tuple[str, ...] | None,
+    mapped: bool,
+    verify: bool = False,
+    casts: Mapping[str, str] | None = None,
 ) -> Dataset:
-    """The samples of a packed dataset; ``verify`` compares checksums as blocks are read."""
+    """The samples of a packed dataset.
+
+    ``verify`` compares checksums as blocks are read, ``casts`` has types that fields are read as.
+    """
     table = opened.table
     checks: Mapping[str, Checks] = {}
     if verify:
@@ -34,12 +43,21 @@ def dataset(
     for field in opened.fields:
         groups[field.name] = _group(field, table, first, mapped, checks.get(field.name))
         first = first + len(field.roles)
-    for name in fields or ():
+    for name in (*(fields or ()), *(casts or ())):
         if name not in groups:
             raise FieldError(name, list(groups), opened.spellings[0])
+    for name, kind in (casts or {}).items():
+        groups[name] = _cast(groups[name], kind)
     chosen = tuple(groups[name] for name in fields or groups)
-    made: Made = dataset, (opened, fields, mapped, verify)
+    made: Made = dataset, (opened, fields, mapped, verify, casts)
     return Dataset(chosen, made, why="packed dataset", identity=table.digest[:16])
+
+
+def _cast(group: Group, kind: str) -> Group:
+    """The group with its one field read as another type."""
+    (column,) = group.columns
+    check_possible(column.field.name, column.field.type, kind)
+    return replace(group, columns=(with_type(column, plain(kind)),))
 
 
 def described(field: manifest.Field) -> Field:

@@ -334,7 +334,8 @@ class ConvertingReader(Reader):
         def filling(variant: int) -> tuple[Group, convert.Fill]:
             if variant not in self._readers:  # in one step: another thread may be here too
                 own = self._variants.group(variant)
-                self._readers[variant] = own, Reader(own, self.maps, self.token)
+                kind = Reader if own.checks is None else CheckedReader
+                self._readers[variant] = own, kind(own, self.maps, self.token)
             own, reader = self._readers[variant]
             return own, lambda some, room: reader.fill(own, some, room, decoded)
 

@@ -133,9 +133,13 @@ def _merged(name: str, parts: Sequence[tuple[NDArray[np.int64], Any]]) -> Any:  
         (at, values if isinstance(values, list | tuple) else np.asarray(values))
         for at, values in parts
     ]
-    dtypes = [np.asarray(values[0]).dtype for _, values in listed]
+    dtypes = [
+        values.dtype if isinstance(values, np.ndarray) else np.asarray(values[0]).dtype
+        for _, values in listed
+    ]
+    text = dtypes[0].kind in "US" and len({dtype.kind for dtype in dtypes}) == 1
     for dtype in dtypes:
-        if dtype != dtypes[0]:
+        if dtype != dtypes[0] and not text:
             raise ValueError(
                 f"datasets that were added must end in the same fields: {name!r} is {dtypes[0]} "
                 f"in one and {dtype} in another; convert it in a map"
@@ -143,7 +147,8 @@ def _merged(name: str, parts: Sequence[tuple[NDArray[np.int64], Any]]) -> Any:  
     total = sum(len(at) for at, _ in listed)
     shapes = {v.shape[1:] if isinstance(v, np.ndarray) else None for _, v in listed}
     if len(shapes) == 1 and None not in shapes:
-        merged = np.empty((total, *shapes.pop()), dtypes[0])  # type: ignore[misc]
+        widest = max(dtypes, key=lambda dtype: dtype.itemsize)
+        merged = np.empty((total, *shapes.pop()), widest)  # type: ignore[misc]
         for at, values in listed:
             merged[at] = values
         return merged

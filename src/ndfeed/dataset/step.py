@@ -1,5 +1,6 @@
 """What is done to a batch after it is read: functions of the user's, and choices of fields."""
 
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,15 @@ class Map:
     def _checked(self, made: Mapping[str, Any]) -> Batch:
         if not isinstance(made, Mapping):
             raise TypeError(f"{self._name} must return a dict of arrays, got {type(made).__name__}")
+        for name, values in made.items():
+            one = values[0] if isinstance(values, list | tuple) and values else values
+            if isinstance(values, Mapping) or isinstance(one, Mapping):
+                inner = next(iter(values if isinstance(values, Mapping) else one), "a")
+                raise TypeError(
+                    f"{self._name} must return a dict of arrays, got a dict in it for {name!r}; "
+                    f"return {f'{name}/{inner}'!r} instead, and nest it in the loader: "
+                    f"fields={{{name!r}: {{{inner!r}: {f'{name}/{inner}'!r}}}}}"
+                )
         return dict(made)
 
     def _whole(self, made: Batch, count: int) -> Batch:
@@ -147,6 +157,18 @@ def stepped(batch: Batch, steps: Sequence[Step], draws: Draws | None, first: int
         batch = step(batch, draws, first)
         first += getattr(step, "numbers", 1)  # how many steps it counts as
     return batch
+
+
+def stepped_alone(
+    batch: Batch, steps: Sequence[Step], rows: NDArray[Any], rng: np.random.Generator | None
+) -> Batch:
+    """What the steps make of ``rows`` outside of a loader: draws are the caller's, or fixed by
+    the rows.
+    """
+    if rng is None and any(step.random for step in steps):
+        digest = hashlib.sha256(rows.tobytes()).digest()
+        rng = np.random.default_rng(int.from_bytes(digest, "little"))
+    return stepped(batch, steps, None if rng is None else Given(rng))
 
 
 def takes_rng(function: Callable[..., Any]) -> bool:

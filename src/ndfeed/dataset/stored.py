@@ -24,11 +24,13 @@ class Stored:
         rows: Rows,
         identity: str,
         origins: tuple[Origin, ...],
+        skipped: tuple[Error, ...] = (),
     ) -> None:
         self.groups = groups
         self.rows = rows
         self._identity = identity  # fingerprint of all the groups' samples, if they cannot tell
         self._origins = origins  # of all the groups' samples, if they cannot tell
+        self._skipped = skipped  # while opening files that the groups no longer have
         self._count = len(groups[0]) if rows is None else len(rows)
         self._fingerprint: str | None = None
         self._files: Files | None = None
@@ -70,7 +72,8 @@ class Stored:
     @property
     def skipped(self) -> list[Error]:
         """What was wrong with the files that ``ndfeed.open(..., on_error="skip")`` left out."""
-        return [e for t in dict.fromkeys(g.table for g in self.groups) for e in t.skipped]
+        tables = dict.fromkeys(group.table for group in self.groups)
+        return [*self._skipped, *(error for table in tables for error in table.skipped)]
 
     @property
     def first_file(self) -> str:

@@ -65,6 +65,18 @@ class Description(NamedTuple):
     format: str
     arrays: tuple[Array, ...]
     notes: tuple[str, ...] = ()
+    narrowed: bool = False  # is something left out that cannot be read and was not asked for?
+
+
+BARE = "data"  # the field that an array without a name is
+Wanted = frozenset[str]  # the names of the fields that a caller asked for
+
+
+def is_wanted(name: str, wanted: Wanted | None) -> bool:
+    """Is array ``name`` one of the fields asked for, or does it contain or belong to one?"""
+    if wanted is None or not name or name in wanted:
+        return True
+    return any(one.startswith(f"{name}/") or name.startswith(f"{one}/") for one in wanted)
 
 
 def c_strides(shape: tuple[int, ...], size: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ past where the name ends in .npz, .pt or .pth. Raw files are those that no forma
 from ndfeed.errors import FormatError, UnsupportedError
 from ndfeed.files.file import File
 from ndfeed.formats import gz, npy, npz, pt, raw, safetensors, zip
-from ndfeed.formats.array import Description
+from ndfeed.formats.array import Description, Wanted
 
 SUFFIXES = (b".npy", b".npz", b".npy.gz", b".pt", b".pth", b".safetensors")
 _ARCHIVES = (b".npz", b".pt", b".pth")
@@ -29,22 +29,27 @@ _BZIP2 = b"1AY&SY"  # the first block's magic, behind "BZh" and a digit
 _PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
-def describe(file: File, layout: raw.Layout | None = None) -> Description:
-    """What ``file`` holds. ``layout`` is for files that no format claims."""
+def describe(
+    file: File, layout: raw.Layout | None = None, wanted: Wanted | None = None
+) -> Description:
+    """What ``file`` holds. ``layout`` is for files that no format claims.
+
+    Members of archives that cannot be read are left out if they are not ``wanted``.
+    """
     if file.size == 0:
         raise FormatError(file.path, "an array file expected, found 0 bytes")
     head = file.head()
     if head.startswith(npy.MAGIC):
         return npy.describe(file)
     if head.startswith((zip.MAGIC, zip.EMPTY)):
-        return _archive(file)
+        return _archive(file, wanted)
     if head.startswith(gz.MAGIC):
         return gz.describe(file)
     if safetensors.looks_like(head, file.size):
         return safetensors.describe(file)
     _refuse_known(file.path, head)
     if file.path.endswith(_ARCHIVES):
-        return _archive(file)
+        return _archive(file, wanted)
     layout = layout or raw.beside(file.path)
     if layout is None:
         raise _unknown(file.path, head)
@@ -61,12 +66,12 @@ def recognised(file: File) -> bool:
     )
 
 
-def _archive(file: File) -> Description:
+def _archive(file: File, wanted: Wanted | None) -> Description:
     members, notes = zip.members(file)
     for member in members:
         if "/" in member.name and member.name.endswith(_TORCH):
-            return pt.describe(file, members)
-    return npz.describe(file, members, notes)
+            return pt.describe(file, members, wanted)
+    return npz.describe(file, members, notes, wanted)
 
 
 def _refuse_known(path: bytes, head: bytes) -> None:

@@ -20,15 +20,18 @@ from typing import NamedTuple, NoReturn
 
 from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError, shown
 from ndfeed.formats.array import (
+    BARE,
     INLINE,
     LATIN1,
     MOST_BYTES,
     NO_CRC,
     RAW,
     Array,
+    Wanted,
     bare,
     c_strides,
     fortran_strides,
+    is_wanted,
 )
 from ndfeed.formats.pickled import parse
 from ndfeed.formats.rebuild import (
@@ -70,17 +73,19 @@ class Plan(NamedTuple):
     arrays: tuple[View | Array, ...]
     notes: tuple[str, ...]
     rows: bool  # are they the items of a list, one after the other?
+    narrowed: bool = False  # were values left out that cannot be read and are not wanted?
 
 
-def plan(pickle: bytes, big: bool) -> Plan:
+def plan(pickle: bytes, big: bool, wanted: Wanted | None = None) -> Plan:
     """The arrays that ``pickle`` describes, their storages big-endian or little-endian.
 
-    Errors have no path, and offsets that count from the start of the pickle.
+    Values that cannot be read are refused, unless ``wanted`` does without them. Errors have no
+    path, and offsets that count from the start of the pickle.
     """
     value, strangers = parse(pickle)
-    walk = _Walk(big)
+    walk = _Walk(big, wanted)
     walk.visit(value, "", 0)
-    if strangers:  # reached by no key: an argument or an attribute
+    if strangers and not walk.narrowed:  # reached by no key: an argument or an attribute
         _refuse(strangers[0], "")
     names = {array.name for array in walk.arrays}
     if len(names) != len(walk.arrays):
@@ -91,7 +96,7 @@ def plan(pickle: bytes, big: bool) -> Plan:
     if more > 0:
         notes = [*notes[:_MOST_NOTES], f"… and {more:,} more remarks"]
     rows = _rows(value, walk.arrays) if type(value) is list else None
-    return Plan(tuple(rows or walk.arrays), tuple(notes), rows is not None)
+    return Plan(tuple(rows or walk.arrays), tuple(notes), rows is not None, walk.narrowed)
 
 
 def _rows(items: list[Value], arrays: list[View | Array]) -> list[View | Array] | None:
@@ -126,8 +131,10 @@ def _called(name: str) -> str:
 class _Walk:
     """Collects arrays and remarks while it descends. Steps and depth are bounded."""
 
-    def __init__(self, big: bool) -> None:
+    def __init__(self, big: bool, wanted: Wanted | None = None) -> None:
         self.big = big
+        self.wanted = wanted
+        self.narrowed = False
         self.steps = 0
         self.arrays: list[View | Array] = []
         self.notes: list[str] = []
@@ -150,7 +157,23 @@ class _Walk:
             for i, item in enumerate(value):
                 self.visit(item, self.below(name, str(i)), depth + 1)
         else:
-            _LEAVES[kind](self, value, name)
+            self.leaf(value, name)
+
+    def leaf(self, value: Value, name: str) -> None:
+        try:
+            _LEAVES[type(value)](self, value, name)
+        except UnsupportedError as error:
+            if self._is_wanted(name):
+                raise
+            self.narrowed = True
+            problem = error.problem.partition(";")[0]
+            self.notes.append(f"{_called(name)} is left out: {problem}"[:200])
+
+    def _is_wanted(self, name: str) -> bool:
+        """Was this asked for? Fields of a list's items are named without their position."""
+        position, _, within = name.partition("/")
+        listed = position.isdecimal() and is_wanted(within or BARE, self.wanted)
+        return listed or is_wanted(name, self.wanted)
 
     def below(self, name: str, key: str) -> str:
         if len(name) + len(key) > _MOST_NAME:

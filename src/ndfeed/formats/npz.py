@@ -14,10 +14,21 @@ Sparse matrices, which scipy.sparse and sparse keep in such archives, are refuse
 members are no samples, and neither are the rows of these.
 """
 
+from collections.abc import Sequence
+
 from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError, shown
 from ndfeed.files.file import File
 from ndfeed.formats import inflate, npy, zip
-from ndfeed.formats.array import DEFLATE, MOST_RATIO, RAW, Array, Description, Stream
+from ndfeed.formats.array import (
+    DEFLATE,
+    MOST_RATIO,
+    RAW,
+    Array,
+    Description,
+    Stream,
+    Wanted,
+    is_wanted,
+)
 
 _UNNAMED = "data"
 _MOST_REMARKS = 50
@@ -35,31 +46,63 @@ _SPARSE = (
 _DENSE = {"scipy.sparse": "toarray", "sparse": "todense"}
 
 
-def describe(file: File, found: list[zip.Member], notes: tuple[str, ...] = ()) -> Description:
-    """The arrays of an archive, in the order of its directory."""
+def describe(
+    file: File,
+    found: list[zip.Member],
+    notes: tuple[str, ...] = (),
+    wanted: Wanted | None = None,
+) -> Description:
+    """The arrays of an archive, in the order of its directory.
+
+    A member that cannot be read is refused, unless ``wanted`` does without it.
+    """
     arrays: list[Array] = []
     remarks = list(notes)
     room = _MOST_HEADERS
+    narrowed = False
     for name, member in _chosen(found, remarks).items():
-        stream = _stream(file, member)
-        preamble = _preamble(file, stream)
-        if preamble is None:
-            if member.size or not member.name.endswith("/"):
-                remarks.append(f"member {shown(member.name[:100])!r} is no array and is left out")
+        try:
+            made, own, long = _member(file, name, member)
+        except UnsupportedError as error:
+            if is_wanted(name, wanted):
+                raise
+            remarks.append(f"{error.problem.partition(';')[0]}: left out")
+            narrowed = True
             continue
-        room -= max(len(preamble) - _SHORT_HEADER, 0)
+        arrays += made
+        remarks += own
+        room -= long
         if room < 0:
             raise LimitError(file.path, "many long headers; save structures as plain arrays")
-        header = npy.header_of(file.path, preamble, stream.offset)
-        arrays += npy.arrays(file.path, name, header, stream)
-        remarks += header.alone.notes
     _refuse_sparse(file.path, arrays)
     if not arrays:
         raise FormatError(file.path, f"no arrays among its {len(found)} members")
     more = len(remarks) - _MOST_REMARKS
     if more > 0:
         remarks[_MOST_REMARKS:] = [f"… and {more:,} more remarks"]
-    return Description("npz", tuple(arrays), tuple(remarks))
+    return Description("npz", tuple(arrays), tuple(remarks), narrowed)
+
+
+def _member(
+    file: File, name: str, member: zip.Member
+) -> tuple[Sequence[Array], Sequence[str], int]:
+    """The arrays of a member, remarks, and by how much its header is longer than most are."""
+    stream = _stream(file, member)
+    preamble = _preamble(file, stream)
+    if preamble is None:
+        folder = not member.size and member.name.endswith("/")
+        return (), () if folder else (f"{_called(member)} is no array and is left out",), 0
+    try:
+        header = npy.header_of(file.path, preamble, stream.offset)
+    except UnsupportedError as error:
+        problem = f"{_called(member)} {error.problem}; or leave it out with fields="
+        raise UnsupportedError(file.path, problem, error.offset) from None
+    arrays = npy.arrays(file.path, name, header, stream)
+    return arrays, header.alone.notes, max(len(preamble) - _SHORT_HEADER, 0)
+
+
+def _called(member: zip.Member) -> str:
+    return f"member {shown(member.name[:100])!r}"
 
 
 def _refuse_sparse(path: bytes, arrays: list[Array]) -> None:

@@ -17,7 +17,7 @@ torch wrote before 1.6. Checksums are left out: torch can be told not to compute
 from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError
 from ndfeed.files.file import File
 from ndfeed.formats import zip
-from ndfeed.formats.array import INLINE, RAW, Array, Description
+from ndfeed.formats.array import INLINE, RAW, Array, Description, Wanted
 from ndfeed.formats.flatten import Plan, View, plan
 from ndfeed.formats.zip import Member
 
@@ -27,7 +27,7 @@ LEGACY = (
 )
 _MOST_PICKLE = 64 << 20
 _MOST_PLANS, _MOST_KEPT = 1024, 16 << 10
-_plans: dict[tuple[bytes, bool], Plan] = {}
+_plans: dict[tuple[bytes, bool, Wanted | None], Plan] = {}
 _MAGIC = bytes.fromhex("8a0a6cfc9c46f9206aa850192e")
 _TAR = (b"sys_info\0", b"pickle\0", b"storages\0", b"tensors\0")
 # A member that only this kind of archive has, what the kind is, and the way out.
@@ -55,8 +55,11 @@ def legacy(head: bytes) -> bool:
     return _MAGIC.startswith(head[start : start + len(_MAGIC)])
 
 
-def describe(file: File, members: list[Member]) -> Description:
-    """The arrays of an archive whose ``members`` have been listed."""
+def describe(file: File, members: list[Member], wanted: Wanted | None = None) -> Description:
+    """The arrays of an archive whose ``members`` have been listed.
+
+    An object that cannot be read is refused, unless ``wanted`` does without it.
+    """
     records = {member.name: member for member in members}
     if len(records) != len(members):
         raise FormatError(file.path, "two members of one name; save it again with torch.save")
@@ -64,7 +67,7 @@ def describe(file: File, members: list[Member]) -> Description:
     start, pickle = _content(file, records[f"{prefix}data.pkl"], _MOST_PICKLE)
     big = _big(file, records.get(f"{prefix}byteorder"))
     try:
-        found = _planned(pickle, big)
+        found = _planned(pickle, big, wanted)
     except FormatError as error:  # raised with no path, and counting from the pickle's start
         offset = None if error.offset is None else start + error.offset
         raise type(error)(file.path, error.problem, offset) from None
@@ -80,19 +83,20 @@ def describe(file: File, members: list[Member]) -> Description:
             arrays.append(array)
         else:
             arrays.append(array._replace(offset=start + array.offset))
-    return Description("pt list" if found.rows else "pt", tuple(arrays), found.notes)
+    kind = "pt list" if found.rows else "pt"
+    return Description(kind, tuple(arrays), found.notes, found.narrowed)
 
 
-def _planned(pickle: bytes, big: bool) -> Plan:
+def _planned(pickle: bytes, big: bool, wanted: Wanted | None) -> Plan:
     """The plan of a pickle. Samples that one line of code saved mostly share theirs."""
-    found = _plans.get((pickle, big))
+    found = _plans.get((pickle, big, wanted))
     if found is None:
-        found = plan(pickle, big)
+        found = plan(pickle, big, wanted)
         # No lru_cache: it would keep what a small pickle can be blown up to.
         if len(pickle) + 64 * len(found.arrays) <= _MOST_KEPT:
             if len(_plans) >= _MOST_PLANS:
                 _plans.clear()
-            _plans[pickle, big] = found
+            _plans[pickle, big, wanted] = found
     return found
 
 

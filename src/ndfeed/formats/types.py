@@ -15,6 +15,7 @@ text, and divides by the zero in ``M8[s/0]``, which ends the process.
 """
 
 import re
+from collections.abc import Collection
 from functools import lru_cache
 
 import numpy as np
@@ -124,3 +125,13 @@ def named(dtype: object) -> str:
     if found.hasobject or found.names is not None or found.subdtype is not None:
         raise ValueError(f"dtype must be a plain element type, got {found}")
     return canonical(found.str)
+
+
+def widest_text(names: Collection[str]) -> str | None:
+    """The widest of several types, if all of them are text or all are bytes.
+
+    >>> widest_text({"<U2", "<U6"}), widest_text({"<U2", "|S6"}), widest_text({"<f4", "<f8"})
+    ('<U6', None, None)
+    """
+    kinds = {None if name in EXTENDED else np.dtype(name).kind for name in names}
+    return max(names, key=itemsize) if kinds in ({"U"}, {"S"}) else None

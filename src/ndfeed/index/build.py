@@ -11,6 +11,7 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from ndfeed.files import system
 from ndfeed.files.file import File, Identity
 from ndfeed.files.paths import common_folder
 from ndfeed.formats import detect, npy, raw
-from ndfeed.formats.array import MOST_DIMENSIONS, Array, Description
+from ndfeed.formats.array import MOST_DIMENSIONS, Array, Description, Wanted
 from ndfeed.index.source import Files
 from ndfeed.index.table import NOTES_KEPT, Assembly, Part, Table, joined_paths
 from ndfeed.progress import Bar
@@ -52,6 +53,7 @@ class Chunk:
         self.dtypes: dict[str, int] = {}
         self.dims: dict[bytes, int] = {}
         self.notes: list[tuple[int, str]] = []
+        self.narrowed = False
         self.ignored: list[bytes] = []
         self.problems: list[Error] = []
 
@@ -66,6 +68,7 @@ class Chunk:
             self.arrays.append(self._row(number, array))
         for note in found.notes:
             self.notes.append((number, note))
+        self.narrowed |= found.narrowed
 
     def _row(self, number: int, array: Array) -> tuple[int, ...]:
         own = array.strides
@@ -125,27 +128,41 @@ class Chunk:
 _PACK = [struct.Struct(f"={rank}q").pack for rank in range(MOST_DIMENSIONS + 2)]
 
 
-def build(
-    files: Files, layout: raw.Layout | None, *, of: int | None = None, skip: bool = False
-) -> Table:
-    """Describe every file; raise for all bad ones together, or ``skip`` and list them.
+class Demand(NamedTuple):
+    """What a caller asks of files: which fields, and whether files that are bad may be skipped.
+
+    ``layout`` is that of raw files. ``wanted`` are the fields asked for, ``None`` for all.
+    """
+
+    layout: raw.Layout | None = None
+    wanted: Wanted | None = None
+    skip: bool = False
+
+
+def build(files: Files, demand: Demand, *, of: int | None = None) -> Table:
+    """Describe every file; raise for all bad ones together, or skip and list them.
 
     ``of`` is how many files were checked in all, where some need not be described again.
     """
     base = common_folder(files.paths)
     made = Assembly(base)
     problems: list[Error] = []
+    narrowed = False
     with (
         Bar("reading headers", len(files.paths)) as bar,
-        closing(_described(files, layout)) as chunks,
+        closing(_described(files, demand)) as chunks,
     ):
         for chunk in chunks:
             made.add(chunk.part(base))
             problems += chunk.problems
+            narrowed |= chunk.narrowed
             bar.advance(len(chunk.paths) + len(chunk.ignored) + len(chunk.problems))
-    if not skip:
+    if not demand.skip:
         refuse(problems, len(files.paths) if of is None else of)
-    return replace(made.table(), skipped=tuple(problems)) if problems else made.table()
+    table = made.table()
+    if problems or narrowed:
+        return replace(table, skipped=tuple(problems), narrowed=narrowed)
+    return table
 
 
 def refuse(problems: Sequence[Error], of: int) -> None:
@@ -165,30 +182,31 @@ def table_of(file: File, found: Description) -> Table:
     return made.table()
 
 
-def _described(files: Files, layout: raw.Layout | None) -> Generator[Chunk, None, None]:
+def _described(files: Files, demand: Demand) -> Generator[Chunk, None, None]:
     """Every file, in order, some at a time."""
     count = len(files.paths)
     first = min(_FIRST, count)
     before = system.waits()
-    yield _chunk(files, layout, 0, first)
+    yield _chunk(files, demand, 0, first)
     waiting = system.waits() - before > _WAITS_PER_FILE * first
     starts = range(first, count, _CHUNK)
     if not waiting or len(starts) < 2:
         for start in starts:
-            yield _chunk(files, layout, start, start + _CHUNK)
+            yield _chunk(files, demand, start, start + _CHUNK)
         return
     # Imported late: it brings logging with it, which few runs need.
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
 
     pool = ThreadPoolExecutor(_THREADS, "ndfeed-index")
     try:
-        yield from pool.map(lambda start: _chunk(files, layout, start, start + _CHUNK), starts)
+        yield from pool.map(lambda start: _chunk(files, demand, start, start + _CHUNK), starts)
     finally:
         pool.shutdown(cancel_futures=True)  # whoever presses Ctrl-C waits for no other file
 
 
-def _chunk(files: Files, layout: raw.Layout | None, start: int, stop: int) -> Chunk:
+def _chunk(files: Files, demand: Demand, start: int, stop: int) -> Chunk:
     chunk = Chunk()
+    layout, wanted, _ = demand
     picky = files.picky[start:stop].tolist()
     for path, ignorable in zip(files.paths[start:stop], picky, strict=True):
         try:
@@ -197,7 +215,7 @@ def _chunk(files: Files, layout: raw.Layout | None, start: int, stop: int) -> Ch
                     chunk.ignored.append(path)
                     continue
                 try:
-                    chunk.add(file, _holding(file, detect.describe(file, layout)))
+                    chunk.add(file, _holding(file, detect.describe(file, layout, wanted)))
                 except FormatError:
                     if not ignorable or _certain(file, layout):
                         raise

@@ -31,6 +31,7 @@ from ndfeed.errors import shown
 from ndfeed.files import publish, system
 from ndfeed.files.paths import Paths
 from ndfeed.files.tree import Folders
+from ndfeed.formats.array import Wanted
 from ndfeed.formats.raw import Layout
 from ndfeed.index import codec, validate
 from ndfeed.index.build import FORMATS, RAW
@@ -55,9 +56,19 @@ class Kept(NamedTuple):
     doubted: bool = False
 
 
-def place(spellings: Paths, layout: Layout | None, *, partial: bool = False) -> bytes:
-    """The cache file for a source, or for what is left of it without its bad files."""
+def place(
+    spellings: Paths,
+    layout: Layout | None,
+    *,
+    partial: bool = False,
+    wanted: Wanted | None = None,
+) -> bytes:
+    """The cache file for a source, or for what is left of it: without its bad files if ``partial``,
+    without arrays that cannot be read if these are not ``wanted``.
+    """
     kind = "partial" if partial else "signed"
+    if wanted is not None:
+        kind += f" {sorted(wanted)}"
     digest = hashlib.sha256(repr((codec.VERSION, kind, layout)).encode())
     for part in (spellings.base, *spellings.text()):
         digest.update(part)

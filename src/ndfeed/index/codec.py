@@ -33,7 +33,7 @@ VERSION = 2
 MAGIC = b"NDFINDEX"
 _FIXED = 24
 _CRC_END = 12
-_UNSAVED = ("owner", "sealed", "caches", "skipped")
+_UNSAVED = ("owner", "sealed", "caches", "skipped", "narrowed")
 _DTYPES: dict[str, np.dtype] = {
     "|u1": np.dtype("|u1"),
     "<i4": np.dtype("<i4"),

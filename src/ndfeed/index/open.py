@@ -15,15 +15,15 @@ from ndfeed.errors import ChangedError, Error, MissingError, SchemaError, shown
 from ndfeed.files import tree
 from ndfeed.files.paths import Paths
 from ndfeed.files.shared import Handle, Shared
-from ndfeed.formats import raw
 from ndfeed.formats.manifest import Field
 from ndfeed.index import cache, codec, packed
-from ndfeed.index.build import build, refuse
+from ndfeed.index.build import Demand, build, refuse
 from ndfeed.index.source import MANY, Files, Source, find, spelled
 from ndfeed.index.table import Table, places, subset
 
 _MANY_ARRAYS = 64
 _FEW_NAMES = 100
+_EVERYTHING = Demand()
 
 
 class Opened:
@@ -33,15 +33,13 @@ class Opened:
         self,
         table: Table,
         spellings: Paths,
-        layout: raw.Layout | None,
+        demand: Demand,
         fields: tuple[Field, ...] = (),
-        skip: bool = False,
     ) -> None:
         self.table = table
         self.spellings = spellings
-        self.layout = layout
+        self.demand = demand
         self.fields = fields  # of a packed dataset, and of nothing else
-        self.skip = skip  # were bad files to be left out?
         self._memory: Shared | None = None
 
     def __reduce__(self) -> tuple[Callable[..., "Opened"], tuple[Any, ...]]:
@@ -54,9 +52,9 @@ class Opened:
             codec.fingerprint(self.table),
             self.table.caches,
             source,
-            self.layout,
+            self.demand,
             self.fields,
-            self.table.skipped if self.skip else None,
+            self.table.skipped,
         )
 
 
@@ -65,31 +63,30 @@ def _arrived(
     expected: str,
     caches: tuple[bytes, ...],
     spellings: Paths | None,
-    layout: raw.Layout | None,
+    demand: Demand,
     fields: tuple[Field, ...],
-    skipped: tuple[Error, ...] | None,
+    skipped: tuple[Error, ...],
 ) -> Opened:
     """The table behind a pickled handle, or one of the same source and the same data."""
-    skip = skipped is not None
     try:
         memory = Shared.attach(handle)
     except MissingError:
         if spellings is None:
             raise
         again = _packed(spellings[0]) if fields else None
-        table = _open(spellings, layout, True, skip) if again is None else again.table
+        table = _open(spellings, demand, cached=True) if again is None else again.table
         found = codec.fingerprint(table)
         if found != expected:
             raise ChangedError(
                 spellings[0],
                 f"data with fingerprint {expected} expected, found {found}; open it again",
             ) from None
-        return Opened(table, spellings, layout, fields, skip)
+        return Opened(table, spellings, demand, fields)
     table, _ = codec.decode(memory.view().data, checked=False)
     if spellings is None:
         spellings = Paths(table.paths_of(np.arange(table.files)))
-    table = replace(table, caches=caches, skipped=skipped or ())
-    opened = Opened(table, spellings, layout, fields, skip)
+    table = replace(table, caches=caches, skipped=skipped)
+    opened = Opened(table, spellings, demand, fields)
     opened._memory = memory
     return opened
 
@@ -116,48 +113,63 @@ def _packed(spelling: bytes) -> Opened | None:
         return None
     manifest = packed.read_manifest(folder)
     table = packed.table_of(folder, manifest)
-    return Opened(table, Paths((folder,)), None, manifest.fields)
+    return Opened(table, Paths((folder,)), Demand(), manifest.fields)
 
 
-def open_table(
-    source: Source, layout: raw.Layout | None = None, *, cached: bool = True, skip: bool = False
-) -> Opened:
+def open_table(source: Source, demand: Demand = _EVERYTHING, *, cached: bool = True) -> Opened:
     """The table of every array in the files of ``source``.
 
-    With ``skip``, files that cannot be described are left out and listed in the table.
+    Files that cannot be described are left out and listed in the table if ``demand`` says so.
     """
     spellings = spelled(source)
-    return Opened(_open(spellings, layout, cached, skip), spellings, layout, (), skip)
+    return Opened(_open(spellings, demand, cached), spellings, demand)
 
 
-def _open(spellings: Paths, layout: raw.Layout | None, cached: bool, skip: bool) -> Table:
-    path = cache.place(spellings, layout)
-    kept = cache.load(path, spellings) if cached else None
-    if kept is not None and cache.holds(kept, layout):
-        return replace(kept.table, caches=(path,))
-    if skip and cached and kept is None:
-        # A table without its bad files is never taken as it is: they are tried again every time.
-        kept = cache.load(cache.place(spellings, layout, partial=True), spellings)
+def _open(spellings: Paths, demand: Demand, cached: bool) -> Table:
+    layout, wanted, _ = demand
+    kept = _kept(spellings, demand) if cached else None
+    if isinstance(kept, Table):
+        return kept
     began = cache.now()
     files = find(spellings)
-    table = _renewed(kept, files, layout, skip) if kept else build(files, layout, skip=skip)
+    table = _renewed(kept, files, demand) if kept else build(files, demand)
     if not table.files:
         refuse(table.skipped, len(files.paths))
         raise tree.nothing(spellings[0], "in this folder")
     if cached and (len(files.paths) > 1 or len(table.file) >= _MANY_ARRAYS):
-        if table.skipped:
-            path = cache.place(spellings, layout, partial=True)
+        own = wanted if table.narrowed else None
+        path = cache.place(spellings, layout, partial=bool(table.skipped), wanted=own)
         cache.save(path, cache.Kept(table, began, files.folders))
         table = replace(table, caches=(path,))
     return table
 
 
-def _renewed(kept: cache.Kept, files: Files, layout: raw.Layout | None, skip: bool) -> Table:
+def _kept(spellings: Paths, demand: Demand) -> Table | cache.Kept | None:
+    """The table of an earlier run if it still holds; else what of it can be used again, if any."""
+    layout, wanted, skip = demand
+    kept: cache.Kept | None = None
+    for partial in (False, True) if skip else (False,):
+        if kept is not None:
+            break
+        for own in (None,) if wanted is None else (None, wanted):
+            path = cache.place(spellings, layout, partial=partial, wanted=own)
+            found = cache.load(path, spellings)
+            if found is None:
+                continue
+            table = replace(found.table, caches=(path,), narrowed=own is not None)
+            # A table without its bad files is never taken as it is: they are tried every time.
+            if not partial and cache.holds(found, layout):
+                return table
+            kept = found._replace(table=table)
+    return kept
+
+
+def _renewed(kept: cache.Kept, files: Files, demand: Demand) -> Table:
     """The table of ``files``, of which only those new or changed since ``kept`` are described."""
     place = places(kept.table, files.paths)
-    place[cache.changed_files(kept, layout)[place]] = -1
+    place[cache.changed_files(kept, demand.layout)[place]] = -1
     fresh = files.chosen(place < 0)
-    new = build(fresh, layout, of=len(files.paths), skip=skip)
+    new = build(fresh, demand, of=len(files.paths))
     found = places(new, fresh.paths)
     place[place < 0] = np.where(found < 0, -1, found + kept.table.files)
     renewed = subset([kept.table, new], place[place >= 0])

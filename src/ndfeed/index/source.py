@@ -25,6 +25,9 @@ _URL = re.compile(rb"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _ABSOLUTE = re.compile(rb"(?:/[^/.][^/]*)+")
 
 
+_LOADED = "; give the path instead of what opened it"  # np.load, or Python's open
+
+
 class Files(NamedTuple):
     """The files of a source. ``picky`` marks those to leave out if they hold no arrays."""
 
@@ -43,7 +46,9 @@ def spelled(source: Source) -> Paths:
     if isinstance(source, str | bytes | os.PathLike):
         return Paths((_spelled(source, here),))
     if not isinstance(source, Sequence) and not hasattr(source, "__array__"):
-        raise TypeError(f"a source is a path or a list of paths, got {type(source).__name__}")
+        hint = _LOADED if hasattr(source, "files") or hasattr(source, "read") else ""
+        problem = f"a source is a path or a list of paths, got {type(source).__name__}"
+        raise TypeError(f"{problem}{hint}")
     kind = getattr(getattr(source, "dtype", None), "kind", "U")
     if kind not in "USO":  # an array of names is a list of them
         raise TypeError(

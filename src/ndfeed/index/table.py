@@ -62,6 +62,7 @@ class Table:
     sealed: bool = False  # the files are memory of our own that cannot change
     caches: tuple[bytes, ...] = ()  # where this table is kept for the next time
     skipped: tuple[Error, ...] = ()  # what was wrong with files that were left out, if any were
+    narrowed: bool = False  # were arrays left out that cannot be read and were not asked for?
     digest: str = ""  # of a packed dataset's manifest, which says all that the data is
 
     @property
@@ -235,6 +236,7 @@ def _inherited(tables: Sequence[Table]) -> dict[str, Any]:
         "owner": tuple(table.owner for table in tables if table.owner is not None) or None,
         "caches": tuple(dict.fromkeys(cache for table in tables for cache in table.caches)),
         "skipped": tuple(error for table in tables for error in table.skipped),
+        "narrowed": any(table.narrowed for table in tables),
     }
 
 

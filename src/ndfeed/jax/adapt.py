@@ -102,6 +102,7 @@ class Feed(Adapter):
 
     def __init__(self, form: Form, to: To) -> None:
         super().__init__(form.structure)
+        self.growth = form.growth
         self._form = form
         self._to = to
         self._pool = memory()

@@ -76,6 +76,14 @@ class Form:
             found = self._becomes[key] = _target(name, dtype, wanted)
         return found
 
+    @property
+    def growth(self) -> float:
+        """Bytes that casts take for every byte that they are given, at most."""
+        casts = (
+            (field.dtype, self._target(name, field.dtype)) for name, field in self.fields.items()
+        )
+        return max((new.itemsize / old.itemsize for old, new in casts if new != old), default=0.0)
+
     def array(self, name: str, values: Any, pool: Pool) -> Any:  # noqa: ANN401
         """A field's values as JAX is to get them; a list as a list of them."""
         if wide() != self._wide:

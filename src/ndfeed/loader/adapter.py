@@ -48,6 +48,7 @@ class Adapter:
     ahead: int = 0  # batches that are sent before they are due
     together: int = 8 << 20  # bytes of small batches that are worth making at a time
     joint: bool = False  # are they taken in one piece?
+    growth: float = 0.0  # bytes that ``finish`` takes for every byte of a batch that it is given
     held: int = 0  # bytes of delivered batches that the framework itself may hold
 
     def __init__(self, structure: Structure = ALL) -> None:

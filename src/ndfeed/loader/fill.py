@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
 from ndfeed.dataset.step import Batch, Step, as_samples, stepped
+from ndfeed.dataset.trial import fields_behind, may_differ, with_lists
 from ndfeed.errors import CastError, Error, ResourceError, WorkerError
 from ndfeed.loader.child import Died
 from ndfeed.loader.clock import Clock
-from ndfeed.loader.draws import Seeded
+from ndfeed.loader.draws import Seeded, key_of
 from ndfeed.loader.engine import Several
 from ndfeed.loader.options import Options
 from ndfeed.loader.padding import PLAIN
@@ -88,8 +89,10 @@ class Filler:
         # Or not cut; for batches of maps, this makes pieces.
         self.join: Callable[[Iterator[Batch]], Iterator[Any]] | None = None
         self.batch_bytes = 0  # of the largest batch so far, what a map was given counted in
+        self.growth = 0.0  # what ``finish`` makes of a batch takes so many times its memory
         self._ragged = ragged
         self._pads = options.pads
+        self._differ = may_differ(ds.groups, ds.steps)
         self._stored = {c.field.name: c.field for group in ds.groups for c in group.columns}
         # Fields that count as ragged even in a batch whose samples are all of one shape: those
         # whose lengths or offsets are asked for, and those that are padded to a length.
@@ -187,7 +190,7 @@ class Filler:
             raise
         if not self.ds.steps:
             batch = self._formed(batch)
-        elif any(field.ragged for field in self._stored.values()):
+        elif self._differ:
             batch = self._formed_behind(batch, self._learned())
         elif self._ragged != "list":
             batch = self._formed_behind(batch, {})
@@ -199,8 +202,9 @@ class Filler:
         clock.batches += 1
         clock.rows += len(rows)
         clock.nbytes += size
-        if size > self.batch_bytes:
-            self.batch_bytes = size
+        held = int(size * (1 + self.growth))
+        if held > self.batch_bytes:
+            self.batch_bytes = held
         return self._handed(batch, rows)
 
     def _handed(self, batch: Batch, rows: Ints) -> Any:  # noqa: ANN401
@@ -228,14 +232,14 @@ class Filler:
 
         ``known`` are the fields as far as they were learned.
         """
+        if self._ragged == "list":
+            return with_lists(batch, known)
         made: Batch = {}
         for name, values in batch.items():
             field = known.get(name)
             ragged = field is not None and field.ragged
             listed = isinstance(values, list | tuple)
-            if self._ragged == "list":
-                made[name] = list(values) if ragged and not listed else values
-            elif len(values) and (listed or ragged or name in self._asked):
+            if len(values) and (listed or ragged or name in self._asked):
                 samples = as_samples(values)
                 field = uneven_field(name, samples, field if ragged else None)
                 pad = self._pads.get(name, PLAIN)
@@ -247,9 +251,19 @@ class Filler:
     def _learned(self) -> Mapping[str, Field]:
         """The fields that the maps make, learned once."""
         with self._learning:
-            if self._made_fields is None:
+            if self._made_fields is None and self.transform is stepped:
                 self._made_fields = self._fields()
+            elif self._made_fields is None:
+                try:
+                    self._made_fields = fields_behind(self.ds, self._try)
+                except Exception:  # noqa: BLE001 - a map may raise anything, or end its process
+                    self._made_fields = self._stored
             return self._made_fields
+
+    def _try(self, rows: Ints) -> Batch:
+        """What maps make of some samples, where they run: they may end the process they are in."""
+        draws = Seeded(key_of(0, 0), 0, np.arange(len(rows)))
+        return self.transform(self.source.read(rows), self.ds.steps, draws)
 
     def _skipping(self, rows: Ints, draws: Seeded | None, clock: Clock, skipped: Skipped) -> Any:  # noqa: ANN401
         """The batch without the samples that cannot be read, or that a map refuses."""

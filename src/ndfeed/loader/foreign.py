@@ -26,7 +26,10 @@ _SEED = "seed= fixes the order of samples, and what functions given to map() dra
 _SHUFFLE = "shuffle=True is a whole permutation and needs no buffer"
 _EPOCHS = "each loop over the loader is one epoch"
 _PADDING = 'write ragged="pad"'
-_CONVERT = "ds.map(function) converts batches"
+_CONVERT = (
+    'ndfeed.open(path, dtype={"x": "float32"}) converts fields as they are read, and '
+    "ds.map(function) batches"
+)
 
 _HINTS = {
     "num_workers": _WORKERS,

@@ -45,6 +45,7 @@ class Machine:
         self.pid = os.getpid()
         self.plan = plan
         self.skipped = Skipped()
+        batch_bytes = int(batch_bytes * (1 + adapter.growth))
         memory = max(options.memory - adapter.held, batch_bytes)
         self._buffers, self.decoded = plan.share_out(memory, batch_bytes)
         self.adapter = adapter
@@ -64,6 +65,7 @@ class Machine:
             self.skipped if options.on_error == "skip" else None,
         )
         self.filler.batch_bytes = batch_bytes
+        self.filler.growth = adapter.growth
         if self.processes is not None:
             self.filler.transform = self.processes
         together = min(adapter.together, self._buffers // 4)

@@ -1,9 +1,11 @@
 """Which order a dataset is read in, and what that means for its files."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from ndfeed.dataset.column import is_converted, widest_stored
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.members import Decoded
 from ndfeed.dataset.rowset import chosen
@@ -149,10 +151,11 @@ def _by_file(ds: Dataset, coded: list[Coded]) -> tuple[Ints, Places]:
 def batch_bytes(ds: Dataset, batch_size: int, memory: int) -> int:
     """Bytes of a batch as it is read; refuses one that is larger than the memory given.
 
-    So it does a single sample, where samples differ in size.
+    So it does a single sample, where samples differ in size. Fields that are converted are there
+    twice while that is done.
     """
     batch_size = min(batch_size, len(ds))
-    size = -(-ds.nbytes * batch_size // max(len(ds), 1))
+    size = -(-(ds.nbytes + _converted_bytes(ds)) * batch_size // max(len(ds), 1))
     if size > memory:
         raise ValueError(
             f"memory must hold a batch: {shown_size(size)} for {batch_size:,} samples, "
@@ -160,3 +163,18 @@ def batch_bytes(ds: Dataset, batch_size: int, memory: int) -> int:
         )
     check_samples(ds, memory)
     return size
+
+
+def _converted_bytes(ds: Dataset) -> int:
+    """Bytes that converting the fields of all samples takes besides the result.
+
+    The stored values, and the result once more: what may not fit is converted into memory of its
+    own, and looked through.
+    """
+    found = 0.0
+    for group in ds.groups:
+        for column in group.columns:
+            if is_converted(column):
+                alone = Dataset((replace(group, columns=(column,)),), (Dataset, ()), rows=ds.rows)
+                found += alone.nbytes * (1 + widest_stored(column) / column.field.dtype.itemsize)
+    return int(found)

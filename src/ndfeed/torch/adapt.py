@@ -18,6 +18,7 @@ class OnHost(Adapter):
     def __init__(self, form: Form) -> None:
         super().__init__(form.structure)
         self._form = form
+        self.growth = form.growth
 
     def finish(self, made: dict[str, Any]) -> Batch:
         """The batch of tensors."""

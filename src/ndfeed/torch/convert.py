@@ -92,6 +92,13 @@ class Convert:
                 f"{field.shape_text}: channels are the first axis, or the last with hwc=True"
             )
 
+    def growth(self, stored: torch.dtype) -> float:
+        """Bytes that converting takes for every byte of a tensor of the type ``stored``."""
+        dtype = self.dtype or stored
+        exact = self.scale is None and self.mean is None and self.std is None
+        between = 0 if exact or dtype in _WIDE else torch.float32.itemsize
+        return (dtype.itemsize + between) / stored.itemsize
+
     def __call__(self, tensor: Tensor) -> Tensor:
         """The tensor that the consumer gets; the one given is left as it is."""
         if self.hwc:

@@ -91,6 +91,12 @@ class Form:
             return values
         return [convert(one) for one in values] if isinstance(values, list) else convert(values)
 
+    @property
+    def growth(self) -> float:
+        """Bytes that conversions take for every byte that they are given, at most."""
+        known = ((convert, self.dtypes.get(name)) for name, convert in self.convert.items())
+        return max((convert.growth(dtype) for convert, dtype in known if dtype), default=0.0)
+
     def arranged(self, tensors: Tensors) -> Batch:
         """The batch that the consumer gets, of tensors by name."""
         if self._nested:
