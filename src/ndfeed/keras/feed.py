@@ -14,6 +14,7 @@ from functools import cache, partial
 from types import FrameType
 from typing import Any
 
+import keras
 import numpy as np
 
 from ndfeed.dataset.field import Field
@@ -23,6 +24,10 @@ from ndfeed.loader.options import Options, known_fields
 from ndfeed.loader.padding import PLAIN, padded_field, uneven_field
 from ndfeed.loader.pool import Pool
 from ndfeed.loader.ragged import formed
+
+_ON_TORCH = keras.backend.backend() == "torch"  # settled when Keras is imported
+if _ON_TORCH:
+    from ndfeed.keras.tensors import as_tensors
 
 
 class Passes:
@@ -165,7 +170,8 @@ def _feed(kind: Any) -> Any:  # noqa: ANN401
 def _batches(feed: Any) -> Iterator[Any]:  # noqa: ANN401
     passes = feed.py_dataset.passes
     for batch in passes.train() if feed.counts else passes.look():
-        yield feed._standardize_batch(batch)
+        made = feed._standardize_batch(batch)
+        yield as_tensors(made) if _ON_TORCH else made
 
 
 def _batches_of(feed: "weakref.ref[Any]") -> Iterator[Any]:
