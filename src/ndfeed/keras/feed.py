@@ -115,14 +115,21 @@ class Examples:
         for name, stored in self._fields.items():
             field = uneven_field(stored, pads)
             if not field.ragged:
-                made[name] = np.zeros((1, *field.lengths), field.dtype)
+                made[name] = _known(np.zeros((1, *field.lengths), field.dtype))
                 continue
             shape = [index + 1 if length is None else length for length in field.shape or ()]
             fixed = padded_field(field, pads).shape or ()
             shape = [n if to is None else to for n, to in zip(shape, fixed, strict=True)]
             sample = np.zeros(shape, field.dtype)
-            made |= formed(field, [sample], "pad", pool, pads.get(name, PLAIN))
-        return self._options.structure.build(made)
+            padded = formed(field, [sample], "pad", pool, pads.get(name, PLAIN))
+            made |= {part: _known(values) for part, values in padded.items()}
+        example = self._options.structure.build(made)
+        return (example,) if keras.ops.is_tensor(example) else example  # as Keras does with arrays
+
+
+def _known(example: Any) -> Any:  # noqa: ANN401
+    """An example whose type Keras knows: it has none for arrays of text, but for its tensors."""
+    return keras.ops.convert_to_tensor(example) if example.dtype.kind in "SU" else example
 
 
 def adopt(frame: FrameType) -> None:

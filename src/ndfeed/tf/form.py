@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
 from ndfeed.errors import FieldError
+from ndfeed.loader.adapter import encoded
 from ndfeed.loader.engine import Several, counted
 from ndfeed.loader.options import Options, unheld
 from ndfeed.loader.padding import padded_field, uneven_field
@@ -136,7 +137,7 @@ class Form:
                     f"field {name!r}: batches of {expected} were expected by what map makes of "
                     f"the first sample, found {shape}; give all samples one shape in map"
                 )
-        return {name: _encoded(values) for name, values in arrays.items()}
+        return {name: encoded(values) for name, values in arrays.items()}
 
     def element(self, tensors: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """The element of the ``tf.data.Dataset``, where some of its fields are ragged."""
@@ -146,11 +147,6 @@ class Form:
                 made[name], made.pop(offsets), validate=False
             )
         return self._structure.build(made)
-
-
-def _encoded(values: NDArray[Any]) -> NDArray[Any]:
-    """Text as UTF-8; TensorFlow would take ASCII alone."""
-    return np.char.encode(values, "utf-8") if values.dtype.kind == "U" else values
 
 
 def _owners(names: tuple[str, ...], fields: Mapping[str, Field], ragged: Ragged) -> set[str]:
