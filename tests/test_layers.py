@@ -37,7 +37,8 @@ ABOVE_THE_LAYERS = {"__init__", "__main__"}
 
 # Each framework, with the layers that may import it.
 FRAMEWORKS = {
-    "torch": {"torch", "cli"},  # to train in the demo, and to ask for a device
+    # The demo trains with it and asks for a device; Keras has a backend of it.
+    "torch": {"torch", "cli", "keras"},
     "tensorflow": {"tf"},
     "keras": {"keras"},
     "jax": {"jax"},

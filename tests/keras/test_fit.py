@@ -323,3 +323,44 @@ def test_fit_takes_any_structure_and_weights(tmp_path, backend):
         assert found[kind]["plain"] == pytest.approx(1.0)
         assert found[kind]["predicted"] == (3 * n[:, 0]).tolist()
     assert found["bare"] == (2 * n[:, 0]).tolist()
+
+
+TEXT = """
+import json, os, sys
+import numpy as np
+import keras, ndfeed, ndfeed.keras
+
+ds = ndfeed.open(os.path.join(sys.argv[1], "rows.npz"))
+model = keras.Sequential([
+    keras.Input((), dtype="string"),
+    keras.layers.StringLookup(vocabulary=["cat", "dög"]),
+    keras.layers.Lambda(lambda x: keras.ops.cast(x, "float32")[:, None]),
+])
+model.compile(loss="mae")
+data = ndfeed.keras.dataset(ds, 2, shuffle=True, fields=("name", "number"))
+found = {"loss": model.fit(data, epochs=2, verbose=0).history["loss"]}
+given = model.predict(ndfeed.keras.dataset(ds, 2, fields="name"), verbose=0)
+found["predicted"] = np.asarray(given)[:, 0].tolist()
+ds = ndfeed.open(os.path.join(sys.argv[1], "words"), sample="file")
+model = keras.Sequential([
+    keras.Input((None,), dtype="string"),
+    keras.layers.StringLookup(vocabulary=["cat", "dög"], mask_token=""),
+    keras.layers.Lambda(lambda x: keras.ops.sum(x, axis=1, keepdims=True)),
+])
+given = model.predict(ndfeed.keras.dataset(ds, 1, fields="words"), verbose=0)
+found["ragged"] = np.asarray(given)[:, 0].tolist()
+print(json.dumps(found))
+"""
+
+
+def test_text_with_the_tensorflow_backend(tmp_path):
+    """The one backend that has text; of any script, and padded with empty text."""
+    pytest.importorskip("tensorflow")
+    names, numbers = ["cat", "dög", "an unknown one", "cat"], [1.0, 2.0, 0.0, 1.0]
+    np.savez(tmp_path / "rows.npz", name=np.array(names), number=np.array(numbers))
+    (tmp_path / "words").mkdir()
+    for i, words in enumerate((["cat", "dög"], ["dög"])):
+        np.savez(tmp_path / "words" / f"{i}.npz", words=np.array(words))
+    found, _ = run(TEXT, tmp_path, KERAS_BACKEND="tensorflow")
+
+    assert found == {"loss": [0.0, 0.0], "predicted": numbers, "ragged": [5, 3]}

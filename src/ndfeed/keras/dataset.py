@@ -16,7 +16,7 @@ from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
 from ndfeed.keras.feed import Passes, adopt
-from ndfeed.loader.adapter import Arrays
+from ndfeed.loader.adapter import Arrays, Encoded
 from ndfeed.loader.at import At
 from ndfeed.loader.counter import Counter
 from ndfeed.loader.foreign import with_hints
@@ -176,13 +176,15 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Kera
         memory=memory, threads=threads, processes=processes, ragged="pad", on_error=on_error,
         pad_to=pad_to, pad_value=pad_value,
     )  # fmt: skip
+    adapt: type[Arrays] = Arrays
     if keras.backend.backend() == "tensorflow":  # which takes a list for a tensor
         options = replace(options, structure=options.structure.with_tuples())
+        adapt = Encoded
     names = options.structure.names
     for name, field in ds.fields.items():
         if names is None or name in names:
             _check(ds, field)
-    loader = Loader(ds, share, shuffle, options, partial(Arrays, options.structure))
+    loader = Loader(ds, share, shuffle, options, partial(adapt, options.structure))
     at = At(ds, share, shuffle, replace(options, processes=0))
     return Batches(loader, at, options)
 

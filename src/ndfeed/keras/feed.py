@@ -14,6 +14,7 @@ from functools import cache, partial
 from types import FrameType
 from typing import Any
 
+import keras
 import numpy as np
 
 from ndfeed.dataset.field import Field
@@ -23,6 +24,10 @@ from ndfeed.loader.options import Options, known_fields
 from ndfeed.loader.padding import PLAIN, padded_field, uneven_field
 from ndfeed.loader.pool import Pool
 from ndfeed.loader.ragged import formed
+
+_ON_TORCH = keras.backend.backend() == "torch"  # settled when Keras is imported
+if _ON_TORCH:
+    from ndfeed.keras.tensors import as_tensors
 
 
 class Passes:
@@ -110,14 +115,21 @@ class Examples:
         for name, stored in self._fields.items():
             field = uneven_field(stored, pads)
             if not field.ragged:
-                made[name] = np.zeros((1, *field.lengths), field.dtype)
+                made[name] = _known(np.zeros((1, *field.lengths), field.dtype))
                 continue
             shape = [index + 1 if length is None else length for length in field.shape or ()]
             fixed = padded_field(field, pads).shape or ()
             shape = [n if to is None else to for n, to in zip(shape, fixed, strict=True)]
             sample = np.zeros(shape, field.dtype)
-            made |= formed(field, [sample], "pad", pool, pads.get(name, PLAIN))
-        return self._options.structure.build(made)
+            padded = formed(field, [sample], "pad", pool, pads.get(name, PLAIN))
+            made |= {part: _known(values) for part, values in padded.items()}
+        example = self._options.structure.build(made)
+        return (example,) if keras.ops.is_tensor(example) else example  # as Keras does with arrays
+
+
+def _known(example: Any) -> Any:  # noqa: ANN401
+    """An example whose type Keras knows: it has none for arrays of text, but for its tensors."""
+    return keras.ops.convert_to_tensor(example) if example.dtype.kind in "SU" else example
 
 
 def adopt(frame: FrameType) -> None:
@@ -165,7 +177,8 @@ def _feed(kind: Any) -> Any:  # noqa: ANN401
 def _batches(feed: Any) -> Iterator[Any]:  # noqa: ANN401
     passes = feed.py_dataset.passes
     for batch in passes.train() if feed.counts else passes.look():
-        yield feed._standardize_batch(batch)
+        made = feed._standardize_batch(batch)
+        yield as_tensors(made) if _ON_TORCH else made
 
 
 def _batches_of(feed: "weakref.ref[Any]") -> Iterator[Any]:

@@ -24,6 +24,12 @@ def _array(values: Any) -> Any:  # noqa: ANN401
     return np.asanyarray(values)
 
 
+def encoded(values: Any) -> Any:  # noqa: ANN401
+    """An array of text as UTF-8; TensorFlow takes ASCII alone. Anything else as it is."""
+    text = isinstance(values, np.ndarray) and values.dtype.kind == "U"
+    return np.char.encode(values, "utf-8") if text else values
+
+
 class Adapter:
     """One for every process that a loader is used in, made when it is first iterated there.
 
@@ -84,3 +90,11 @@ class Arrays(Adapter):
     def finish(self, made: dict[str, Any]) -> Any:  # noqa: ANN401
         """Nothing but arrays."""
         return self.structure.build(as_arrays(self.structure.pick(made)))
+
+
+class Encoded(Arrays):
+    """The same, text as UTF-8."""
+
+    def finish(self, made: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Nothing but arrays, of bytes where they are text."""
+        return super().finish({name: encoded(values) for name, values in made.items()})

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.field import Field
 from ndfeed.errors import FieldError
+from ndfeed.loader.adapter import encoded
 from ndfeed.loader.engine import Several, counted
 from ndfeed.loader.options import Options, unheld
 from ndfeed.loader.padding import padded_field, uneven_field
@@ -136,7 +137,7 @@ class Form:
                     f"field {name!r}: batches of {expected} were expected by what map makes of "
                     f"the first sample, found {shape}; give all samples one shape in map"
                 )
-        return arrays
+        return {name: encoded(values) for name, values in arrays.items()}
 
     def element(self, tensors: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """The element of the ``tf.data.Dataset``, where some of its fields are ragged."""

@@ -5,6 +5,7 @@ loader. A tensor does, which goes where the dataset goes, also into graphs that 
 where nothing but graphs is left of a dataset, its threads and memory end with every pass.
 """
 
+import secrets
 import threading
 import weakref
 from collections.abc import Iterator
@@ -26,13 +27,23 @@ _MANY = 256  # batches; fewer may have been asked for ahead, by somebody who use
 
 
 class Source:
-    """What TensorFlow calls for a pass; handed on is the owner of the passes, if there is one."""
+    """What TensorFlow calls for a pass, with the contents of the passes' owner if there is one.
+
+    TensorFlow numbers Python functions in every process from 0. A graph that is sent to another
+    process may find a function of another dataset there, under the number of ours.
+    """
 
     def __init__(self, passes: "Passes") -> None:
         self._passes = weakref.ref(passes)
+        self._mark = passes.mark
 
-    def __call__(self, *_: NDArray[np.uint8]) -> Iterator[Any]:
+    def __call__(self, *owner: NDArray[np.uint8]) -> Iterator[Any]:
         """What the batches of a pass are made of."""
+        if owner and owner[0].tobytes() != self._mark:
+            raise RuntimeError(
+                "this dataset was made in another process, and only that one can make its "
+                "batches; call ndfeed.tf.dataset in the process that reads, with shard="
+            )
         passes = self._passes()
         if passes is None:
             raise RuntimeError("the dataset is gone: keep what ndfeed.tf.dataset returned")
@@ -47,7 +58,7 @@ class _Owner(np.ndarray[Any, np.dtype[np.uint8]]):
 
 def owner(passes: "Passes") -> tuple[tf.Tensor, ...]:
     """A tensor that keeps the passes alive; nothing where tensors are only symbols."""
-    made = np.zeros(_NO_CONSTANT, np.uint8).view(_Owner)
+    made = np.frombuffer(bytearray(passes.mark), np.uint8).view(_Owner)
     made.passes = passes
     with tf.init_scope():
         if not tf.executing_eagerly():
@@ -63,6 +74,7 @@ class Passes:
 
     def __init__(self, loader: Loader, form: Form, epochs: int | None, state: State | None) -> None:
         self.loader = loader
+        self.mark = secrets.token_bytes(_NO_CONSTANT)  # tells these passes from all others
         self._form = form
         self._epochs = epochs
         self._state = state
