@@ -6,74 +6,21 @@ them all at that many times the size.
 
 import errno
 import gc
-import os
 import random
-import shutil
 import signal
 import time
-import warnings
-from collections import Counter
 from functools import partial
 from itertools import count
-from traceback import extract_tb
 
+from faults.changing import CHANGES, Changer
 from faults.packs import PACKS, Case
 from faults.power_loss import STATES, record
 from faults.reads import READS, open_read
 from faults.seam import ERRORS, WRITES, Fault, failing, forked, kill, watch
+from faults.stops import stops
+from faults.tally import caught
 
 import ndfeed
-
-SLOW = 5.0  # seconds after which a case counts as hung
-
-
-class Tally(Counter):
-    """How many cases were tried, and how many of them went wrong, and how."""
-
-    WRONG = ("lost", "torn", "crashed", "hung", "other errors")
-
-    def __init__(self):
-        super().__init__()
-        self.examples = []
-
-    def bad(self, how, example):
-        """Count something that went wrong."""
-        self[how] += 1
-        if len(self.examples) < 10:
-            self.examples.append(f"{how}: {example}")
-
-    @property
-    def sound(self):
-        """Did nothing go wrong?"""
-        return not any(self[how] for how in self.WRONG)
-
-
-def caught(tally, what, function):
-    """Run a case: its error if it has one of ours; anything else is counted as wrong."""
-    tally["tried"] += 1
-    began = time.monotonic()
-    error = None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            function()
-    except ndfeed.Error as found:
-        error = found
-        if "\n" in str(found) and not isinstance(found, ndfeed.BadFilesError):
-            tally.bad("other errors", f"{what}: several lines: {found}")
-    except Exception as found:  # noqa: BLE001 - that is the question
-        tally.bad("other errors", f"{what}: {type(found).__name__}: {found}, {_origin(found)}")
-        error = found
-    if time.monotonic() - began > SLOW:
-        tally.bad("hung", what)
-    return error
-
-
-def _origin(error):
-    """The line of ours that an error went through last."""
-    frames = [frame for frame in extract_tb(error.__traceback__) if "ndfeed" in frame.filename]
-    return " ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in frames[-2:])
-
 
 def check_pack(tally, case, what):
     """What a fault left must be whole or absent, and the same call must go on."""
@@ -224,70 +171,11 @@ def _change_during(tally, read, what, at, change):
     read.restore()
 
 
-class Changer:
-    """Another process, which changes files when it is told to."""
-
-    def __init__(self):
-        self._orders, orders = os.pipe()[::-1]
-        done, self._done = os.pipe()[::-1]
-        self._child = os.fork()
-        if not self._child:
-            os.close(self._orders)
-            with open(orders) as lines:
-                for line in lines:
-                    how, *paths = line.rstrip("\n").split("\0")
-                    for path in paths:
-                        CHANGES[how](path)
-                    os.write(done, b".")
-            os._exit(0)
-        os.close(orders)
-        os.close(done)
-
-    def begin(self, how, paths):
-        """Begin to change files; gives what waits for the end of it."""
-        os.write(self._orders, ("\0".join([how, *map(str, paths)]) + "\n").encode())
-        return lambda: os.read(self._done, 1)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        os.close(self._orders)
-        os.close(self._done)
-        os.waitpid(self._child, 0)
-
-
-def _truncate(path):
-    os.truncate(path, os.path.getsize(path) // 2)
-
-
-def _overwrite(path):
-    """Other bytes of the same length, and the time put back."""
-    status = os.stat(path)
-    with open(path, "r+b") as file:
-        data = bytearray(file.read())
-        file.seek(0)
-        file.write(bytes(byte ^ 1 for byte in data))
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def _replace(path):
-    status = os.stat(path)
-    shutil.copyfile(path, f"{path}.other")
-    _overwrite(f"{path}.other")
-    os.utime(f"{path}.other", ns=(status.st_atime_ns, status.st_mtime_ns))
-    os.replace(f"{path}.other", path)
-
-
-def _remove(path):
-    os.unlink(path)
-
-
-CHANGES = {"truncate": _truncate, "overwrite": _overwrite, "replace": _replace, "remove": _remove}
 CAMPAIGNS = {
     "killed at every call": kills,
     "errors of every call of a pack": pack_errors,
     "power lost after every call": power_losses,
     "errors of every call of a read": read_errors,
     "files changed at every call of a read": changes,
+    "stopped while files change": stops,
 }
