@@ -6,7 +6,9 @@ them all at that many times the size.
 
 import errno
 import gc
+import os
 import random
+import shutil
 import signal
 import time
 from functools import partial
@@ -138,7 +140,7 @@ def changes(folder, tally, seed=0):
     """Another process changes a file at every call of a read that was begun before."""
     rng = random.Random(seed)
     with Changer() as changer:
-        for name in (name for name in READS if READS[name].changes):
+        for name in READS:
             read = open_read(name, folder / name)
             with read.opened() as ds, watch() as seen:
                 read.take(ds)
@@ -165,10 +167,57 @@ def _change_during(tally, read, what, at, change):
                 if not read.is_right(found):
                     tally.bad("torn", f"{what}: other values")
 
-    caught(tally, what, run)
+    _check_change(tally, what, caught(tally, what, run))
     for wait in done:
         wait()
     read.restore()
+
+
+def _check_change(tally, what, error):
+    """A change is not to be taken for damage, with advice that does not help."""
+    known = (ndfeed.ChangedError, ndfeed.MissingError)
+    if isinstance(error, ndfeed.Error) and not isinstance(error, known):
+        tally.bad("other errors", f"{what}: {type(error).__name__}: {error}")
+
+
+def changes_of_packs(folder, tally, seed=0):
+    """A file of the source changes at every call of a pack."""
+    rng = random.Random(seed)
+    for name in PACKS:
+        case = Case(name, folder / name, **_size(name, seed))
+        case.begin()
+        with watch() as seen:
+            case.run()
+        cases = [(at, how) for at in range(1, seen.count + 1) for how in CHANGES]
+        for number, (at, how) in enumerate(_some(cases, rng, 60)):
+            changed = Case(name, folder / f"{name} {number}", **_size(name, seed))
+            _change_source(tally, changed, f"{name}, {how} at call {at}", at, CHANGES[how], rng)
+            shutil.rmtree(folder / f"{name} {number}")
+
+
+def _change_source(tally, case, what, at, change, rng):
+    path = rng.choice(case.sources())
+
+    def happen(name, call, args):
+        child = os.fork()  # a writer of this process's own would end its leases
+        if not child:
+            change(path)
+            os._exit(0)
+        time.sleep(0.01)
+        try:
+            return call(*args)
+        finally:
+            waits.append(child)
+
+    waits = []
+    case.begin()
+    with watch(Fault(happen, at)):
+        error = caught(tally, what, case.run)
+    for child in waits:
+        os.waitpid(child, 0)
+    _check_change(tally, what, error)
+    if not case.is_whole_or_absent():
+        tally.bad("torn", what)
 
 
 CAMPAIGNS = {
@@ -177,5 +226,6 @@ CAMPAIGNS = {
     "power lost after every call": power_losses,
     "errors of every call of a read": read_errors,
     "files changed at every call of a read": changes,
+    "sources changed at every call of a pack": changes_of_packs,
     "stopped while files change": stops,
 }

@@ -223,7 +223,7 @@ def _compare(tally, case, read, ds):
 def _stopped_pack(case, folder, tally):
     packed = Case(case.name, folder)
     packed.begin()
-    _tell(folder, [path for path in (folder / "source").iterdir() if path.is_file()])
+    _tell(folder, packed.sources())
 
     def run():
         with watch(Fault(_stop, case.at)):
