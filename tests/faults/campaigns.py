@@ -24,6 +24,7 @@ from faults.tally import caught
 
 import ndfeed
 
+
 def check_pack(tally, case, what):
     """What a fault left must be whole or absent, and the same call must go on."""
     if not case.is_whole_or_absent():

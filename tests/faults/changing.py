@@ -3,6 +3,7 @@
 import os
 import shutil
 
+
 class Changer:
     """Another process, which changes files when it is told to."""
 

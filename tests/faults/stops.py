@@ -53,7 +53,16 @@ class Stop:
 def stops(folder, tally, seed=0):
     """Readers and packers are stopped at every call for longer than writers wait."""
     rng = random.Random(seed)
-    cases = [*_read_stops(folder / "count", rng), *_pack_stops(folder / "count", rng)]
+    run_all(
+        [*_read_stops(folder / "count", rng), *_pack_stops(folder / "count", rng)],
+        folder,
+        tally,
+        rng,
+    )
+
+
+def run_all(cases, folder, tally, rng):
+    """Stop the processes of some cases, change their files, continue them, count how they end."""
     wait = lease_break_time() + SPARE
     for first in range(0, len(cases), AT_ONCE):
         place = folder / f"round {first}"
@@ -166,7 +175,9 @@ class Stopped:
 def stop_all(running):
     """Wait until each has stopped, or ended without making so many calls."""
     until = time.monotonic() + PATIENCE
-    while not all([one.poll() for one in running]) and time.monotonic() < until:
+    left = running
+    while left and time.monotonic() < until:
+        left = [one for one in left if not one.poll()]
         time.sleep(0.002)
 
 
