@@ -1,6 +1,7 @@
 """Run the fault campaigns at many times their size, on all cores, and print what came of it.
 
     python tests/faults/run.py --times 100
+    python tests/faults/run.py --times 50 --first 50
     python tests/faults/run.py --times 3 --jobs 2 "power lost after every call"
 
 Every campaign runs once for each seed, in a process of its own. Prints a JSON line for each
@@ -41,6 +42,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("campaigns", nargs="*", metavar="CAMPAIGN", help="all, unless named")
     parser.add_argument("--times", type=int, default=1, help="how often, each with another seed")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed")
     parser.add_argument("--jobs", type=int, default=_cores(), help="processes (default: cores)")
     parser.add_argument("--folder", default=_default_folder(), help="where to make files")
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)  # a job: this seed alone
@@ -80,7 +82,7 @@ def _run_all(asked):
     with ThreadPoolExecutor(asked.jobs) as pool:
         jobs = [
             pool.submit(_start_job, name, seed, asked.folder)
-            for seed in range(asked.times)
+            for seed in range(asked.first, asked.first + asked.times)
             for name in names
         ]
         for job in as_completed(jobs):
