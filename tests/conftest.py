@@ -1,6 +1,8 @@
 """What holds for every test: no deadline for drawn examples, no trace in the user's cache."""
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -22,3 +24,17 @@ def cache_of_the_run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder in memory where there is one: what is killed here is a process, not a machine."""
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK):
+        yield tmp_path
+        return
+    made = shared / f"ndfeed-{os.getpid()}"
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
+    yield made
+    shutil.rmtree(made)

@@ -11,68 +11,18 @@ import random
 import shutil
 import signal
 import time
-import warnings
-from collections import Counter
 from functools import partial
 from itertools import count
-from traceback import extract_tb
 
+from faults.changing import CHANGES, Changer
 from faults.packs import PACKS, Case
 from faults.power_loss import STATES, record
 from faults.reads import READS, open_read
 from faults.seam import ERRORS, WRITES, Fault, failing, forked, kill, watch
+from faults.stops import stops
+from faults.tally import caught
 
 import ndfeed
-
-SLOW = 5.0  # seconds after which a case counts as hung
-
-
-class Tally(Counter):
-    """How many cases were tried, and how many of them went wrong, and how."""
-
-    WRONG = ("lost", "torn", "crashed", "hung", "other errors")
-
-    def __init__(self):
-        super().__init__()
-        self.examples = []
-
-    def bad(self, how, example):
-        """Count something that went wrong."""
-        self[how] += 1
-        if len(self.examples) < 10:
-            self.examples.append(f"{how}: {example}")
-
-    @property
-    def sound(self):
-        """Did nothing go wrong?"""
-        return not any(self[how] for how in self.WRONG)
-
-
-def caught(tally, what, function):
-    """Run a case: its error if it has one of ours; anything else is counted as wrong."""
-    tally["tried"] += 1
-    began = time.monotonic()
-    error = None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            function()
-    except ndfeed.Error as found:
-        error = found
-        if "\n" in str(found) and not isinstance(found, ndfeed.BadFilesError):
-            tally.bad("other errors", f"{what}: several lines: {found}")
-    except Exception as found:  # noqa: BLE001 - that is the question
-        tally.bad("other errors", f"{what}: {type(found).__name__}: {found}, {_origin(found)}")
-        error = found
-    if time.monotonic() - began > SLOW:
-        tally.bad("hung", what)
-    return error
-
-
-def _origin(error):
-    """The line of ours that an error went through last."""
-    frames = [frame for frame in extract_tb(error.__traceback__) if "ndfeed" in frame.filename]
-    return " ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in frames[-2:])
 
 
 def check_pack(tally, case, what):
@@ -191,7 +141,7 @@ def changes(folder, tally, seed=0):
     """Another process changes a file at every call of a read that was begun before."""
     rng = random.Random(seed)
     with Changer() as changer:
-        for name in (name for name in READS if READS[name].changes):
+        for name in READS:
             read = open_read(name, folder / name)
             with read.opened() as ds, watch() as seen:
                 read.take(ds)
@@ -218,76 +168,65 @@ def _change_during(tally, read, what, at, change):
                 if not read.is_right(found):
                     tally.bad("torn", f"{what}: other values")
 
-    caught(tally, what, run)
+    _check_change(tally, what, caught(tally, what, run))
     for wait in done:
         wait()
     read.restore()
 
 
-class Changer:
-    """Another process, which changes files when it is told to."""
+def _check_change(tally, what, error):
+    """A change is not to be taken for damage, with advice that does not help."""
+    known = (ndfeed.ChangedError, ndfeed.MissingError)
+    if isinstance(error, ndfeed.Error) and not isinstance(error, known):
+        tally.bad("other errors", f"{what}: {type(error).__name__}: {error}")
 
-    def __init__(self):
-        self._orders, orders = os.pipe()[::-1]
-        done, self._done = os.pipe()[::-1]
-        self._child = os.fork()
-        if not self._child:
-            os.close(self._orders)
-            with open(orders) as lines:
-                for line in lines:
-                    how, *paths = line.rstrip("\n").split("\0")
-                    for path in paths:
-                        CHANGES[how](path)
-                    os.write(done, b".")
+
+def changes_of_packs(folder, tally, seed=0):
+    """A file of the source changes at every call of a pack."""
+    rng = random.Random(seed)
+    for name in PACKS:
+        case = Case(name, folder / name, **_size(name, seed))
+        case.begin()
+        with watch() as seen:
+            case.run()
+        cases = [(at, how) for at in range(1, seen.count + 1) for how in CHANGES]
+        for number, (at, how) in enumerate(_some(cases, rng, 60)):
+            changed = Case(name, folder / f"{name} {number}", **_size(name, seed))
+            _change_source(tally, changed, f"{name}, {how} at call {at}", at, CHANGES[how], rng)
+            shutil.rmtree(folder / f"{name} {number}")
+
+
+def _change_source(tally, case, what, at, change, rng):
+    path = rng.choice(case.sources())
+
+    def happen(name, call, args):
+        child = os.fork()  # a writer of this process's own would end its leases
+        if not child:
+            change(path)
             os._exit(0)
-        os.close(orders)
-        os.close(done)
+        time.sleep(0.01)
+        try:
+            return call(*args)
+        finally:
+            waits.append(child)
 
-    def begin(self, how, paths):
-        """Begin to change files; gives what waits for the end of it."""
-        os.write(self._orders, ("\0".join([how, *map(str, paths)]) + "\n").encode())
-        return lambda: os.read(self._done, 1)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        os.close(self._orders)
-        os.close(self._done)
-        os.waitpid(self._child, 0)
-
-
-def _truncate(path):
-    os.truncate(path, os.path.getsize(path) // 2)
+    waits = []
+    case.begin()
+    with watch(Fault(happen, at)):
+        error = caught(tally, what, case.run)
+    for child in waits:
+        os.waitpid(child, 0)
+    _check_change(tally, what, error)
+    if not case.is_whole_or_absent():
+        tally.bad("torn", what)
 
 
-def _overwrite(path):
-    """Other bytes of the same length, and the time put back."""
-    status = os.stat(path)
-    with open(path, "r+b") as file:
-        data = bytearray(file.read())
-        file.seek(0)
-        file.write(bytes(byte ^ 1 for byte in data))
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def _replace(path):
-    status = os.stat(path)
-    shutil.copyfile(path, f"{path}.other")
-    _overwrite(f"{path}.other")
-    os.utime(f"{path}.other", ns=(status.st_atime_ns, status.st_mtime_ns))
-    os.replace(f"{path}.other", path)
-
-
-def _remove(path):
-    os.unlink(path)
-
-
-CHANGES = {"truncate": _truncate, "overwrite": _overwrite, "replace": _replace, "remove": _remove}
 CAMPAIGNS = {
     "killed at every call": kills,
     "errors of every call of a pack": pack_errors,
     "power lost after every call": power_losses,
     "errors of every call of a read": read_errors,
     "files changed at every call of a read": changes,
+    "sources changed at every call of a pack": changes_of_packs,
+    "stopped while files change": stops,
 }

@@ -74,6 +74,10 @@ class Case:
         self.after = tree(self.folder)
         self._sources = tree(self._source)
 
+    def sources(self):
+        """The files that are packed."""
+        return [path for path in sorted(self._source.iterdir()) if path.is_file()]
+
     def begin(self):
         """Put everything back to where it was before the first run."""
         shutil.rmtree(self.folder, ignore_errors=True)

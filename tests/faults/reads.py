@@ -58,7 +58,6 @@ class Kind:
     options: dict
     name: str = ""
     take: object = lambda ds: ds[:]["data"]
-    changes: bool = False  # is what it reads the file itself, each time?
 
 
 def _by_loader(ds):
@@ -81,14 +80,14 @@ def _in_memory(ds):
 
 ROW, FILE = {"sample": "row"}, {"sample": "file"}
 READS = {
-    "rows of a mapped file": Kind(_one_npy, ROW, "x.npy", changes=True),
-    "rows of many mapped files": Kind(_many_npy, ROW, take=_scattered, changes=True),
-    "rows by position": Kind(_many_npy, {**ROW, "mapped": False}, take=_scattered, changes=True),
-    "samples that are files": Kind(_sample_npy, FILE, changes=True),
-    "stored archives": Kind(_stored_npz, ROW, take=_scattered, changes=True),
-    "compressed archives": Kind(_deflated_npz, ROW, changes=True),
-    "a raw file": Kind(_raw, {"dtype": "<i8", "shape": (WIDTH,)}, "x.bin", changes=True),
-    "a packed dataset": Kind(_packed, {}, "packed", take=_scattered, changes=True),
+    "rows of a mapped file": Kind(_one_npy, ROW, "x.npy"),
+    "rows of many mapped files": Kind(_many_npy, ROW, take=_scattered),
+    "rows by position": Kind(_many_npy, {**ROW, "mapped": False}, take=_scattered),
+    "samples that are files": Kind(_sample_npy, FILE),
+    "stored archives": Kind(_stored_npz, ROW, take=_scattered),
+    "compressed archives": Kind(_deflated_npz, ROW),
+    "a raw file": Kind(_raw, {"dtype": "<i8", "shape": (WIDTH,)}, "x.bin"),
+    "a packed dataset": Kind(_packed, {}, "packed", take=_scattered),
     "a loader": Kind(_many_npy, ROW, take=_by_loader),
     "a loader of compressed archives": Kind(_deflated_npz, ROW, take=_by_loader),
     "memory of its own": Kind(_deflated_npz, ROW, take=_in_memory),

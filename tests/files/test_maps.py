@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from children import finish, run, start
+from children import finish, run, short_lease_breaks, start
 
 import ndfeed
 from ndfeed.files import keeper
@@ -540,7 +540,6 @@ def test_two_datasets_of_one_folder_do_not_disturb_each_other(tmp_path):
     np.testing.assert_array_equal(second[1150]["data"], rows(11)[0])
 
 
-BREAK_TIME = Path("/proc/sys/fs/lease-break-time")
 STOPPED = """
 import signal
 from ndfeed.files.maps import Maps
@@ -568,12 +567,10 @@ except ndfeed.ChangedError as error:
 @pytest.fixture
 def short_breaks():
     """Have the kernel let writers go on sooner; still later than other tests need."""
-    if not can.lease or not os.access(BREAK_TIME, os.W_OK):
-        pytest.skip("only root can set how long writers wait")
-    before = BREAK_TIME.read_text()
-    BREAK_TIME.write_text("3")
-    yield 3
-    BREAK_TIME.write_text(before)
+    with short_lease_breaks(3) as shortened:
+        if not can.lease or not shortened:
+            pytest.skip("only root can set how long writers wait")
+        yield 3
 
 
 def test_a_stop_longer_than_writers_wait_is_noticed(tmp_path, short_breaks):

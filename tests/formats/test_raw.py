@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from itertools import chain
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +10,6 @@ from formats.reading import same
 from hostile import assert_harmless, contained, damaged, watch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mutations import binaries, json_texts
 
 import ndfeed
 from ndfeed.errors import FormatError, LimitError, UnsupportedError
@@ -280,55 +278,6 @@ def test_a_layout_that_is_too_long_is_not_read(write):
 
     with pytest.raises(LimitError, match=r"x\.bin\.json: at most 65536 bytes.*found 70019"):
         ndfeed.open(path)
-
-
-def meant(text):
-    """What a layout says, as NumPy alone reads the tokens by it; ``None`` if NumPy cannot."""
-    found = json.loads(text.removeprefix(b"\xef\xbb\xbf").decode())
-    shape = found.get("shape", ())
-    try:
-        dtype = np.dtype(getattr(ml_dtypes, found["dtype"], found["dtype"]))
-        offset = found.get("offset", 0)
-        values = np.frombuffer(TOKENS.tobytes(), np.uint8)[offset:].view(dtype)
-        values = values.reshape(-1, *([shape] if isinstance(shape, int) else shape))
-        return values.astype(dtype.newbyteorder("="))
-    except (TypeError, ValueError):
-        return None
-
-
-LAYOUTS = [
-    {"dtype": "uint16", "shape": [2, 3], "offset": 12},
-    {"dtype": "<M8[25s]", "more": {"text": "x", "list": [1, 2]}},
-    {"dtype": "bfloat16", "shape": 4},
-]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["dtype"])
-def test_ten_thousand_edited_layouts(tmp_path, layout):
-    """Each is refused by one of our errors, or read just as it says."""
-    path = tmp_path / "x.bin"
-    path.write_bytes(TOKENS.tobytes())
-    beside = path.with_name("x.bin.json")
-    text = json.dumps(layout).encode()
-    read = {}
-    problems = []
-    for edited in chain(json_texts(layout, 2500), binaries(text, 900)):
-        beside.write_bytes(edited)
-        try:
-            with watch(path, beside):
-                found = raw.beside(bytes(path))
-        except FormatError as error:
-            problems.append(str(error))
-            continue
-        if found not in read:
-            read[found] = contained(path), meant(edited)
-
-    assert all(problem.startswith(f"{beside}: ") and len(problem) < 1000 for problem in problems)
-    alike = [
-        same(got, {"data": wanted}) for got, wanted in read.values() if got and wanted is not None
-    ]
-    assert len(alike) > 5
-    assert all(alike)
 
 
 def test_layout_that_is_a_folder(write):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from faults.seam import BROKEN, system, tree
 from pack import making
+from pack.attacking import IN_THE_WAY, NAMES, damaged, everything, replaced, two
 from pack.making import same
 
 import ndfeed
@@ -40,42 +41,12 @@ def place(request, tmp_path, monkeypatch):
     assert found == {"notes": b"years of work", "data.npy": b"other years of work"}
 
 
-def two(place):
-    """A packed dataset, and something to append to it."""
-    a, b = np.arange(40.0).reshape(10, 4), np.arange(40.0, 80.0).reshape(10, 4)
-    np.save(place / "a.npy", a)
-    np.save(place / "b.npy", b)
-    ndfeed.pack(place / "a.npy", place / "packed")
-    return np.concatenate([a, b])
-
-
-def everything(folder):
-    """All below a folder: bytes, and where links lead; links are not followed."""
-    return {
-        path.relative_to(folder).as_posix(): (
-            os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else 0
-        )
-        for path in sorted(folder.rglob("*"))
-    }
-
-
 def attempted(*args, **options):
     """What packing gives, and the error that it raises instead."""
     try:
         return ndfeed.pack(*args, **options), None
     except ndfeed.Error as error:
         return None, error
-
-
-IN_THE_WAY = {
-    "a link to a folder": lambda at, precious: at.symlink_to(precious),
-    "a link to a file": lambda at, precious: at.symlink_to(precious / "notes"),
-    "a dangling link": lambda at, precious: at.symlink_to(precious / "nothing"),
-    "a file": lambda at, precious: at.write_bytes(b"mine"),
-    "a hard link": lambda at, precious: os.link(precious / "notes", at),
-    "a folder": lambda at, precious: shutil.copytree(precious, at),
-    "an empty folder": lambda at, precious: at.mkdir(),
-}
 
 
 @pytest.mark.parametrize("what", IN_THE_WAY)
@@ -105,13 +76,6 @@ def test_the_command_says_so_in_one_line(place):
     assert done.returncode == 1
     assert "packed/00001: in the place of the part that is to be added" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-NAMES = [
-    ".packed.x.packing",
-    f".packed.{'0' * 32}.packing",
-    f".packed.{'0' * 32}-{'1' * 32}.packing",
-]
 
 
 @pytest.mark.parametrize("append", [False, True])
@@ -168,15 +132,6 @@ def test_names_of_folders_of_work_cannot_be_foreseen(place):
         shutil.rmtree(journal.parent)
 
     assert len(names) == 2
-
-
-def replaced(at, what, precious):
-    """Put something else in place of what is at a path."""
-    if at.is_dir() and not at.is_symlink():
-        shutil.rmtree(at)
-    else:
-        at.unlink(missing_ok=True)
-    IN_THE_WAY[what](at, precious)
 
 
 @pytest.mark.parametrize("what", [w for w in IN_THE_WAY if "link" in w])
@@ -247,18 +202,6 @@ def test_a_folder_of_work_must_be_this_users_alone(place, how):
             ndfeed.pack(ds, place / "packed", **making.PIECES, **options)
         kept = everything(place)
         assert before.items() <= kept.items()
-
-
-def damaged(place):
-    """A packed dataset of which every column is damaged, its bytes before, and its source."""
-    ds = making.npz_of_samples(place / "source", files=6)
-    ndfeed.pack(ds, place / "packed", rows_per_part=3)
-    before = tree(place / "packed")
-    for path in (place / "packed").glob("*/*.npy"):
-        data = bytearray(path.read_bytes())
-        data[-1] ^= 1
-        path.write_bytes(data)
-    return ds, before
 
 
 @pytest.mark.parametrize("what", IN_THE_WAY)

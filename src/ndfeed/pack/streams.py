@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Group, is_converted
 from ndfeed.dataset.rowset import stretches
-from ndfeed.errors import ChangedError, MissingError
+from ndfeed.errors import ChangedError, Error, MissingError
 from ndfeed.files.file import File
 from ndfeed.formats.array import DEFLATE, GZIP, RAW, c_strides
 from ndfeed.formats.inflate import Decoding
@@ -126,13 +126,20 @@ class Cursor:
 
     def _fetch(self, start: int, out: NDArray[np.uint8]) -> None:
         memory: memoryview = out.data
-        if self._decoding is not None:
-            self._decoding.skip(start - self._decoding.at)
-            self._decoding.read_into(memory)
-        elif self._file is not None:
-            column = self.columns[0]
-            offset = int(column.table.offset[column.arrays[self._part]])
-            self._file.read_into(offset + start, [memory])
+        file = self._file
+        if file is None:
+            return
+        try:
+            if self._decoding is not None:
+                self._decoding.skip(start - self._decoding.at)
+                self._decoding.read_into(memory)
+            else:
+                column = self.columns[0]
+                offset = int(column.table.offset[column.arrays[self._part]])
+                file.read_into(offset + start, [memory])
+        except Error:
+            file.recheck()  # a file that changed while it was read may look damaged
+            raise
 
     def finish(self) -> None:
         """Decode what is left of the stream at hand, so that its checksum is compared."""
