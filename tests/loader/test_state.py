@@ -439,4 +439,4 @@ def test_an_epoch_that_no_loader_comes_to_is_a_damaged_state(small):
     with ndfeed.loader(small, 7) as loader:
         state = loader.state_dict()
         with pytest.raises(ndfeed.ResumeError, match="epoch is out of bounds"):
-            loader.load_state_dict(state | {"epoch": (1 << 62) + 1})
+            loader.load_state_dict(state | {"epoch": 1 << 62})

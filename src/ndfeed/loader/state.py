@@ -80,7 +80,7 @@ class State:
         for name, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int):
                 raise _damaged(f"{name} is {_brief(value)}")
-            most = LARGEST_EPOCH if name == "epoch" else LARGEST_SEED
+            most = LARGEST_EPOCH - 1 if name == "epoch" else LARGEST_SEED  # there is a next one
             if not (-LARGEST_SEED if name == "seed" else 0) <= value <= most:
                 raise _damaged(f"{name} is out of bounds")
         made = cls(order=_order(state.get("order")), data=data, **numbers)  # type: ignore[arg-type]
