@@ -406,3 +406,11 @@ def test_states_are_frozen(tmp_path):
         "rows": 10,
     }
     assert state["order"]["kind"] == "exact"
+
+
+def test_an_epoch_that_no_loader_comes_to_is_a_damaged_state(small):
+    """What a loader takes from a state it also takes from the caller."""
+    with ndfeed.loader(small, 7) as loader:
+        state = loader.state_dict()
+        with pytest.raises(ndfeed.ResumeError, match="epoch is out of bounds"):
+            loader.load_state_dict(state | {"epoch": 1 << 62})

@@ -125,7 +125,8 @@ def _field(
         if not differing and certain:
             differing = set(range(first.ndim))
         shape = tuple(None if axis in differing else n for axis, n in enumerate(first.shape))
-    dtype = getattr(values, "dtype", first.dtype)
+    found = getattr(values, "dtype", None)  # a tensor of some framework has another
+    dtype = found if isinstance(found, np.dtype) else first.dtype
     if dtype.kind in "US":  # the widest text of those tried
         dtype = max([dtype, *(sample.dtype for sample in samples)], key=lambda one: one.itemsize)
     return Field(name, dtype, shape, dtype.str)

@@ -28,7 +28,7 @@ from ndfeed.loader.padding import PadTo, PadValue
 from ndfeed.loader.plan import batch_bytes, planned
 from ndfeed.loader.ragged import Ragged
 from ndfeed.loader.report import Report, reported
-from ndfeed.loader.state import State
+from ndfeed.loader.state import LARGEST_EPOCH, State
 from ndfeed.loader.structure import Fields
 from ndfeed.order.orders import Order
 from ndfeed.order.share import Share
@@ -177,7 +177,7 @@ class Loader:
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        number = as_count("epoch", epoch, 0, 1 << 62)
+        number = as_count("epoch", epoch, 0, LARGEST_EPOCH)
         if self._pass:
             self._next = number
             return

@@ -22,6 +22,7 @@ _SHOWN = 4  # values that an error lists
 
 VERSION = 1
 LARGEST_SEED = 1 << 255
+LARGEST_EPOCH = 1 << 62
 _MOST_TEXT, _MOST_SHOWN = 1000, 200
 _MOST_PARAMETERS = 64
 _OTHER = "load what state_dict() gave, or begin anew"
@@ -79,7 +80,8 @@ class State:
         for name, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int):
                 raise _damaged(f"{name} is {_brief(value)}")
-            if not (-LARGEST_SEED if name == "seed" else 0) <= value <= LARGEST_SEED:
+            most = LARGEST_EPOCH - 1 if name == "epoch" else LARGEST_SEED  # there is a next one
+            if not (-LARGEST_SEED if name == "seed" else 0) <= value <= most:
                 raise _damaged(f"{name} is out of bounds")
         made = cls(order=_order(state.get("order")), data=data, **numbers)  # type: ignore[arg-type]
         if made.samples > made.rows:
