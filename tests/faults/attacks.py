@@ -4,8 +4,9 @@
 
 Every attack runs in a process of its own, beside a folder of somebody's files. Prints a line for
 each, and the counts: files outside the dataset that were touched, wrong results, crashes, calls
-that took over 5 s, raw control characters in any output, tracebacks. The exit status is 1 if
-anything went wrong. Attacks that only root can try are skipped for others.
+that took over 5 s of processor time (or 60 s in all), raw control characters in any output,
+tracebacks, but not what Python prints of interrupts in callbacks of weak references. The exit
+status is 1 if anything went wrong. Attacks that only root can try are skipped for others.
 """
 
 import gc
