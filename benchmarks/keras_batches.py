@@ -67,7 +67,7 @@ def feed(data):
     from keras.src.trainers.data_adapters import get_data_adapter
 
     adapter = get_data_adapter(data)
-    return {
+    yield from {  # the adapter lives as long as this does
         "torch": adapter.get_torch_dataloader,
         "jax": adapter.get_jax_iterator,
         "tensorflow": adapter.get_tf_dataset,

@@ -36,6 +36,13 @@ def ds(tmp_path_factory):
     return images(tmp_path_factory.mktemp("images"))
 
 
+@pytest.fixture(scope="module", params=["several in a piece", "one by one"])
+def handed_over(request, tmp_path_factory):
+    """Images, and the memory with which their batches are handed to TensorFlow in that way."""
+    shape = (80, 80, 3) if request.param == "one by one" else (4, 4, 3)
+    return images(tmp_path_factory.mktemp("images"), shape=shape), "2MB"
+
+
 class TestArguments(ArgumentContract):
     make = staticmethod(ndfeed.tf.dataset)
     listed = tuple  # TensorFlow takes a list for a tensor
@@ -218,9 +225,10 @@ def test_a_pass_left_early_counts_as_begun(ds):
     assert labels(data) == labels(loader)
 
 
-def test_iterators_are_independent(ds):
+def test_iterators_are_independent(handed_over):
     """As those of any other ``tf.data.Dataset``: each is an epoch, whole, whoever else reads."""
-    data = ndfeed.tf.dataset(ds, 10, shuffle=True)
+    ds, memory = handed_over
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, memory=memory)
     loader = ndfeed.loader(ds, 10, shuffle=True)
     epochs = [labels(loader) for _ in range(4)]
     first = iter(data)
@@ -244,7 +252,7 @@ def test_many_passes_at_a_time(tmp_path):
     np.testing.assert_array_equal(np.bincount(rows), np.full(3000, 4))
 
 
-def test_the_service_of_tf_data_in_this_process(ds):
+def test_the_service_of_tf_data_in_this_process(handed_over):
     """It asks for passes from threads of its own, and for one it does not use."""
     code = """
 import json, os, sys
@@ -255,18 +263,22 @@ service = tf.data.experimental.service
 dispatcher = service.DispatchServer()
 address = dispatcher.target.split("://")[1]
 worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=address))
-data = ndfeed.tf.dataset(ndfeed.open(sys.argv[1]), 10, shuffle=True)
+data = ndfeed.tf.dataset(ndfeed.open(sys.argv[1]), 10, shuffle=True,
+                         memory=sys.argv[2])
 served = data.apply(service.distribute(service.ShardingPolicy.DYNAMIC, dispatcher.target))
 print(json.dumps([sorted(v for batch in served for v in batch["label"].numpy().tolist())
                   for _ in range(2)]), flush=True)
 os._exit(0)
 """
-    assert run(code, ds.files[0])[0] == [list(range(100))] * 2
+    ds, memory = handed_over
+
+    assert run(code, ds.files[0], memory)[0] == [list(range(100))] * 2
 
 
-def test_validation_and_evaluation_beside_the_training(ds):
+def test_validation_and_evaluation_beside_the_training(handed_over):
     """On the very dataset that is trained on, in the middle of an epoch: both are whole."""
-    data = ndfeed.tf.dataset(ds, 10, shuffle=True)
+    ds, memory = handed_over
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, memory=memory)
     expected = ndfeed.loader(ds, 10, shuffle=True)
     model = recorder()
     other = recorder()
