@@ -40,7 +40,8 @@ def describe(file: File, found: list[zip.Member], notes: tuple[str, ...] = ()) -
     arrays: list[Array] = []
     remarks = list(notes)
     room = _MOST_HEADERS
-    for name, member in _chosen(found, remarks).items():
+    chosen = _chosen(found, remarks)
+    for name, member in chosen.items():
         stream = _stream(file, member)
         preamble = _preamble(file, stream)
         if preamble is None:
@@ -53,7 +54,8 @@ def describe(file: File, found: list[zip.Member], notes: tuple[str, ...] = ()) -
         header = npy.header_of(file.path, preamble, stream.offset)
         arrays += npy.arrays(file.path, name, header, stream)
         remarks += header.alone.notes
-    _refuse_sparse(file.path, arrays)
+    if "shape" in chosen:  # or it is no sparse matrix
+        _refuse_sparse(file.path, arrays)
     if not arrays:
         raise FormatError(file.path, f"no arrays among its {len(found)} members")
     more = len(remarks) - _MOST_REMARKS
