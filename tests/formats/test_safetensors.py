@@ -104,7 +104,7 @@ def test_header_that_is_no_object_is_refused(tmp_path, text):
 
 def test_empty_header_has_no_tensors(write):
     """The reference writes and reads it."""
-    assert describe(write({})) == ("safetensors", (), ())
+    assert describe(write({})) == Description("safetensors", (), ())
 
 
 # Offsets

@@ -28,6 +28,8 @@ from ndfeed.index.table import Ints, Table
 
 T = TypeVar("T")
 
+# A field of the only file there is: its name, type and shape, and its samples as records.
+_Source = tuple[str, np.dtype, tuple[int | None, ...], NDArray[np.void]]
 _BYTE = np.dtype(np.uint8)
 # Bytes of a large stream that are kept behind the row that was read last.
 _KEPT_BEHIND = 32 << 20
@@ -41,7 +43,7 @@ class Reader:
         self._columns = group.columns
         self._whole = WholeFiles(group.columns) if group.by_file else None
         self.maps = maps
-        self._records: list[NDArray[np.void]] = []
+        self._sources: list[_Source] = []
         fields = [column.field for column in group.columns]
         self._names = [(f.name, f.dtype, (-1, *(f.shape or ()))) for f in fields]
         alone = len(group.starts) == 2
@@ -49,7 +51,7 @@ class Reader:
         row = sum(int(c.nbytes[0]) for c in group.columns if c.even)
         self._many = -(-system.LARGE // max(row, 1))  # samples that need a look at what is free
         self._row = row
-        self._short = all(
+        self._short = maps is not None and all(
             c.plain and c.size and not c.any_swapped and (alone or c.size <= rows.LARGE_ROW)
             for c in group.columns
         )
@@ -61,22 +63,22 @@ class Reader:
         """Put ``samples``, which are in range, into ``batch``, in new memory."""
         if len(samples) >= self._many:
             system.require_memory(len(samples) * self._row, group.table.path(0))
-        if self._shortly(self._read_short, group, samples, batch):
+        way = self._read_scattered if self._alone is None else self._read_one
+        if self._shortly(way, group, samples, batch):
             return
         for target in self.fill(group, samples, {}):
             batch[target.column.field.name] = target.arrays
 
     # The ways below do what ``fill`` does, for plain rows in mapped files, in as few calls
-    # as can be: such a batch costs so little that every call of Python's shows.
+    # as can be: such a batch costs so little that every call of Python's shows. For the same
+    # reason ``maps.read`` is given methods and their arguments here, not functions made for it.
 
-    def _shortly(
-        self, way: Callable[..., None], group: Group, samples: Ints, *others: object
-    ) -> bool:
+    def _shortly(self, way: Callable[..., None], group: Group, samples: Ints, other: Any) -> bool:  # noqa: ANN401
         """Go a short way, if there is one for this group now."""
-        if self.maps is None or not self._short or not len(samples):
+        if not self._short or not len(samples):
             return False
         try:
-            way(self.maps, group, samples, *others)
+            way(self.maps, group, samples, other)
         except Unmappable:
             return False
         except (ChangedError, MissingError):
@@ -84,43 +86,19 @@ class Reader:
             raise
         return True
 
-    def _read_short(self, maps: Maps, group: Group, samples: Ints, batch: dict[str, Any]) -> None:
-        if self._alone is not None:
-            self._read_one(maps, self._alone, samples, batch)
-        else:
-            self._read_scattered(maps, group.locate(samples), batch)
+    def _read_one(self, maps: Maps, _: Group, samples: Ints, batch: dict[str, Any]) -> None:
+        maps.read(self._alone, self._copy_one, samples, batch)  # type: ignore[arg-type]
 
-    def _lend_short(
-        self,
-        maps: Maps,
-        group: Group,
-        samples: Ints,
-        batch: dict[str, Any],
-        room: Callable[[], dict[str, NDArray[Any]]],
-    ) -> None:
-        if self._alone is None and not rows.consecutive(samples):
-            self._read_scattered(maps, group.locate(samples), batch)
-            return
-        arrays = room()
-        if self._alone is not None:
-            self._fill_one(maps, self._alone, samples, arrays)
-        else:
-            self._fill_stretch(maps, group, samples, arrays)
-        batch.update(arrays)
+    def _copy_one(self, samples: Ints, batch: dict[str, Any]) -> None:
+        for name, dtype, shape, records in self._sources or self._found_sources():
+            batch[name] = records.take(samples).view(dtype).reshape(shape)
 
-    def _all_records(self, maps: Maps) -> list[NDArray[np.void]]:
-        """The only file's samples, column by column; it is entered."""
-        if not self._records:  # in one step: another thread may be here too
-            self._records = [rows.records_of(column, maps) for column in self._columns]
-        return self._records
-
-    def _read_one(self, maps: Maps, file: int, samples: Ints, batch: dict[str, Any]) -> None:
-        def copy() -> None:
-            every = zip(self._names, self._all_records(maps), strict=True)
-            for (name, dtype, shape), records in every:
-                batch[name] = records.take(samples).view(dtype).reshape(shape)
-
-        maps.read(file, copy)
+    def _found_sources(self) -> list[_Source]:
+        """The only file's samples, field by field; it is entered."""
+        every = zip(self._names, self._columns, strict=True)
+        found = [(*known, rows.records_of(column, self.maps)) for known, column in every]  # type: ignore[arg-type]
+        self._sources = found  # in one step: another thread may be here too
+        return found
 
     def lend(
         self,
@@ -135,10 +113,14 @@ class Reader:
         It has an array for every field. What one call gathers from many files comes in memory
         that this call makes: to copy it once more would take as long as gathering it.
         """
-        if self._shortly(self._lend_short, group, samples, batch, room):
+        many = self._short and self._alone is None and len(samples)
+        scattered = many and not rows.consecutive(samples)
+        if scattered and self._shortly(self._read_scattered, group, samples, batch):
             return
         arrays = room()
-        self.fill(group, samples, arrays, decoded)
+        way = self._fill_stretch if self._alone is None else self._fill_one
+        if scattered or not self._shortly(way, group, samples, arrays):
+            self.fill(group, samples, arrays, decoded)
         batch.update(arrays)
 
     def _fill_stretch(
@@ -164,26 +146,28 @@ class Reader:
         maps.read(file, copy)
 
     def _fill_one(
-        self, maps: Maps, file: int, samples: Ints, arrays: Mapping[str, NDArray[Any]]
+        self, maps: Maps, _: Group, samples: Ints, arrays: Mapping[str, NDArray[Any]]
     ) -> None:
-        def copy() -> None:
-            for (name, _, _), records in zip(self._names, self._all_records(maps), strict=True):
-                room = arrays[name].reshape(-1).view(_BYTE).view(records.dtype)
-                rows.take(records, samples, room)
+        maps.read(self._alone, self._copy_into, samples, arrays)  # type: ignore[arg-type]
 
-        maps.read(file, copy)
+    def _copy_into(self, samples: Ints, arrays: Mapping[str, NDArray[Any]]) -> None:
+        for name, _, _, records in self._sources or self._found_sources():
+            room = arrays[name].reshape(-1).view(_BYTE).view(records.dtype)
+            rows.take(records, samples, room)
 
-    def _read_scattered(self, maps: Maps, place: Place, batch: dict[str, Any]) -> None:
+    def _read_scattered(
+        self, maps: Maps, group: Group, samples: Ints, batch: dict[str, Any]
+    ) -> None:
+        place = group.locate(samples)
         file = self._columns[0].file[place.part]
+        maps.read(file, self._copy_scattered, maps, place, file, batch)
 
-        def copy() -> None:
-            for (name, dtype, shape), column in zip(self._names, self._columns, strict=True):
-                start = place.row * column.size
-                start += column.first[place.part]
-                found = rows.by_address(maps, file, start, column.size)
-                batch[name] = found.view(dtype).reshape(shape)
-
-        maps.read(file, copy)
+    def _copy_scattered(self, maps: Maps, place: Place, file: Ints, batch: dict[str, Any]) -> None:
+        for (name, dtype, shape), column in zip(self._names, self._columns, strict=True):
+            start = place.row * column.size
+            start += column.first[place.part]
+            found = rows.by_address(maps, file, start, column.size)
+            batch[name] = found.view(dtype).reshape(shape)
 
     def fill(
         self,

@@ -31,7 +31,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,7 +118,7 @@ class Maps:
 
     def bytes(self, file: int) -> NDArray[np.uint8]:
         """All bytes of a file that was entered."""
-        return self._entered(file).bytes
+        return (self._maps[file] or self._entered(file)).bytes  # asked for every large row
 
     def fd(self, file: int) -> int:
         """The descriptor of a file that was entered."""
@@ -146,8 +146,8 @@ class Maps:
                 found = self._records[size, step] = low, span
         return found
 
-    def read(self, files: int | NDArray[np.int64], copy: Callable[[], T]) -> T:
-        """What ``copy`` returns, which may look at the bytes of ``files`` and must keep no view.
+    def read(self, files: int | NDArray[np.int64], copy: Callable[..., T], *args: Any) -> T:  # noqa: ANN401
+        """What ``copy(*args)`` returns, which may look at the bytes of ``files`` and keep no view.
 
         This is the one way to read mapped bytes. It takes a function since the end of a ``with``
         statement, if written in Python, can be lost to an interrupt.
@@ -161,7 +161,7 @@ class Maps:
                     if not self._complete or elapsed() > until:
                         until = self._prepare(files)
                     try:
-                        found = copy()
+                        found = copy(*args)
                     except Exception:  # torn bytes may look like any fault
                         self._check(files, until)
                         raise

@@ -60,7 +60,8 @@ def describe(
     remarks = list(notes)
     room = _MOST_HEADERS
     narrowed = False
-    for name, member in _chosen(found, remarks).items():
+    chosen = _chosen(found, remarks)
+    for name, member in chosen.items():
         try:
             made, own, long = _member(file, name, member)
         except UnsupportedError as error:
@@ -74,7 +75,8 @@ def describe(
         room -= long
         if room < 0:
             raise LimitError(file.path, "many long headers; save structures as plain arrays")
-    _refuse_sparse(file.path, arrays)
+    if "shape" in chosen:  # or it is no sparse matrix
+        _refuse_sparse(file.path, arrays)
     if not arrays:
         raise FormatError(file.path, f"no arrays among its {len(found)} members")
     more = len(remarks) - _MOST_REMARKS

@@ -15,6 +15,7 @@ compressed with or whether it is encrypted is the caller's business: ``Member`` 
 import codecs
 import struct
 from itertools import pairwise
+from operator import eq
 from typing import NamedTuple
 
 from ndfeed.errors import FormatError, LimitError, UnsupportedError
@@ -231,12 +232,15 @@ def _bounded(path: bytes, entries: list[_Entry], end: int) -> list[Member]:
     """The members with their ends. They must lie before the directory and apart."""
     headers = [entry[0] for entry in entries]
     # Sorted, not in a dict: a file could choose numbers that all have one hash.
-    order = sorted(range(len(entries)), key=headers.__getitem__)
-    ends = [end] * len(entries)
-    for one, following in pairwise(order):
-        ends[one] = headers[following]
-        if headers[one] == headers[following]:
-            raise FormatError(path, "two members in one place: a zip bomb")
+    ascending = sorted(headers)
+    if any(map(eq, ascending, ascending[1:])):
+        raise FormatError(path, "two members in one place: a zip bomb")
+    ends = [*headers[1:], end][: len(headers)]
+    if headers != ascending:
+        order = sorted(range(len(headers)), key=headers.__getitem__)
+        for one, following in pairwise(order):
+            ends[one] = headers[following]
+        ends[order[-1]] = end
     found = []
     for (header, name, method, flags, crc, stored, size, raw), end in zip(
         entries, ends, strict=True

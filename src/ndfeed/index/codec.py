@@ -92,8 +92,9 @@ def decode(data: bytes | memoryview, *, checked: bool) -> tuple[Table, dict[str,
         raise ValueError(f"not an index of version {VERSION}")
     found = _header(bytes(data[_FIXED:end]))
     values, columns = found["values"], found["columns"]
+    rest = memoryview(data)[end:]
     for name, place in columns.items():
-        values[name] = _column(memoryview(data)[end:], name, place)
+        values[name] = _column(rest, name, place)
     extra = {name[1:]: values.pop(name) for name in list(values) if name.startswith("+")}
     values["base"] = values["base"].encode("latin-1")
     for name in _TEXTS:
@@ -141,14 +142,16 @@ def _column(data: memoryview, name: str, place: Any) -> NDArray[Any]:  # noqa: A
         raise ValueError(f"column {name:.40} has another dtype")
     if (dtype, len(shape)) != _COLUMNS.get(name, (dtype, 1)):
         raise ValueError(f"column {name:.40} has another dtype or rank")
-    if any(type(number) is not int or number < 0 for number in (start, *shape)):
-        raise ValueError(f"column {name:.40} has a place or length below 0")
+    for number in (start, *shape):
+        if type(number) is not int or number < 0:
+            raise ValueError(f"column {name:.40} has a place or length below 0")
     kind, count = _DTYPES[dtype], math.prod(shape)
     if start + count * kind.itemsize > len(data) or start % 8:
         raise ValueError(f"column {name:.40} reaches beyond the end")
     if not count:  # NumPy takes no empty buffer
         return np.zeros([min(n, 1 << 32) for n in shape], kind)
-    return np.frombuffer(data, kind, count, start).reshape(shape)
+    found = np.frombuffer(data, kind, count, start)
+    return found if len(shape) == 1 else found.reshape(shape)
 
 
 def fingerprint(table: Table) -> str:

@@ -42,6 +42,7 @@ _WIDE, _TIMES = 1 << 30, 1000  # over both, elements that share bytes are a bomb
 _LARGE = float(1 << 62)  # floating-point products beyond this are computed again, exactly
 _AT_ONCE = 1 << 16
 _DOT = ord(".")
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 4, 8)}
 
 
 def check(table: Table, formats: tuple[str, ...]) -> None:
@@ -62,7 +63,11 @@ def _refuse(problem: str) -> NoReturn:
 
 def _check_range(what: str, column: NDArray[np.integer], low: int, high: int) -> None:
     """Refuse numbers outside of ``[low, high)``."""
-    if len(column) and not (low <= int(column.min()) and int(column.max()) < high):
+    if not len(column):
+        return
+    # In one pass: counted from ``low`` as unsigned numbers, those below it are large.
+    counted = (column - low if low else column).view(_UNSIGNED[column.itemsize])
+    if np.maximum.reduce(counted) >= high - low:
         _refuse(f"{what} out of bounds")
 
 
@@ -142,15 +147,16 @@ def _check_streams(table: Table) -> Ints:
     """Per array: bytes of its stream when decoded, which lies within its file."""
     for what in ("length", "skip", "decoded"):
         _check_range(what, getattr(table, what), 0, MOST_BYTES)
-    inline = table.coding == INLINE
-    offset = np.where(inline, 0, table.offset) if inline.any() else table.offset
-    _check_range("offsets", offset, 0, MOST_BYTES)
-    size = table.identity[table.file, 2]
-    # Compared by subtraction: sums could overflow.
-    if (offset > size).any() or (table.length > size - offset).any():
-        _refuse("a stream beyond the end of its file")
     coded = table.coding != RAW
-    if not coded.any():
+    plain = not coded.any()
+    inline = table.coding == INLINE
+    offset = table.offset if plain else np.where(inline, 0, table.offset)
+    _check_range("offsets", offset, 0, MOST_BYTES)
+    # Compared by subtraction: sums could overflow. Where an offset is beyond the end, less than
+    # nothing is left, and a length is 0 at least.
+    if (table.length > table.identity[table.file, 2] - offset).any():
+        _refuse("a stream beyond the end of its file")
+    if plain:
         if table.decoded.any():
             _refuse("a decoded length of what is not coded")
         return table.length
@@ -181,12 +187,13 @@ def _check_elements(table: Table, lengths: Ints, sizes: Ints, held: Ints) -> Non
     size = sizes[table.dtype]
     _check_products(lengths, table.shape, size)
     extent = lengths.prod(axis=1)[table.shape] * size
-    inline = table.coding == INLINE
-    if table.dims[table.shape[inline], 0].any():
-        _refuse("a number with axes")
-    text = table.coding == LATIN1
-    if (table.decoded[text] != extent[text]).any() or table.skip[text].any():
-        _refuse("text of another length than its array")
+    if (table.coding != RAW).any():
+        inline = table.coding == INLINE
+        if table.dims[table.shape[inline], 0].any():
+            _refuse("a number with axes")
+        text = table.coding == LATIN1
+        if (table.decoded[text] != extent[text]).any() or table.skip[text].any():
+            _refuse("text of another length than its array")
     strided = np.flatnonzero(table.strides >= 0)
     for start in range(0, len(strided), _AT_ONCE):
         some = strided[start : start + _AT_ONCE]

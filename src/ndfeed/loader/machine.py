@@ -85,6 +85,7 @@ class Machine:
         self.starved_before = 0.0
         self.began = self.ended = 0.0
         self.disk = Disk()
+        self._stopped = True  # is there nothing to stop?
         self._look_at = 0.0
         self.given = 0  # batches delivered of a pass that has ended
         self._pass: tuple[Share, int] | None = None
@@ -101,6 +102,7 @@ class Machine:
 
     def begin(self, share: Share, seed: int, epoch: int, start: int) -> int:
         """Start on the batches of an epoch from position ``start`` on; how many there are."""
+        self._stopped = False
         asked, ahead = (share, seed, epoch, start), self._ahead
         prepared = ahead[1] if ahead is not None and ahead[0] == asked else None
         course = self._course(*asked) if prepared is None else prepared
@@ -110,9 +112,10 @@ class Machine:
         # Short epochs that follow each other are one stretch: none alone would tell anything.
         if self.tuner is not None and (prepared is None or now - self.ended >= _PAUSE):
             self.tuner.restart(self.before.rows, self.engine.starved)
+        if self.began:  # or nothing was read since the machine was made
+            self.disk = Disk()
         self.began, self.ended = now, 0.0
         self.given, self._pass = 0, (share, start)
-        self.disk = Disk()
         if self.processes is not None:
             self.processes.start()  # before there are threads of ours to fork beside
         self.engine.begin(course)
@@ -164,11 +167,14 @@ class Machine:
 
     def stop(self) -> None:
         """Leave the pass, end the threads, let go of memory. May be repeated if interrupted."""
+        if self._stopped:
+            return
         self.ended = self.ended or time.perf_counter()
         self._ahead = None
         self.given = self.engine.given or self.given
         uninterrupted(self._stop)
         self.adapter.close()
+        self._stopped = True
 
     def _stop(self) -> None:
         threads = self.engine.stop()
