@@ -82,17 +82,14 @@ class Job:
             raise changed(self.folder.joined(ORDER))
         return found
 
-    def store(self) -> Store:
+    def store(self, columns: Columns) -> Store:
         """Where rows go."""
-        return self.in_order() if not self.plan.scattered else Scattered(*self._place)
+        kind = Scattered if self.plan.scattered else InOrder
+        return kind(self.folder.inner(DATA), columns, self.plan.parts)
 
-    def in_order(self) -> InOrder:
+    def in_order(self, columns: Columns) -> InOrder:
         """Where rows go that follow each other."""
-        return InOrder(*self._place)
-
-    @property
-    def _place(self) -> tuple[Folder, Columns, tuple[int, ...]]:
-        return self.folder.inner(DATA), self.columns, self.plan.parts
+        return InOrder(self.folder.inner(DATA), columns, self.plan.parts)
 
 
 def _may_be(value: object) -> bool:

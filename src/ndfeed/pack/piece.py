@@ -85,7 +85,7 @@ def _rows(job: Job, number: int, synced: bool) -> Record:
     summing = job.watch.summing()
     with ExitStack() as stack:
         reading = stack.enter_context(Reading(source, summing.rows))
-        store = job.store()
+        store = job.store(job.columns)
         stack.enter_context(store)
         spools = {i: stack.enter_context(_Spool(job, number, i)) for i in plan.spooled}
         written = 0
@@ -245,7 +245,7 @@ def _offsets(job: Job, number: int) -> Record:
     field = plan.fields[field_number]
     start, end = plan.parts[part : part + 2]
     total = 0
-    with job.in_order() as store:
+    with job.in_order(job.columns) as store:
         begins = store.writer(Spot(part, field_number, "offsets"), 0)
         begins.append(as_bytes(np.zeros(1, "<i8")).data)
         for at in range(start, end, _AT_ONCE):
@@ -279,7 +279,7 @@ def _shapes(job: Job, field: int, start: int, end: int) -> Ints:
 def _place(job: Job, number: int) -> Record:
     plan = job.plan
     start, end = plan.pieces[number : number + 2]
-    with job.store() as store:
+    with job.store(job.final_columns) as store:
         for i in plan.spooled:
             size = plan.fields[i].row_bytes("values")
             names = spool_names(number, i)
