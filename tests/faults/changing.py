@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import suppress
 
 
 class Changer:
@@ -12,16 +13,22 @@ class Changer:
         done, self._done = os.pipe()[::-1]
         self._child = os.fork()
         if not self._child:
-            os.close(self._orders)
-            with open(orders) as lines:
-                for line in lines:
-                    how, *paths = line.rstrip("\n").split("\0")
-                    for path in paths:
-                        CHANGES[how](path)
-                    os.write(done, b".")
-            os._exit(0)
+            try:
+                self._obey(orders, done)
+            finally:  # not through the code of the parent, which would remove its folder
+                os._exit(0)
         os.close(orders)
         os.close(done)
+
+    def _obey(self, orders, done):
+        os.close(self._orders)
+        with open(orders) as lines:
+            for line in lines:
+                how, *paths = line.rstrip("\n").split("\0")
+                for path in paths:
+                    with suppress(OSError):  # such as no room left: then it did not change
+                        CHANGES[how](path)
+                os.write(done, b".")
 
     def begin(self, how, paths):
         """Begin to change files; gives what waits for the end of it."""
