@@ -169,6 +169,7 @@ def _change_during(tally, read, what, at, change):
                     tally.bad("torn", f"{what}: other values")
 
     _check_change(tally, what, caught(tally, what, run))
+    gc.collect()  # ends a loader's threads, any of which may be at the call that brings the change
     for wait in done:
         wait()
     read.restore()
