@@ -14,7 +14,7 @@ import pytest
 
 # Each framework, with what uses it: folders of tests and of modules, and single modules.
 USED_BY = {
-    "torch": ("torch", "torch_making", "torch_recorder", "write_torch", "training"),
+    "torch": ("torch", "torch_making", "torch_recorder", "write_torch", "demo_training"),
     "tensorflow": ("tf", "tf_making"),
     "keras": ("keras",),
     "jax": ("jax", "jax_making"),

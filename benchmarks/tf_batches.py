@@ -31,12 +31,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
-from loader import Peak, anonymous, order_of
+from loading import Peak, anonymous, order_of
 from measure import bar, report
 
 import ndfeed
 import ndfeed.tf
-from ndfeed.tf.eager import Batches
+from ndfeed.tf.fast_iterator import Batches
 
 Way = Callable[[], tf.data.Dataset]
 

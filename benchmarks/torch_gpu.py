@@ -36,7 +36,7 @@ from measure import bar, report
 
 import ndfeed
 import ndfeed.torch
-from ndfeed.files import system
+from ndfeed.files import platform_calls
 from ndfeed.torch.cuda import feed
 
 DEVICE = torch.device("cuda:0")
@@ -293,12 +293,12 @@ def _wrong(
 @contextlib.contextmanager
 def without(capability: str) -> Iterator[None]:
     """As on a platform that lacks something."""
-    had = getattr(system.can, capability)
-    object.__setattr__(system.can, capability, False)
+    had = getattr(platform_calls.can, capability)
+    object.__setattr__(platform_calls.can, capability, False)
     try:
         yield
     finally:
-        object.__setattr__(system.can, capability, had)
+        object.__setattr__(platform_calls.can, capability, had)
 
 
 def changes(bench: Bench) -> None:

@@ -22,8 +22,8 @@ import numpy as np
 
 import ndfeed
 from ndfeed.dataset.column import Column
-from ndfeed.formats.array import INLINE, RAW
-from ndfeed.formats.types import itemsize
+from ndfeed.formats.description import INLINE, RAW
+from ndfeed.formats.dtypes import itemsize
 
 sys.path.append(os.fspath(Path(__file__).parent.parent / "tests"))
 

@@ -24,7 +24,7 @@ from ndfeed.files.file import File
 from ndfeed.formats import detect
 from ndfeed.formats.manifest import Column, Field, Manifest, Part, Role
 from ndfeed.index import codec
-from ndfeed.index.build import table_of
+from ndfeed.index.build import make_table
 
 _PLAIN = np.arange(6, dtype="<f4").reshape(2, 3)
 _RECORDS = np.zeros(2, [("a", "<f4", (2,)), ("b", [("c", "<i2"), ("d", "S3")])])
@@ -154,7 +154,7 @@ def index() -> Seeds:
             path = os.fsencode(Path(folder) / ("x.npz" if name != "fortran" else "x.npy"))
             Path(os.fsdecode(path)).write_bytes(data)
             with File(path) as file:
-                made = table_of(file, detect.describe(file))
+                made = make_table(file, detect.describe(file))
         tail = np.frombuffer(b"/data/x.npz", np.uint8)
         made = replace(made, base=b"", path_bytes=tail, path_ends=np.array([0, len(tail)]),
                        identity=np.array([[1, 2, len(data), 4, 5]]))  # fmt: skip

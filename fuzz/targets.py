@@ -17,8 +17,8 @@ from fuzz.harness import Failure, Sample, Target, check_message, checked_file, s
 from ndfeed.formats import manifest
 from ndfeed.index import codec
 from ndfeed.index.table import Table
-from ndfeed.pack import journal
-from ndfeed.pack.columns import Stretch
+from ndfeed.packing import journal
+from ndfeed.packing.columns import Stretch
 
 try:
     import safetensors.numpy as reference

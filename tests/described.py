@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from ndfeed.files.file import File
-from ndfeed.formats import detect, zip
-from ndfeed.formats.array import INLINE, LATIN1
-from ndfeed.formats.types import itemsize
+from ndfeed.formats import detect, ziparchive
+from ndfeed.formats.description import INLINE, LATIN1
+from ndfeed.formats.dtypes import itemsize
 
 
 def describe(path):
@@ -53,4 +53,4 @@ def contents(path):
 def members(path):
     """The members of an archive as ``zip`` lists them."""
     with File(os.fsencode(path)) as file:
-        return {member.name: member for member in zip.members(file)[0]}
+        return {member.name: member for member in ziparchive.members(file)[0]}

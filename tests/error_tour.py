@@ -29,7 +29,7 @@ import packed_making
 
 import ndfeed
 from ndfeed import cli, errors
-from ndfeed.files import system
+from ndfeed.files import platform_calls
 
 REVIEWED = Path(__file__).parent / "error_tour.txt"
 OPEN = "ndfeed.open({!r})"
@@ -752,11 +752,11 @@ def _complained(command):
 @contextlib.contextmanager
 def _without_a_disk(wanted):
     """As on a machine whose temporary files lie in memory."""
-    before, system.can.scratch = system.can.scratch, not wanted
+    before, platform_calls.can.scratch = platform_calls.can.scratch, not wanted
     try:
         yield
     finally:
-        system.can.scratch = before
+        platform_calls.can.scratch = before
 
 
 def heard(stop):

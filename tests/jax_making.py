@@ -14,11 +14,11 @@ import numpy as np
 from children import all_ended
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from loader.making import eventually, labels
+from loading.making import eventually, labels
 
 import ndfeed
 import ndfeed.jax
-import ndfeed.jax.processes
+import ndfeed.jax.jax_loader
 
 P = PartitionSpec
 ROWS = 96
@@ -115,7 +115,7 @@ def together(process, world, source):
 def one_process_first(process, world, source, folder):
     """Process 0 begins a pass, and the other joins it when it has warned."""
     if process == 0:
-        ndfeed.jax.processes.PATIENCE = 0.2  # nobody wants to wait for ten seconds
+        ndfeed.jax.jax_loader.PATIENCE = 0.2  # nobody wants to wait for ten seconds
     warned = folder / "warned"
     warnings.simplefilter("always")
     warnings.showwarning = lambda message, *_, **__: warned.write_text(str(message))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loader.making import (
+from loading.making import (
     MADE,
     collect,
     cropped,

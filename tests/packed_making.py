@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ndfeed.formats.dtypes import EXTENDED, named
 from ndfeed.formats.manifest import Column, Field, Manifest, Part, file_names, rows_per_block
-from ndfeed.formats.types import EXTENDED, named
 
 
 def write(folder, data, *, parts=1, rows_per_block=None, source=None, shapes=None):

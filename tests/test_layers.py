@@ -20,12 +20,12 @@ MAY_IMPORT = {
     "index": {"formats", "files", "errors", "progress"},
     "dataset": {"index", "formats", "files", "errors", "progress"},
     "order": {"errors"},
-    "loader": {"order", "dataset", "formats", "files", "errors"},
-    "pack": {"order", "dataset", "index", "formats", "files", "errors", "progress"},
-    "torch": {"loader", "dataset", "order", "files", "errors"},
-    "tf": {"loader", "dataset", "order", "errors"},
-    "keras": {"loader", "dataset", "order", "errors"},
-    "jax": {"loader", "dataset", "order", "errors"},
+    "loading": {"order", "dataset", "formats", "files", "errors"},
+    "packing": {"order", "dataset", "index", "formats", "files", "errors", "progress"},
+    "torch": {"loading", "dataset", "order", "files", "errors"},
+    "tf": {"loading", "dataset", "order", "errors"},
+    "keras": {"loading", "dataset", "order", "errors"},
+    "jax": {"loading", "dataset", "order", "errors"},
     "ray": {"errors"},
 }
 MAY_IMPORT["view"] = set(MAY_IMPORT) - {"progress"}
@@ -75,7 +75,7 @@ DISK = {
 }
 
 # ``ndfeed demo`` shows us beside what people use today, on files it has just written itself.
-COMPARES = {"cli/peers.py"}
+COMPARES = {"cli/baseline.py"}
 
 
 def imports(tree):

@@ -32,16 +32,16 @@ from formats.reading import same as same_arrays
 from hostile import contained, watch
 from index.forging import SIGNATURE, checked, header_of, signed, with_header
 from mutations import binaries, json_texts
-from pack import making
-from pack.making import same
+from packing import making
+from packing.making import same
 
 import ndfeed
 from ndfeed.formats import raw
 from ndfeed.formats.manifest import parse
 from ndfeed.index import cache
-from ndfeed.index.source import spelled
-from ndfeed.pack.journal import believed, checksum, sealed
-from ndfeed.pack.work import unfinished
+from ndfeed.index.source import spell_source
+from ndfeed.packing.journal import believed, checksum, sealed
+from ndfeed.packing.staging_folder import unfinished
 
 COUNT = 10_000
 SEED = 0
@@ -103,7 +103,7 @@ def caches(root, count, *, forged):
         warnings.simplefilter("ignore")  # that it is built again
         wanted = rows(folder, cache=False)
         assert rows(folder) == wanted
-        place = cache.place(spelled(folder), None)
+        place = cache.place(spell_source(folder), None)
         path = Path(os.fsdecode(place))
         data = path.read_bytes()
         header, columns = header_of(data)
@@ -113,7 +113,7 @@ def caches(root, count, *, forged):
         for number, body in enumerate(bodies):
             edit = signed(path, body) if forged else body + data[-SIGNATURE:]
             path.write_bytes(edit)
-            kept = found.attempt(cache.load, place, spelled(folder))
+            kept = found.attempt(cache.load, place, spell_source(folder))
             found["built again"] += kept is None
             if kept is not None or number % 50 == 0:
                 path.write_bytes(edit)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from loader.making import compressed
+from loading.making import compressed
 
 import ndfeed
 

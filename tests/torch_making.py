@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from children import all_ended
-from loader.making import eventually, labels
+from loading.making import eventually, labels
 
 import ndfeed
 import ndfeed.torch

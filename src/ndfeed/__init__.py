@@ -17,8 +17,8 @@ import importlib as _importlib
 import importlib.util as _util
 import typing as _typing
 
+from ndfeed.dataset.column import Field
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.field import Field
 from ndfeed.dataset.open import open
 from ndfeed.errors import (
     AmbiguousError,
@@ -44,12 +44,12 @@ from ndfeed.errors import (
     UnsupportedError,
     WorkerError,
 )
-from ndfeed.loader.loader import Loader, loader
-from ndfeed.loader.report import Report
+from ndfeed.loading.loader import Loader, loader
+from ndfeed.loading.report import Report
 from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
-from ndfeed.pack.forecast import Forecast
-from ndfeed.pack.pack import pack
-from ndfeed.pack.verify import Verified, verify
+from ndfeed.packing.pack import pack
+from ndfeed.packing.request import Forecast
+from ndfeed.packing.verify import Verified, verify
 
 if _typing.TYPE_CHECKING:
     from ndfeed import jax as jax

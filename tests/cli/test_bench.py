@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 import ndfeed
-from ndfeed.cli import disk
-from ndfeed.cli.doctor import Stage, Trial
-from ndfeed.cli.runs import Ran
-from ndfeed.cli.trials import Findings
+from ndfeed.cli import throughput
+from ndfeed.cli.diagnosis import Stage, Trial
+from ndfeed.cli.measurements import Findings
+from ndfeed.cli.throughput import Ran
 
 bench = importlib.import_module("ndfeed.cli.bench")  # the package has the command by this name
 
@@ -244,12 +244,12 @@ def test_what_is_in_memory_says_how_to_measure_the_disk(invoke, plain):
 def test_every_byte_of_the_samples_is_read_from_the_disk(compressed):
     """A disk that is asked for less would look faster than it is."""
     ds = ndfeed.open(compressed, sample="file", cache=False)
-    found = disk.pieces(ds, np.arange(len(ds)))
-    given = disk.read(found, seconds=60, threads=3)
+    found = throughput.pieces(ds, np.arange(len(ds)))
+    given = throughput.read(found, seconds=60, threads=3)
 
-    assert given.nbytes == disk.nbytes(found)
+    assert given.nbytes == throughput.nbytes(found)
     assert given.nbytes >= sum(path.stat().st_size for path in compressed.iterdir()) // 2
-    assert disk.read(found, seconds=-1, threads=3).nbytes == 0
+    assert throughput.read(found, seconds=-1, threads=3).nbytes == 0
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import ndfeed
+from ndfeed.cli.baseline import Loop
 from ndfeed.cli.demo import make, samples_of
-from ndfeed.cli.peers import Loop
 
 KEYS = ["files", "batch_size", "bytes", "pack_seconds", "ways", "training", "plot", "folder"]
 WAYS = ["np.load in a loop", "ndfeed, in place", "ndfeed, packed"]

@@ -12,12 +12,12 @@ import time
 import numpy as np
 import pytest
 from faults.seam import tree
-from pack import making
-from pack.making import same, shuffled
+from packing import making
+from packing.making import same, shuffled
 
 import ndfeed
-from ndfeed.cli import meter
-from ndfeed.cli.meter import Meter
+from ndfeed.cli import console
+from ndfeed.cli.console import Meter
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_on_a_cluster_of_its_own(ndfeed_process, source, tmp_path, on):
 
 def test_a_log_gets_lines(monkeypatch, capsys):
     """Rows, bytes, rate and time left; what an earlier run did counts for no speed."""
-    monkeypatch.setattr(meter, "_BETWEEN", -1.0)
+    monkeypatch.setattr(console, "_BETWEEN", -1.0)
     with Meter("packing", 1000) as shown:
         shown.advance(500, 5_000_000)
         time.sleep(0.01)
@@ -236,7 +236,7 @@ def test_a_log_gets_lines(monkeypatch, capsys):
 def test_a_terminal_gets_a_bar(monkeypatch):
     """With the same numbers."""
     main, end = os.openpty()
-    monkeypatch.setattr(meter, "_PATIENCE", -1.0)
+    monkeypatch.setattr(console, "_PATIENCE", -1.0)
     with open(end, "w", encoding="utf-8") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         with Meter("packing", 1000) as shown:

@@ -36,14 +36,14 @@ from children import short_lease_breaks
 from faults.stops import Stop, run_all
 from faults.tally import Tally
 from index.forging import signed, with_columns
-from pack import making
-from pack.attacking import IN_THE_WAY, NAMES, damaged, everything, replaced, two
+from packing import making
+from packing.attacking import IN_THE_WAY, NAMES, damaged, everything, replaced, two
 
 import ndfeed
 from ndfeed.cli import chart
-from ndfeed.files.system import can
+from ndfeed.files.platform_calls import can
 from ndfeed.index import cache
-from ndfeed.index.source import spelled
+from ndfeed.index.source import spell_source
 
 SLOW = 5.0  # seconds of one call, in which this process works, not others
 STUCK = 60.0  # seconds of one call, whatever it does
@@ -146,7 +146,7 @@ def forged_caches(place):
     test_mutations.make_files(place / "data")
     wanted = attempt(test_mutations.rows, place / "data", cache=False)
     attempt(test_mutations.rows, place / "data")
-    path = Path(os.fsdecode(cache.place(spelled(place / "data"), None)))
+    path = Path(os.fsdecode(cache.place(spell_source(place / "data"), None)))
     data = path.read_bytes()
     outside = os.fsencode(place.parent / "precious") + b"/"
     for change in (

@@ -5,7 +5,7 @@ from concurrent.futures import Executor, Future
 
 import numpy as np
 from faults.seam import tree
-from pack import making
+from packing import making
 
 import ndfeed
 

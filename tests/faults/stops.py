@@ -25,7 +25,7 @@ from faults.seam import Fault, watch
 from faults.tally import Tally, caught
 
 import ndfeed
-from ndfeed.files.system import can
+from ndfeed.files.platform_calls import can
 
 WAYS = ("truncate", "overwrite", "replace")
 READ_CASES, PACK_CASES = 14, 15  # of each kind

@@ -165,7 +165,10 @@ def limited(code, *args, before="", limit=None, group=None):
 
 def test_address_space_is_a_limit_too():
     """``ulimit -v``, as shared machines and batch systems set it."""
-    code = "from ndfeed.files import system\nprint(system.memory_bytes(), system.free_memory())\n"
+    code = (
+        "from ndfeed.files.platform_calls import free_memory, memory_bytes\n"
+        "print(memory_bytes(), free_memory())\n"
+    )
     done = limited(code, limit=2 * GB)
     total, free = map(int, done.stdout.split())
 
@@ -237,8 +240,8 @@ IN_A_GROUP = """
 import sys
 import numpy as np
 import ndfeed
-from ndfeed.files import system
-assert system.memory_bytes() <= 400_000_000, system.memory_bytes()
+from ndfeed.files import platform_calls
+assert platform_calls.memory_bytes() <= 400_000_000, platform_calls.memory_bytes()
 ds = ndfeed.open(sys.argv[1], sample="row")
 for attempt in (ds.in_memory, lambda: ds[:]):
     try:

@@ -8,8 +8,8 @@ import pytest
 
 from ndfeed.errors import ResourceError
 from ndfeed.files import scratch
+from ndfeed.files.platform_calls import can
 from ndfeed.files.scratch import Forward, Scratch, Slabs
-from ndfeed.files.system import can
 
 
 @pytest.mark.parametrize("off", [(), ("pwrite", "allocate")])

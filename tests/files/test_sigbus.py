@@ -12,14 +12,14 @@ import ndfeed
 from ndfeed.dataset.reader import reader_of
 from ndfeed.files import sigbus
 from ndfeed.files.maps import Maps
-from ndfeed.files.system import can
+from ndfeed.files.platform_calls import can
 
 pytestmark = pytest.mark.skipif(not can.catch_sigbus, reason="Linux on 64-bit x86 and ARM only")
 
 # Readers without leases, which would make whoever shortens a file wait.
 UNLEASED = """
 import faulthandler, signal, threading
-from ndfeed.files.system import can
+from ndfeed.files.platform_calls import can
 can.lease = False
 folder, layout = args[:2]
 names = [f"{folder}/x{i}.npy" for i in range(1 if layout == "one file" else 6)]

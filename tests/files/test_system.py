@@ -11,8 +11,8 @@ from dataset.layouts import LAYOUTS, open_layout, samples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndfeed.files import system
-from ndfeed.files.system import can
+from ndfeed.files import platform_calls
+from ndfeed.files.platform_calls import can
 
 CAPABILITIES = [field.name for field in dataclasses.fields(can)]
 DATA = bytes(range(256)) * 40
@@ -56,7 +56,7 @@ ways = pytest.mark.parametrize(
 @pytest.mark.parametrize("most", [1 << 30, 100])
 def test_bytes_are_read_by_position(fd, monkeypatch, off, most):
     """Also where one call of the kernel's gives less than was asked for."""
-    monkeypatch.setattr(system, "MOST_PER_CALL", most)
+    monkeypatch.setattr(platform_calls, "MOST_PER_CALL", most)
     for name in off:
         monkeypatch.setattr(can, name, False)
 
@@ -65,9 +65,9 @@ def test_bytes_are_read_by_position(fd, monkeypatch, off, most):
         buffers = [memoryview(bytearray(length)) for length in lengths]
         wanted = DATA[start : start + sum(lengths)]
 
-        assert system.preadv(fd, buffers, start) == len(wanted)
+        assert platform_calls.preadv(fd, buffers, start) == len(wanted)
         assert b"".join(buffers)[: len(wanted)] == wanted
-        assert system.pread(fd, sum(lengths), start) == wanted
+        assert platform_calls.pread(fd, sum(lengths), start) == wanted
 
     check()
 
@@ -79,7 +79,7 @@ def test_more_buffers_than_the_kernel_takes(fd, monkeypatch, off):
         monkeypatch.setattr(can, name, False)
     buffers = [memoryview(bytearray(3)) for _ in range(3000)]
 
-    assert system.preadv(fd, buffers, 10) == 9000
+    assert platform_calls.preadv(fd, buffers, 10) == 9000
     assert b"".join(buffers) == DATA[10:9010]
 
 
@@ -91,7 +91,7 @@ def test_threads_do_not_disturb_each_other_without_pread(fd, monkeypatch):
 
     def read(part):
         begin.wait()
-        return [system.pread(fd, 50, start) == DATA[start : start + 50] for start in part]
+        return [platform_calls.pread(fd, 50, start) == DATA[start : start + 50] for start in part]
 
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(read, [starts[i::8] for i in range(8)]))
@@ -101,17 +101,17 @@ def test_threads_do_not_disturb_each_other_without_pread(fd, monkeypatch):
 
 def test_the_machine_can_be_asked():
     """Budgets are taken from these: none, or nonsense, would be a wrong budget."""
-    free = system.free_memory()
+    free = platform_calls.free_memory()
 
-    assert system.open_files_limit() >= 64
-    assert system.memory_bytes() > 1 << 20
-    assert free is None or 0 < free <= system.memory_bytes()
-    assert system.waits() >= 0
+    assert platform_calls.open_files_limit() >= 64
+    assert platform_calls.memory_bytes() > 1 << 20
+    assert free is None or 0 < free <= platform_calls.memory_bytes()
+    assert platform_calls.waits() >= 0
 
 
 def test_private_memory_is_writable_and_empty():
     """As new memory is, in large pages or not."""
-    memory = np.frombuffer(system.private_memory(3 << 20), np.uint8)
+    memory = np.frombuffer(platform_calls.private_memory(3 << 20), np.uint8)
     assert not memory.any()
     memory[:] = 7
 
@@ -120,6 +120,6 @@ def test_private_memory_is_writable_and_empty():
 
 def test_what_the_machine_has():
     """Numbers that can be reckoned with."""
-    assert 1 <= system.cores() <= (os.cpu_count() or 1)
-    assert system.memory_bytes() > 1 << 20
-    assert (system.disk_bytes() or 0) >= 0
+    assert 1 <= platform_calls.cores() <= (os.cpu_count() or 1)
+    assert platform_calls.memory_bytes() > 1 << 20
+    assert (platform_calls.disk_bytes() or 0) >= 0

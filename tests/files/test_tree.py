@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ndfeed.errors import MissingError, SourceError
-from ndfeed.files import tree
-from ndfeed.files.tree import Folders
+from ndfeed.files import listing
+from ndfeed.files.listing import Folders
 
 
 def make(root, *names):
@@ -30,11 +30,11 @@ def below(root, found):
 
 
 def walked(root):
-    return below(root, tree.walk(os.fsencode(root)))
+    return below(root, listing.walk(os.fsencode(root)))
 
 
 def matched(root, pattern):
-    return below(root, tree.match(os.fsencode(os.path.join(root, pattern))))
+    return below(root, listing.find_matches(os.fsencode(os.path.join(root, pattern))))
 
 
 def test_a_folder_is_walked_in_natural_order(tmp_path):
@@ -47,7 +47,7 @@ def test_a_folder_is_walked_in_natural_order(tmp_path):
 @given(st.lists(st.integers(0, 10**20), unique=True, max_size=20))
 def test_numbers_sort_as_numbers(numbers):
     """Whatever their length."""
-    names = sorted((b"x%d.npy" % n for n in numbers), key=tree.natural)
+    names = sorted((b"x%d.npy" % n for n in numbers), key=listing.natural_key)
 
     assert names == [b"x%d.npy" % n for n in sorted(numbers)]
 
@@ -58,7 +58,7 @@ def test_the_order_does_not_depend_on_the_listing(names):
     """File systems list names in any order; the same files must give the same samples."""
 
     def order(names):
-        return sorted(sorted(names), key=tree.natural)
+        return sorted(sorted(names), key=listing.natural_key)
 
     assert order(names) == order(names[::-1])
 
@@ -126,7 +126,7 @@ def test_links_that_multiply_paths_are_refused(tmp_path, pattern):
 
 def test_the_cost_of_a_maze_grows_with_its_size(tmp_path, monkeypatch):
     """Four times the links, four times the work; there are a million times as many paths."""
-    monkeypatch.setattr(tree, "_ALWAYS", 100)
+    monkeypatch.setattr(listing, "_ALWAYS", 100)
     roots = [maze(tmp_path / str(links), 10, links) for links in (10, 40)]
     small, large = (cost(partial(walked, root)) for root in roots)
 
@@ -167,14 +167,14 @@ def deep(tmp_path):
 
 def test_folders_nest_deeper_than_calls_do(deep):
     """No RecursionError from a tree that the file system can hold."""
-    assert len(tree.walk(os.fsencode(deep)).paths) == 1
+    assert len(listing.walk(os.fsencode(deep)).paths) == 1
 
 
 def test_names_need_not_be_text(tmp_path):
     """Line breaks, bytes that are no UTF-8, names that differ in case only."""
     names = [b"a\nb", b"\xff\xfe.npy", b"X.npy", b"x.npy", b"\xc3\xa4"]
     make(tmp_path, *names)
-    found = [os.path.basename(path) for path in tree.walk(os.fsencode(tmp_path)).paths]
+    found = [os.path.basename(path) for path in listing.walk(os.fsencode(tmp_path)).paths]
 
     assert sorted(found) == sorted(names)
 
@@ -228,7 +228,7 @@ def test_a_folder_may_have_a_name_with_wildcards(tmp_path):
 def test_folders_tell_when_their_names_change(tmp_path):
     """This is how a cached index learns of new and removed files."""
     make(tmp_path, "a/x", "b/y")
-    folders = tree.walk(os.fsencode(tmp_path)).folders
+    folders = listing.walk(os.fsencode(tmp_path)).folders
     assert folders.unchanged()
 
     make(tmp_path, "b/z")
@@ -238,7 +238,7 @@ def test_folders_tell_when_their_names_change(tmp_path):
 def test_a_folder_that_is_gone_has_changed(tmp_path):
     """Nothing is asked of a folder that is not there."""
     make(tmp_path, "a/x")
-    folders = tree.walk(os.fsencode(tmp_path)).folders
+    folders = listing.walk(os.fsencode(tmp_path)).folders
     os.rename(tmp_path / "a", tmp_path / "b")
 
     assert not folders.unchanged()

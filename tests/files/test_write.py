@@ -13,7 +13,7 @@ from faults.seam import BROKEN, NO_SPACE, failing, shorter, system, tree
 from ndfeed.errors import ConflictError, DeniedError, MissingError, SpaceError, TargetError
 from ndfeed.files import write
 from ndfeed.files.folder import Folder, Layout, clear
-from ndfeed.files.system import can
+from ndfeed.files.platform_calls import can
 from ndfeed.files.write import Lock, Output
 
 HOLDER = """

@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 
 import ndfeed
-from ndfeed.formats.types import EXTENDED
+from ndfeed.formats.dtypes import EXTENDED
 
 
 def ours(path, **options):

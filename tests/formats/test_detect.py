@@ -40,7 +40,7 @@ def test_names_do_not_matter(tmp_path, kind, name):
     path = tmp_path / name
     path.write_bytes(FILES[kind])
     with File(bytes(path)) as file:
-        known = detect.recognised(file)
+        known = detect.is_recognised(file)
 
     assert known
     assert describe(path).format == kind

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ndfeed.errors import ChecksumError, FormatError, TruncatedError
 from ndfeed.files.file import File
 from ndfeed.formats import inflate
-from ndfeed.formats.array import DEFLATE, GZIP
+from ndfeed.formats.description import DEFLATE, GZIP
 
 ENGINES = {"zlib": zlib, "isal": inflate.engine}
 FEW = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -26,7 +26,7 @@ from ndfeed.errors import (
     TruncatedError,
     UnsupportedError,
 )
-from ndfeed.formats.array import MOST_DIMENSIONS
+from ndfeed.formats.description import MOST_DIMENSIONS
 from ndfeed.formats.npy import preamble
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -26,7 +26,7 @@ from ndfeed.errors import (
     TruncatedError,
     UnsupportedError,
 )
-from ndfeed.formats.array import DEFLATE, RAW
+from ndfeed.formats.description import DEFLATE, RAW
 
 GOLDEN = Path(__file__).parent / "golden"
 FEW = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])

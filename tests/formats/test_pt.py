@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from ndfeed.errors import Error, FormatError, LimitError, TruncatedError, UnsupportedError
 from ndfeed.files.file import File
 from ndfeed.formats import pt
-from ndfeed.formats import zip as archives
-from ndfeed.formats.array import INLINE, LATIN1, NO_CRC, RAW
+from ndfeed.formats import ziparchive as archives
+from ndfeed.formats.description import INLINE, LATIN1, NO_CRC, RAW
 
 torch = pytest.importorskip("torch")
 

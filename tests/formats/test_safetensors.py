@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from ndfeed.errors import Error, FormatError, LimitError, TruncatedError, UnsupportedError
 from ndfeed.files.file import File
 from ndfeed.formats import safetensors as ours
-from ndfeed.formats.array import MOST_DIMENSIONS, Description
+from ndfeed.formats.description import MOST_DIMENSIONS, Description
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors.torch")

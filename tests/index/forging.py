@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ndfeed.files import publish
+from ndfeed.files import cache_files
 from ndfeed.formats.inflate import crc32
 from ndfeed.index import cache, codec
 
@@ -23,7 +23,7 @@ def checked(body):
 def signed(path, body):
     """``body`` as this user would write it to ``path``."""
     path = os.fsencode(path)
-    return body + cache._signature(publish.secret(make=True), path, [body])
+    return body + cache._signature(cache_files.secret(make=True), path, [body])
 
 
 def with_columns(data, **columns):

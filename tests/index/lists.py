@@ -6,8 +6,8 @@ import types
 import numpy as np
 from hypothesis import strategies as st
 
-from ndfeed.formats.array import Array, Description
-from ndfeed.index.build import table_of
+from ndfeed.formats.description import Array, Description
+from ndfeed.index.build import make_table
 from ndfeed.index.table import Table
 
 numbers = st.integers(0, 2**62)
@@ -49,7 +49,7 @@ def files(draw):
 def one(file):
     """The table of one file."""
     path, facts, found = file
-    return table_of(types.SimpleNamespace(path=path, status=facts), found)
+    return make_table(types.SimpleNamespace(path=path, status=facts), found)
 
 
 def written_down(file):

@@ -20,11 +20,11 @@ from index.forging import signed, with_columns
 from index.lists import same
 
 import ndfeed
-from ndfeed.files import publish
-from ndfeed.files.tree import Folders
+from ndfeed.files import cache_files
+from ndfeed.files.listing import Folders
 from ndfeed.index import cache, codec
 from ndfeed.index.open import open_table
-from ndfeed.index.source import spelled
+from ndfeed.index.source import spell_source
 
 COUNT = 12
 
@@ -543,7 +543,7 @@ def test_the_cache_is_where_the_environment_says(tmp_path, folder, monkeypatch):
 
     assert len(kept(tmp_path)) == 1
     assert len(os.listdir(tmp_path / "other" / "ndfeed" / "index")) == 1
-    assert publish.cache_folder() == os.fsencode(tmp_path / "other" / "ndfeed")
+    assert cache_files.cache_folder() == os.fsencode(tmp_path / "other" / "ndfeed")
 
 
 def forge(tmp_path, **columns):
@@ -702,7 +702,7 @@ def test_a_signed_cache_leads_only_where_its_source_does(tmp_path, folder, kind)
         "list": [inner / "0.npy", folder / "1.npy"],
         "mixed": [inner, folder / "1.npy"],
     }[kind]
-    spellings = spelled(source)
+    spellings = spell_source(source)
     table = open_table(source, cached=False).table
     path = cache.place(spellings, None)
     there = open_table([other / "0.npy", folder / "1.npy"][: table.files], cached=False).table

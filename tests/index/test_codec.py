@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from index.lists import one, read_back, same, several, status
 
-from ndfeed.formats.array import Array, Description
+from ndfeed.formats.description import Array, Description
 from ndfeed.index import codec
 from ndfeed.index.table import concat
 

@@ -11,7 +11,7 @@ from children import run
 from index.lists import read_back, same
 
 import ndfeed
-from ndfeed.files.shared import Shared
+from ndfeed.files.shared_memory import Shared
 from ndfeed.index import codec
 from ndfeed.index.open import open_table
 

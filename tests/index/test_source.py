@@ -8,7 +8,7 @@ import pytest
 from children import AS_NOBODY, folder_for_all, run
 
 import ndfeed
-from ndfeed.index.source import find, spelled
+from ndfeed.index.source import find, spell_source
 
 
 def save(*paths, value=0):
@@ -210,7 +210,7 @@ def test_no_source_at_all(tmp_path):
 def test_what_is_no_source(source):
     """A set has no order, and a generator is gone once it was looked at."""
     with pytest.raises(TypeError, match="a source is a path or a list of paths, got"):
-        spelled(source)
+        spell_source(source)
 
 
 @pytest.mark.parametrize(
@@ -274,4 +274,4 @@ def test_a_long_list_is_of_files(tmp_path, monkeypatch):
 
     with pytest.raises(ndfeed.SourceError, match=f"^{tmp_path}/d: a regular file is needed"):
         opened(source)
-    assert len(find(spelled([tmp_path / "*.npy", *source[::2]])).paths) == 3
+    assert len(find(spell_source([tmp_path / "*.npy", *source[::2]])).paths) == 3

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from index.lists import names, one, read_back, same, several, status, written_down
 
-from ndfeed.files.paths import Paths
-from ndfeed.formats.array import Array, Description
+from ndfeed.files.listing import Paths
+from ndfeed.formats.description import Array, Description
 from ndfeed.index.table import NOTES_KEPT, concat, places, subset
 
 

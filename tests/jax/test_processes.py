@@ -10,11 +10,11 @@ jax = pytest.importorskip("jax")
 import jax_making  # noqa: E402
 from jax.sharding import Mesh, NamedSharding  # noqa: E402
 from jax_making import ROWS, P, run_processes, table  # noqa: E402
-from loader.making import labels  # noqa: E402
+from loading.making import labels  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.jax  # noqa: E402
-from ndfeed.jax.processes import agree, ranks  # noqa: E402
+from ndfeed.jax.jax_loader import agree, ranks  # noqa: E402
 
 
 @pytest.fixture(scope="module")

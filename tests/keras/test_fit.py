@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("keras")
 
-from loader.making import chained, images, ragged
+from loading.making import chained, images, ragged
 from tf_making import run
 
 import ndfeed

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ndfeed.order.lanes import lanes_of
 from ndfeed.order.orders import Windows
-from ndfeed.order.share import Share
+from ndfeed.order.rank_share import Share
+from ndfeed.order.window import make_lanes
 
 FROZEN = [0, 10, 9, 11, 1, 5, 7, 6, 2, 3, 8, 4]
 
@@ -74,7 +74,7 @@ def test_what_arrives_is_what_a_rank_needs(counts, shape, size):
     found = order.begin(n, 3, 0, counts)
     for rank in range(world):
         share = Share(n, size, rank, world)
-        windows = order.lanes(n, 3, 0, counts, lanes_of(ranks, [rank], world))
+        windows = order.lanes(n, 3, 0, counts, make_lanes(ranks, [rank], world))
         arrived = np.zeros(n, bool)
         for k in range(share.batches()):
             for window in windows:
@@ -128,9 +128,9 @@ def test_what_ranks_must_be():
 @given(st.integers(1, 60), st.integers(1, 12))
 def test_lanes_of_all_ranks_are_all_lanes(count, world):
     """Each of them is somebody's."""
-    found = [lanes_of(count, [rank], world) for rank in range(world)]
+    found = [make_lanes(count, [rank], world) for rank in range(world)]
 
     assert set().union(*found) == set(range(count))
     if count % world == 0:
         assert sum(map(len, found)) == count
-    assert lanes_of(count, range(world), world) == list(range(count))
+    assert make_lanes(count, range(world), world) == list(range(count))

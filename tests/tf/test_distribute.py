@@ -4,7 +4,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from loader.making import chained, images, labels  # noqa: E402
+from loading.making import chained, images, labels  # noqa: E402
 from tf_making import run, run_workers  # noqa: E402
 
 import ndfeed  # noqa: E402

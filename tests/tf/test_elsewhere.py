@@ -5,7 +5,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from loader.making import images  # noqa: E402
+from loading.making import images  # noqa: E402
 from tf_making import run  # noqa: E402
 
 SERVICE = """

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 # Stands in for the driver of a GPU.
 PAGES = """
 from ndfeed.dataset.reader import reader_of
-from ndfeed.torch.cuda.registered import Registered
+from ndfeed.torch.cuda.driver import Registered
 
 class Driver:
     def register(self, address, size):

@@ -13,7 +13,7 @@ if not torch.distributed.is_available():
     pytest.skip("torch was built without distributed", allow_module_level=True)
 
 import torch_making  # noqa: E402
-from loader.making import images, labels  # noqa: E402
+from loading.making import images, labels  # noqa: E402
 from torch_making import run_ranks  # noqa: E402
 
 import ndfeed  # noqa: E402

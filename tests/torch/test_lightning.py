@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("lightning.pytorch")
 
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
-from loader.making import images, labels  # noqa: E402
+from loading.making import images, labels  # noqa: E402
 from torch_recorder import Recorder, trainer  # noqa: E402
 
 import ndfeed  # noqa: E402

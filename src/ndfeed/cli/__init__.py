@@ -14,12 +14,8 @@ from typing import Annotated
 import typer
 
 import ndfeed
-from ndfeed.cli.bench import bench
+from ndfeed.cli import bench, demo, inspect, pack, verify
 from ndfeed.cli.console import complain, warn
-from ndfeed.cli.demo import demo
-from ndfeed.cli.inspect import inspect
-from ndfeed.cli.pack import pack
-from ndfeed.cli.verify import verify
 from ndfeed.errors import Error
 
 app = typer.Typer(
@@ -29,11 +25,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(inspect)
-app.command()(bench)
-app.command()(pack)
-app.command()(verify)
-app.command()(demo)
+app.command()(inspect.inspect)
+app.command()(bench.bench)
+app.command()(pack.pack)
+app.command()(verify.verify)
+app.command()(demo.demo)
 
 
 def _version(wanted: bool) -> None:

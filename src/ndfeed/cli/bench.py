@@ -18,11 +18,10 @@ from rich.table import Table
 
 import ndfeed
 from ndfeed.cli import chart
-from ndfeed.cli.console import complain, console, line, literal, print_json, rounded
-from ndfeed.cli.doctor import LABELS
-from ndfeed.cli.steps import Steps
-from ndfeed.cli.trials import Case, Findings, Function, examined
-from ndfeed.cli.words import (
+from ndfeed.cli.console import Steps, complain, console, line, literal, print_json, rounded
+from ndfeed.cli.diagnosis import LABELS
+from ndfeed.cli.measurements import Case, Findings, Function, examine
+from ndfeed.cli.options import (
     DtypeOption,
     FieldsOption,
     JsonOption,
@@ -33,7 +32,7 @@ from ndfeed.cli.words import (
     opener,
     options_refused,
 )
-from ndfeed.dataset.show import size
+from ndfeed.dataset.summary import size
 from ndfeed.errors import SourceError
 
 _WIDEST = 16  # characters of a bar: with all else, 80
@@ -99,7 +98,7 @@ def bench(
     case = Case(path, _packing(path, words), ds, mapped, batch_size, shuffle, seconds, cold)
     _check(case)
     with _blamed(function), Steps("measuring") as steps:
-        found = examined(case, steps.begin)
+        found = examine(case, steps.begin)
     facts = _facts(case, found)
     if picture is not None:
         facts["plot"] = chart.save(picture, chart.drawn(picture, _chart(case, found)))

@@ -1,20 +1,36 @@
-"""Where commands write to: tables and text on standard output, complaints on standard error.
+"""Output of commands: tables, text, JSON, warnings and progress.
+
+Where commands write to: tables and text on standard output, complaints on standard error.
 
 Names and text from files may hold anything, also what a terminal obeys. So commands print what is
 not their own words through ``literal``, ``line``, ``complain`` and ``print_json`` alone, which
 leave nothing but printable characters.
+
+How far a long copy has come: a bar for people, plain lines for logs.
+
+What a long measurement is at: one line that changes for people, plain lines for logs.
 """
 
 import json
 import re
 import sys
+import time
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 import typer
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
+from ndfeed.dataset.summary import size
 from ndfeed.errors import Error, shown
 
 # Words of the library that are options here, at the end of a remedy or with their value.
@@ -85,3 +101,108 @@ def warn(
 ) -> None:
     """A warning for people: what it says, without the line of code it comes from."""
     complain(f"warning: {message}", file)
+
+
+_PATIENCE = 1.0
+_BETWEEN = 10.0  # seconds from one line of a log to the next
+
+
+class Meter:
+    """Counts rows towards ``total``, and bytes; shows itself after a second.
+
+    What it is told first was done by an earlier run.
+    """
+
+    def __init__(self, label: str, total: int) -> None:
+        self.rows = 0
+        self.nbytes = 0
+        self._label = label
+        self._total = total
+        self._began = time.monotonic()
+        self._known: tuple[int, int] | None = None  # of an earlier run: they took no time now
+        self._said = self._began
+        self._bar: Progress | None = None
+        self._watched = sys.stderr.isatty()
+
+    def advance(self, rows: int, nbytes: int) -> None:
+        """Say that so many more are done."""
+        self._known = self._known or (rows, nbytes)
+        self.rows += rows
+        self.nbytes += nbytes
+        now = time.monotonic()
+        if self._watched and now - self._began > _PATIENCE:
+            self._show()
+        elif not self._watched and now - self._said > _BETWEEN:
+            self._said = now
+            print(f"ndfeed: {self.line()}", file=sys.stderr, flush=True)
+
+    def line(self) -> str:
+        """All of it as text."""
+        took = time.monotonic() - self._began
+        new = self.rows - (self._known or (0, 0))[0]
+        left = f", {(self._total - self.rows) * took / new:.0f} s left" if new else ""
+        return f"{self._label}: {self.rows:,} of {self._total:,} rows, {self._rate()}{left}"
+
+    def _rate(self) -> str:
+        took = max(time.monotonic() - self._began, 1e-9)
+        new = self.nbytes - (self._known or (0, 0))[1]
+        return f"{size(self.nbytes)}, {size(new / took)}/s"
+
+    def _show(self) -> None:
+        if self._bar is None:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed:,.0f} of {task.total:,.0f} rows, {task.fields[rate]}"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._bar.add_task(self._label, total=self._total, rate="")
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], completed=self.rows, rate=self._rate())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+_STEP_PATIENCE = 1.0
+
+
+class Steps:
+    """Says what comes next, on standard error; in a log only from the second second on."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._began = time.monotonic()
+        self._shown: Progress | None = None
+
+    def begin(self, step: str) -> None:
+        """Say that this comes now."""
+        took = time.monotonic() - self._began
+        if self._shown is not None:
+            self._shown.update(self._shown.task_ids[0], step=step, refresh=True)
+        elif took > _STEP_PATIENCE and not sys.stderr.isatty():
+            print(f"ndfeed: {self._label}, {took:.0f} s: {step}", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            self._shown = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[step]}", markup=False),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._shown.add_task(self._label, total=None, step="")
+            self._shown.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown is not None:
+            self._shown.stop()

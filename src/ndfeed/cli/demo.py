@@ -22,12 +22,11 @@ from rich.table import Table
 
 import ndfeed
 from ndfeed.cli import chart
-from ndfeed.cli.console import console, literal, rounded
-from ndfeed.cli.meter import Meter
-from ndfeed.cli.peers import Loop
-from ndfeed.cli.runs import length, run
-from ndfeed.cli.words import JsonOption
-from ndfeed.dataset.show import size
+from ndfeed.cli.baseline import Loop
+from ndfeed.cli.console import Meter, console, literal, rounded
+from ndfeed.cli.options import JsonOption
+from ndfeed.cli.throughput import length, run
+from ndfeed.dataset.summary import size
 from ndfeed.errors import DeniedError, MissingError, SpaceError
 from ndfeed.progress import Bar
 
@@ -212,7 +211,7 @@ def _trained(
         _tell(say, "with torch it would now train a classifier: pip install torch")
         return None
     _tell(say, "training a small classifier with torch …")
-    from ndfeed.cli.training import train  # noqa: PLC0415 - not everybody has torch
+    from ndfeed.cli.demo_training import train  # noqa: PLC0415 - not everybody has torch
 
     done = train(packed, batch, min(seconds * 4, _TRAINING))
     if say is not None:

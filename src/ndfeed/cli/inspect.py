@@ -7,10 +7,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ndfeed.cli import facts
+from ndfeed.cli import description
 from ndfeed.cli.console import bad_option, complain, console, line, literal, print_json
-from ndfeed.cli.facts import Facts, FieldFacts, Reading
-from ndfeed.cli.words import (
+from ndfeed.cli.description import Facts, FieldFacts, Reading
+from ndfeed.cli.options import (
     DtypeOption,
     FieldsOption,
     JsonLinesOption,
@@ -20,7 +20,7 @@ from ndfeed.cli.words import (
     ShapeOption,
     opener,
 )
-from ndfeed.dataset import show
+from ndfeed.dataset import summary
 from ndfeed.errors import AmbiguousError, Error
 
 _SHOWN_FIELDS = 100
@@ -83,9 +83,11 @@ def look(path: str, sample: str, opened: Opener) -> Facts:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            found = facts.described(path, opened(path, sample=sample))
+            found = description.describe_source(path, opened(path, sample=sample))
         except AmbiguousError:
-            found = facts.undecided(path, opened(path, sample="file"), opened(path, sample="row"))
+            found = description.describe_undecided(
+                path, opened(path, sample="file"), opened(path, sample="row")
+            )
     texts = dict.fromkeys((str(one.message), one.category) for one in caught)
     for text, category in texts:
         if issubclass(category, UserWarning):  # about the files
@@ -101,9 +103,9 @@ def _print(out: Console, found: Facts) -> None:
         _print_readings(out, found["readings"])
     else:
         out.print(_field_table(found["fields"]))
-        size = show.size(found["bytes"] or 0)
+        size = summary.size(found["bytes"] or 0)
         line(out, f"{_count(found['samples'] or 0, 'sample')}, {size} decoded")
-        line(out, f"{show.READINGS[found['sample'] or 'both']} ({found['why']})")
+        line(out, f"{summary.READINGS[found['sample'] or 'both']} ({found['why']})")
     formats = ", ".join(f"{count:,} {name}" for name, count in found["formats"].items())
     line(out, f"{_count(found['files'], 'file')} ({formats}), {_disk(found)} on disk")
     _print_remarks(out, found)
@@ -119,7 +121,7 @@ def _count(count: int, what: str) -> str:
 
 
 def _disk(found: Facts) -> str:
-    return show.size(found["bytes_on_disk"])
+    return summary.size(found["bytes_on_disk"])
 
 
 def _dims(field: FieldFacts) -> str:
@@ -158,7 +160,7 @@ def _print_readings(out: Console, readings: list[Reading]) -> None:
         table.add_row(
             f"--sample {one['sample']}",
             f"{one['samples']:,}",
-            show.READINGS[one["sample"]].removeprefix("a sample is "),
+            summary.READINGS[one["sample"]].removeprefix("a sample is "),
             literal(", ".join(listed) + f" and {more:,} more" * (more > 0)),
         )
     line(out, "could be read two ways; say which:")

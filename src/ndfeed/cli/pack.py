@@ -8,11 +8,8 @@ import typer
 from rich.console import Console
 
 import ndfeed
-from ndfeed.cli.console import complain, console, line, literal, print_json
-from ndfeed.cli.engines import engine
-from ndfeed.cli.meter import Meter
-from ndfeed.cli.runs import run_epochs
-from ndfeed.cli.words import (
+from ndfeed.cli.console import Meter, complain, console, line, literal, print_json
+from ndfeed.cli.options import (
     DtypeOption,
     FieldsOption,
     JsonOption,
@@ -20,10 +17,12 @@ from ndfeed.cli.words import (
     SampleOption,
     ShapeOption,
     as_dtype,
+    make_executor,
     opener,
     options_refused,
 )
-from ndfeed.dataset.show import size
+from ndfeed.cli.throughput import run_epochs
+from ndfeed.dataset.summary import size
 
 _BATCH = 256
 _AT_LEAST = 1.0  # seconds of whole epochs, before and after: less would be chance
@@ -137,7 +136,7 @@ def _packed(
 ) -> Facts:
     """Do it; the facts of what was done."""
     began = time.perf_counter()
-    with engine(on) as used, Meter("packing", len(ds)) as meter:
+    with make_executor(on) as used, Meter("packing", len(ds)) as meter:
         made: ndfeed.Dataset = ndfeed.pack(
             ds,
             target,

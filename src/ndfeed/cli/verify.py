@@ -8,8 +8,8 @@ from rich.table import Table
 
 import ndfeed
 from ndfeed.cli.console import complain, console, literal, print_json
-from ndfeed.cli.words import JsonLinesOption
-from ndfeed.dataset import show
+from ndfeed.cli.options import JsonLinesOption
+from ndfeed.dataset import summary
 from ndfeed.errors import Error
 
 _SHOWN = 100
@@ -74,9 +74,9 @@ def _facts(found: ndfeed.Verified) -> dict[str, object]:
 
 def _print(out: Console, found: ndfeed.Verified) -> None:
     out.print(literal(found.path, "bold"))
-    rate = show.size(found.nbytes / max(found.seconds, 1e-9))
+    rate = summary.size(found.nbytes / max(found.seconds, 1e-9))
     out.print(
-        f"  {found.rows:,} rows in {found.columns:,} columns, {show.size(found.nbytes)} read in "
+        f"  {found.rows:,} rows in {found.columns:,} columns, {summary.size(found.nbytes)} read in "
         f"{found.seconds:.1f} s ({rate}/s)",
         soft_wrap=True,
     )

@@ -1,14 +1,25 @@
-"""What callers write: amounts of memory, counts, fractions, names and types of fields."""
+"""Check the arguments that callers write, and compute properties on first use.
+
+What callers write: amounts of memory, counts, fractions, names and types of fields.
+
+What a caller probably meant: text for errors.
+
+Properties computed when they are first asked for, and kept.
+"""
 
 import math
 import operator
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, Self, TypeVar, overload
 
 import numpy as np
 
-from ndfeed.files import system
-from ndfeed.formats.types import named
+from ndfeed.errors import shown
+from ndfeed.files import platform_calls
+from ndfeed.formats.dtypes import named
+from ndfeed.index.table import Table
 
 _MOST_MEMORY = 2 << 30
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
@@ -18,7 +29,7 @@ _BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 def as_bytes(memory: int | str | None) -> int:
     """``2_000_000_000``, ``"2GB"``, ``"512MiB"``; by default an eighth of all, at most 2 GiB."""
     if memory is None:
-        return min(system.memory_bytes() // 8, _MOST_MEMORY)
+        return min(platform_calls.memory_bytes() // 8, _MOST_MEMORY)
     if isinstance(memory, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", memory, re.IGNORECASE)
         if found is None or (found[3] and not found[2]):
@@ -110,3 +121,63 @@ def as_casts(dtype: object) -> object:
         except (TypeError, ValueError) as error:
             raise ValueError(f"dtype of {name!r}: {error}") from None
     return found
+
+
+_MOST_FILES = 8
+_DIGITS = re.compile(r"\d+")
+
+
+def suggest_field_dict(table: Table) -> str:
+    """The call that opens a few .npy files of different names as the fields of one dataset.
+
+    Nothing where there are many files, or they are numbered: those are of one kind.
+    """
+    if not 2 <= table.files <= _MOST_FILES or table.names != ("",):
+        return ""
+    paths = [os.fsdecode(path) for path in table.paths_of(np.arange(table.files))]
+    stems = [os.path.basename(path).partition(".")[0] for path in paths]
+    if len({_DIGITS.sub("", stem) for stem in stems}) < len(stems):
+        return ""
+    # X_train and y_train are "x" and "y", and belong apart from X_test and y_test.
+    rest = stems[0].partition("_")[2]
+    chosen = {
+        stem.partition("_")[0].lower(): path
+        for stem, path in zip(stems, paths, strict=True)
+        if stem.partition("_")[2] == rest
+    }
+    if len(chosen) < 2:
+        chosen = dict(zip(stems, paths, strict=True))
+    fields = ", ".join(f'"{shown(name)}": "{shown(path)}"' for name, path in chosen.items())
+    return f"if each file is a field, write ndfeed.open({{{fields}}})"
+
+
+T = TypeVar("T")
+
+
+class lazy(Generic[T]):
+    """A property that is computed once for each object, or by two threads at once twice.
+
+    ``functools.cached_property`` without its lock: up to Python 3.11 there is one for all objects
+    together, and a child forked while another thread holds it would wait for it for ever.
+    """
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: object | None, owner: type) -> Self | T:
+        if instance is None:
+            return self
+        # Into the object's dict: it is found there first from now on, frozen or not.
+        value: T = self._function(instance)
+        instance.__dict__[self._name] = value
+        return value

@@ -1,4 +1,8 @@
-"""Where the samples of a field lie: vectors over parts, and from rows to bytes.
+"""Fields of a sample, and where their values lie in files.
+
+Fields: what a sample is made of.
+
+Where the samples of a field lie: vectors over parts, and from rows to bytes.
 
 A *part* is an array of some file; its samples are the rows of its first axis, or (``whole``)
 the array itself, one sample, or (``located``) stretches of its rows whose ends are in another
@@ -7,6 +11,7 @@ array, as packed datasets keep ragged fields. The parts of a column follow each 
 of the same files: they are located once and, where files are read whole, opened once.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
@@ -14,14 +19,58 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset.field import Field
-from ndfeed.dataset.lazy import lazy
-from ndfeed.formats.array import RAW
-from ndfeed.formats.types import delivered, itemsize, plain, swapped
+from ndfeed.dataset.arguments import lazy
+from ndfeed.errors import shown
+from ndfeed.formats.description import RAW
+from ndfeed.formats.dtypes import EXTENDED, delivered, itemsize, plain, swapped
 from ndfeed.index.table import Ints, Table
 
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One named array of a sample.
+
+    ``shape`` has ``None`` where samples differ, and is ``None`` itself where they differ in
+    rank. ``dtype`` is what NumPy delivers; ``type`` names the element also where NumPy has no
+    such type and delivers its bits (``bfloat16`` without ml_dtypes).
+    """
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int | None, ...] | None
+    type: str
+
+    @property
+    def ragged(self) -> bool:
+        """Do samples of this field differ in shape?"""
+        return self.shape is None or None in self.shape
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The shape of a sample as plain numbers, 0 where samples differ."""
+        return tuple(n or 0 for n in self.shape or ())
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of one sample; ``None`` where samples differ."""
+        return None if self.ragged else math.prod(self.lengths) * self.dtype.itemsize
+
+    @property
+    def dtype_text(self) -> str:
+        """The element type by its plainest name."""
+        return self.type if self.type in EXTENDED else str(self.dtype)
+
+    @property
+    def shape_text(self) -> str:
+        """The shape of a sample, with dots where samples differ."""
+        return "(…)" if self.shape is None else str(self.shape).replace("None", "…")
+
+    def __str__(self) -> str:
+        return f"{shown(self.name)} {self.dtype_text} {self.shape_text}"
+
+
 if TYPE_CHECKING:
-    from ndfeed.dataset.checks import Checks
+    from ndfeed.dataset.block_checks import Checks
 
 
 class Place(NamedTuple):

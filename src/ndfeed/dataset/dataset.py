@@ -12,39 +12,39 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ndfeed.dataset import fingerprint, show
+from ndfeed.dataset import provenance, summary
 from ndfeed.dataset.arguments import as_count, as_fractions
-from ndfeed.dataset.column import Group
-from ndfeed.dataset.field import Field
-from ndfeed.dataset.join import agreed_names, joined, renamed, renamed_names, routed
-from ndfeed.dataset.memory import Held, Room, hold, loaded
-from ndfeed.dataset.origin import Origin, joined_origins
-from ndfeed.dataset.reader import reader_of
-from ndfeed.dataset.route import Beside, is_hidden
-from ndfeed.dataset.rowset import (
-    Rows,
-    Travelling,
-    as_rows,
-    chosen,
-    composed,
-    one_row,
-    split_rows,
-    taken_rows,
-)
-from ndfeed.dataset.step import (
+from ndfeed.dataset.column import Field, Group
+from ndfeed.dataset.destination import check_fits
+from ndfeed.dataset.in_memory import Held, Room, hold, load_in_memory
+from ndfeed.dataset.join import agreed_names, join_groups, rename_fields, renamed_names, route_steps
+from ndfeed.dataset.map_fields import differing_fields, learn_fields, with_lists
+from ndfeed.dataset.map_steps import (
     Batch,
+    Beside,
     Map,
     Rename,
     Select,
     Step,
     fields_of,
+    is_hidden,
     stepped_alone,
 )
+from ndfeed.dataset.provenance import Origin, join_origins
+from ndfeed.dataset.reader import reader_of
+from ndfeed.dataset.row_selection import (
+    Rows,
+    Travelling,
+    as_rows,
+    compose,
+    one_row,
+    select_rows,
+    split_rows,
+    take_rows,
+)
 from ndfeed.dataset.stored import Stored
-from ndfeed.dataset.target import check_fits
-from ndfeed.dataset.trial import differing_fields, fields_behind, with_lists
 from ndfeed.errors import Error, FieldError
-from ndfeed.files import system
+from ndfeed.files import platform_calls
 from ndfeed.index.table import Ints
 
 Made = tuple[Callable[..., "Dataset"], tuple[Any, ...]]
@@ -92,7 +92,7 @@ class Dataset(Stored):
     def fields(self) -> Mapping[str, Field]:
         """The fields by name. After a ``map`` they are learned by running it on a few samples."""
         if self._fields is None and self.steps and len(self):
-            self._fields = fields_behind(self, self._made_of)
+            self._fields = learn_fields(self, self._made_of)
         elif self._fields is None:
             stored = {column.field.name: column.field for column in self._columns()}
             shown = (n for n in self.names if not (self.steps and is_hidden(n)))
@@ -132,14 +132,16 @@ class Dataset(Stored):
 
     def _made_of(self, wanted: Ints, rng: np.random.Generator | None = None) -> Batch:
         """What the steps make of rows that are in range."""
-        samples = wanted if self.rows is None else chosen(self.rows, wanted)
+        samples = wanted if self.rows is None else select_rows(self.rows, wanted)
         batch: Batch = self._empty.copy()  # has the names in their order
         try:
             for group in self.groups:
                 reader_of(group).read(group, samples, batch)
         except MemoryError as error:
             what = f"{len(wanted):,} samples"
-            raise system.as_ours(error, self.groups[0].table.path(0), what) from None
+            raise platform_calls.translate_os_error(
+                error, self.groups[0].table.path(0), what
+            ) from None
         return stepped_alone(batch, self.steps, wanted, rng) if self.steps else batch
 
     def _behind(self) -> Mapping[str, Field]:
@@ -173,7 +175,7 @@ class Dataset(Stored):
                 self._parts[names] = self.select(*names)
             self._parts[names].read_into(wanted, out)
             return
-        samples = chosen(self.rows, wanted)
+        samples = select_rows(self.rows, wanted)
         for column in self._columns():
             check_fits(column.field, out[column.field.name], len(wanted))
         for group in self.groups:
@@ -206,7 +208,7 @@ class Dataset(Stored):
         if self.steps:
             step = Rename(tuple(names.items()))
             return self._like(Dataset.rename, dict(names), steps=(*self.steps, step))
-        groups = renamed(self.groups, names)
+        groups = rename_fields(self.groups, names)
         return self._like(Dataset.rename, dict(names), groups=groups, names=made)
 
     def take(self, rows: ArrayLike | slice) -> "Dataset":
@@ -218,8 +220,8 @@ class Dataset(Stored):
         elif isinstance(rows, slice):
             taken = range(len(self))[rows]
         else:
-            taken = taken_rows(rows, len(self))
-        return self._like(Dataset.take, Travelling(taken), rows=composed(self.rows, taken))
+            taken = take_rows(rows, len(self))
+        return self._like(Dataset.take, Travelling(taken), rows=compose(self.rows, taken))
 
     def split(self, *fractions: float | Sequence[float], seed: int = 0) -> "tuple[Dataset, ...]":
         """Datasets of a random part of the samples each, which together have every sample once.
@@ -250,7 +252,7 @@ class Dataset(Stored):
         if self.steps != other.steps:
             names = agreed_names(self._known(), other._known(), other.first_file)
             return _add_mapped(self, other, names)
-        groups = joined(self.groups, other.groups)
+        groups = join_groups(self.groups, other.groups)
         return self._like(Dataset.__add__, other, groups=groups, **_sum(self, other, alike=True))
 
     def with_origin(self, *, file: str = "file", row: str = "row") -> "Dataset":
@@ -273,18 +275,18 @@ class Dataset(Stored):
         Forked and spawned processes map the same pages. A ``map`` still runs at every read.
         """
         origins = tuple(
-            replace(one, rows=one.rows if self.rows is None else composed(one.rows, self.rows))
+            replace(one, rows=one.rows if self.rows is None else compose(one.rows, self.rows))
             for one in self._all_origins()
         )
         skipped = tuple(self.skipped)
         kept = _Kept(self.steps, self.why, self.fingerprint, origins, self._numbered, skipped)
-        return _in_memory(loaded(self._unmapped()), kept)
+        return _in_memory(load_in_memory(self._unmapped()), kept)
 
     def __reduce__(self) -> Made:
         return self._made
 
     def __repr__(self) -> str:
-        return show.table(self)
+        return summary.table(self)
 
     def _like(self, made: Callable[..., "Dataset"], *args: object, **changes: Any) -> "Dataset":  # noqa: ANN401
         """A view: this dataset with something changed, by ``made(self, *args)``."""
@@ -313,7 +315,7 @@ def _part(
     """One of the parts of a split."""
     if rows is None:
         rows = split_rows(len(ds), fractions, seed)[which]
-    return ds._like(_part, fractions, seed, which, rows=composed(ds.rows, rows))
+    return ds._like(_part, fractions, seed, which, rows=compose(ds.rows, rows))
 
 
 def _check_unnumbered(ds: Dataset, what: str) -> None:
@@ -331,7 +333,7 @@ def _with_origin(ds: Dataset, file: str, row: str) -> Dataset:
     def fill(room: Room) -> None:
         rows = np.arange(len(ds))
         for name, values in zip((file, row), ds.locate(rows), strict=True):
-            room[name][chosen(ds.rows, rows)] = values
+            room[name][select_rows(ds.rows, rows)] = values
 
     held = hold(fields, len(ds.groups[0]), {}, fill)
     return ds._like(
@@ -351,12 +353,12 @@ def _sum(first: Dataset, second: Dataset, *, alike: bool) -> dict[str, Any]:
     identity = ""
     origins: tuple[Origin, ...] = ()
     if first.rows is not None or second.rows is not None:
-        mine, theirs = (chosen(d.rows, np.arange(len(d))) for d in (first, second))
+        mine, theirs = (select_rows(d.rows, np.arange(len(d))) for d in (first, second))
         rows = np.concatenate([mine, theirs + len(first.groups[0])])
     if first._identity or second._identity or not alike:
-        identity = fingerprint.of_both(first.fingerprint, second.fingerprint)
+        identity = provenance.of_both(first.fingerprint, second.fingerprint)
     if first._origins or second._origins or not alike:
-        origins = joined_origins(first._all_origins(), second._all_origins())
+        origins = join_origins(first._all_origins(), second._all_origins())
     why = first.why if first.why == second.why else f"{first.why}; {second.why}"
     skipped = (*first._skipped, *second._skipped)
     return {"rows": rows, "identity": identity, "origins": origins, "why": why, "skipped": skipped}
@@ -365,7 +367,7 @@ def _sum(first: Dataset, second: Dataset, *, alike: bool) -> dict[str, Any]:
 def _add_mapped(first: Dataset, second: Dataset, names: tuple[str, ...] | None) -> Dataset:
     """A sum of datasets whose batches go through steps of their own."""
     sides = (first.groups, first.steps), (second.groups, second.steps)
-    groups, step, alike = routed(*sides, names)
+    groups, step, alike = route_steps(*sides, names)
     beside = _sum(first, second, alike=alike)
     return Dataset(groups, (_add_mapped, (first, second, names)), steps=(step,), **beside)
 

@@ -11,20 +11,18 @@ from typing import NoReturn
 
 import numpy as np
 
-from ndfeed.dataset.checks import joined_checks
-from ndfeed.dataset.column import Column, Group
-from ndfeed.dataset.field import Field
-from ndfeed.dataset.memory import constant
-from ndfeed.dataset.route import Route, Routed, hidden
-from ndfeed.dataset.step import Step
+from ndfeed.dataset.block_checks import join_checks
+from ndfeed.dataset.column import Column, Field, Group
+from ndfeed.dataset.in_memory import make_constant
+from ndfeed.dataset.map_steps import Route, Routed, Step, hidden
 from ndfeed.errors import FieldError, SchemaError
-from ndfeed.formats.types import delivered, widest_text
+from ndfeed.formats.dtypes import delivered, widest_text
 from ndfeed.index.table import Ints, Table, concat
 
 _MOST_ROUTES = (1 << 16) - 1
 
 
-def joined(first: Sequence[Group], second: Sequence[Group]) -> tuple[Group, ...]:
+def join_groups(first: Sequence[Group], second: Sequence[Group]) -> tuple[Group, ...]:
     """Groups of the samples of ``first`` and then those of ``second``."""
     names, others = (_names(groups) for groups in (first, second))
     if sorted(sum(names, ())) != sorted(sum(others, ())):
@@ -60,9 +58,7 @@ def _joined(first: Group, second: Group, table: Table) -> Group:
     theirs = {column.field.name: column for column in second.columns}
     columns = tuple(_column(c, theirs[c.field.name], table, shift) for c in first.columns)
     starts = np.concatenate([first.starts, second.starts[1:] + first.starts[-1]])
-    checks = joined_checks(
-        first.checks, len(first.starts) - 1, second.checks, len(second.starts) - 1
-    )
+    checks = join_checks(first.checks, len(first.starts) - 1, second.checks, len(second.starts) - 1)
     return Group(starts, columns, first.mapped and second.mapped, checks)
 
 
@@ -111,7 +107,7 @@ def _shape(a: Field, b: Field) -> tuple[int | None, ...] | None:
     return tuple(m if m == n else None for m, n in zip(a.shape, b.shape, strict=True))
 
 
-def renamed(groups: Sequence[Group], names: Mapping[str, str]) -> tuple[Group, ...]:
+def rename_fields(groups: Sequence[Group], names: Mapping[str, str]) -> tuple[Group, ...]:
     """The groups with other names for some of their fields."""
     return tuple(
         replace(
@@ -166,7 +162,7 @@ def agreed_names(
 _Side = tuple[Sequence[Group], tuple[Step, ...]]
 
 
-def routed(
+def route_steps(
     first: _Side, second: _Side, names: tuple[str, ...] | None
 ) -> tuple[tuple[Group, ...], Routed, bool]:
     """Groups of the samples of both sides, a step that sends each on its way, and: are they alike?
@@ -182,9 +178,9 @@ def routed(
         field = hidden("dataset", {*known, *_stored(second[0])})
         number = Field(field, np.dtype(np.uint16), (), "<u2")
         routes = (Route(tuple((name, name) for name in known), steps),)
-        groups = (*groups, constant([number], len(groups[0]), 0))
+        groups = (*groups, make_constant([number], len(groups[0]), 0))
     theirs, route = _placed(second, routes, known)
-    theirs = (*theirs, constant([number], len(theirs[0]), len(routes)))
+    theirs = (*theirs, make_constant([number], len(theirs[0]), len(routes)))
     made, alike = _padded(groups, theirs)
     return made, Routed(field, (*routes, route), names), alike
 
@@ -206,7 +202,9 @@ def _placed(
     for name, field in _stored(groups).items():
         new = name if name not in known else hidden(name, known)
         names[name] = alike.get((name, field.type, field.shape), new)
-    return renamed(groups, names), Route(tuple((new, name) for name, new in names.items()), steps)
+    return rename_fields(groups, names), Route(
+        tuple((new, name) for name, new in names.items()), steps
+    )
 
 
 def _padded(first: Sequence[Group], second: Sequence[Group]) -> tuple[tuple[Group, ...], bool]:
@@ -215,13 +213,13 @@ def _padded(first: Sequence[Group], second: Sequence[Group]) -> tuple[tuple[Grou
     shared = _stored(first).keys() & _stored(second).keys()
     both = [_only(side, shared) for side in sides]
     own = [_only(side, _stored(side).keys() - shared) for side in sides]
-    made = list(joined(*both))
+    made = list(join_groups(*both))
     for group in own[0]:
         fields = [column.field for column in group.columns]
-        made += joined([group], [constant(fields, len(second[0]))])
+        made += join_groups([group], [make_constant(fields, len(second[0]))])
     for group in own[1]:
         fields = [column.field for column in group.columns]
-        made += joined([constant(fields, len(first[0]))], [group])
+        made += join_groups([make_constant(fields, len(first[0]))], [group])
     return tuple(made), not any(own)
 
 

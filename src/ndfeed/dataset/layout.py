@@ -1,4 +1,13 @@
-"""The fields that files have, and where each lies: arrays of a table by field and part."""
+"""The fields that files have, and where each lies in the table of arrays.
+
+Files that hold a list of like things, which are rows, or one sample with a field for each.
+
+In the table such a file has the format "pt list", and its arrays are named within their item: a
+list of 20 dicts with the keys "x" and "y" has 20 arrays "x" and 20 arrays "y", item by item. Read
+as a whole file, each array is a field of its own, with the position before its name.
+
+The fields that files have, and where each lies: arrays of a table by field and part.
+"""
 
 import warnings
 from collections import Counter
@@ -9,12 +18,48 @@ from typing import Literal, NamedTuple, NoReturn, Optional
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset import hints, lists
+from ndfeed.dataset import arguments
 from ndfeed.errors import FieldError, SchemaError, UnsupportedError, shown
-from ndfeed.formats.array import BARE
-from ndfeed.formats.cast import check_possible
-from ndfeed.formats.types import delivered, itemsize, named, plain, widest_text
+from ndfeed.formats.description import BARE, bare
+from ndfeed.formats.dtypes import check_possible, delivered, itemsize, named, plain, widest_text
 from ndfeed.index.table import Ints, Table
+
+_FORMAT = "pt list"
+
+
+def are_lists(table: Table) -> NDArray[np.bool_] | None:
+    """Per file: is it a list of like things? Nothing where no file is."""
+    if _FORMAT not in table.formats:
+        return None
+    found = table.format == table.formats.index(_FORMAT)
+    return found if found.any() else None
+
+
+def count_items(table: Table, lists: NDArray[np.bool_]) -> Ints:
+    """Per file: how many items its list has; 1 for other files."""
+    first = np.searchsorted(table.file, np.arange(table.files))
+    alike = table.name == table.name[first][table.file]  # the first array's name: once per item
+    counts = np.bincount(table.file[alike], minlength=table.files)
+    return np.where(lists, counts, 1)
+
+
+def by_position(table: Table, lists: NDArray[np.bool_]) -> Table:
+    """The table with every array of a list named by its position too: ``3``, or ``3/x``."""
+    counts = np.bincount(table.file, minlength=table.files)
+    place = np.arange(len(table.file)) - (np.cumsum(counts) - counts)[table.file]
+    item = place // np.maximum(counts // count_items(table, lists), 1)[table.file]
+    item[~lists[table.file]] = -1
+    names: dict[str, int] = {}
+    numbers = [
+        names.setdefault(table.names[n] if i < 0 else _named(i, table.names[n]), len(names))
+        for i, n in zip(item.tolist(), table.name.tolist(), strict=True)
+    ]
+    return replace(table, name=np.array(numbers, np.int32), names=tuple(names))
+
+
+def _named(item: int, name: str) -> str:
+    return bare(str(item), name) if name else str(item)
+
 
 Sample = Literal["auto", "row", "file"]
 
@@ -45,19 +90,19 @@ def layout(
     sample: Sample = "auto",
 ) -> Layout:
     """The fields that every file of the table has, under the names that the dataset uses."""
-    listed = lists.are_lists(table)
+    listed = are_lists(table)
     if listed is None:
         return _layout(table, fields, dtype, prefix, np.ones(table.files, np.int64))
     once = np.ones(table.files, np.int64)
     if sample == "file":
-        return _layout(lists.by_position(table, listed), fields, dtype, prefix, once)
+        return _layout(by_position(table, listed), fields, dtype, prefix, once)
     try:
-        found = _layout(table, fields, dtype, prefix, lists.count_items(table, listed), listed)
+        found = _layout(table, fields, dtype, prefix, count_items(table, listed), listed)
     except FieldError:
         if sample == "row":
             raise
         try:  # fields= may name items by their position
-            return _layout(lists.by_position(table, listed), fields, dtype, prefix, once)
+            return _layout(by_position(table, listed), fields, dtype, prefix, once)
         except (FieldError, SchemaError):
             pass
         raise
@@ -65,7 +110,7 @@ def layout(
         return found
     try:
         return found._replace(
-            as_files=_layout(lists.by_position(table, listed), fields, dtype, prefix, once)
+            as_files=_layout(by_position(table, listed), fields, dtype, prefix, once)
         )
     except (FieldError, SchemaError):  # of several lengths, or there are other files
         return found
@@ -228,7 +273,7 @@ def _refuse_odd(table: Table, name: str, arrays: Ints) -> NoReturn:
     (usual, most), *_, (odd, _) = Counter(kinds).most_common()
     other = table.path(int(table.file[arrays[kinds.index(usual)]]))
     agree = f"{most:,} of {len(kinds):,} files" if most > 1 else shown(other)
-    hint = hints.separate_fields(table)
+    hint = arguments.suggest_field_dict(table)
     raise SchemaError(
         table.path(int(table.file[arrays[kinds.index(odd)]])),
         f"field {name!r} is {delivered(odd)}, in {agree} it is {delivered(usual)}; to read all as "

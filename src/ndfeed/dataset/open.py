@@ -9,16 +9,16 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ndfeed.dataset import packed, samples
+from ndfeed.dataset import packed_columns, samples
 from ndfeed.dataset.arguments import as_casts, as_names, check_arguments
 from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.layout import Layout, Sample, all_raw, layout
 from ndfeed.dataset.samples import Reading
-from ndfeed.dataset.show import size
+from ndfeed.dataset.summary import size
 from ndfeed.errors import FieldError, SchemaError, UnsupportedError, shown
 from ndfeed.formats import raw
-from ndfeed.formats.array import Wanted
+from ndfeed.formats.description import Wanted
 from ndfeed.index.build import Demand
 from ndfeed.index.open import Opened, open_packed, open_table
 from ndfeed.index.source import Source
@@ -131,7 +131,10 @@ def _packed(
             f"fields: dtype={{{name!r}: {how.dtype!r}}}",
         )
     casts = _within(how.dtype, prefix, [field.name for field in found[0].fields])
-    made = [packed.dataset(one, fields, how.mapped, how.verify, casts) for one in found]
+    made = [
+        packed_columns.open_packed_dataset(one, fields, how.mapped, how.verify, casts)
+        for one in found
+    ]
     return reduce(Dataset.__add__, made)
 
 

@@ -14,14 +14,14 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset import convert, ragged, rows
+from ndfeed.dataset import destination, gather, offsets
 from ndfeed.dataset.column import Column, Group, Place, is_converted
-from ndfeed.dataset.large import Streams, decoded_for, largest_stream
-from ndfeed.dataset.members import Decoded, kept_by_default
-from ndfeed.dataset.target import Arrays, Target
-from ndfeed.dataset.whole import WholeFiles
+from ndfeed.dataset.decoding import Decoded, kept_by_default
+from ndfeed.dataset.destination import Arrays, Destination
+from ndfeed.dataset.large_members import Streams, decoded_for, largest_stream
+from ndfeed.dataset.whole_files import WholeFiles
 from ndfeed.errors import ChangedError, MissingError, SourceError
-from ndfeed.files import system
+from ndfeed.files import platform_calls
 from ndfeed.files.maps import Maps, Unmappable
 from ndfeed.index.cache import doubt
 from ndfeed.index.table import Ints, Table
@@ -49,10 +49,12 @@ class Reader:
         alone = len(group.starts) == 2
         self._alone = int(group.columns[0].file[0]) if alone else None
         row = sum(int(c.nbytes[0]) for c in group.columns if c.even)
-        self._many = -(-system.LARGE // max(row, 1))  # samples that need a look at what is free
+        self._many = -(
+            -platform_calls.LARGE // max(row, 1)
+        )  # samples that need a look at what is free
         self._row = row
         self._short = maps is not None and all(
-            c.plain and c.size and not c.any_swapped and (alone or c.size <= rows.LARGE_ROW)
+            c.plain and c.size and not c.any_swapped and (alone or c.size <= gather.LARGE_ROW)
             for c in group.columns
         )
 
@@ -62,7 +64,7 @@ class Reader:
     def read(self, group: Group, samples: Ints, batch: dict[str, Any]) -> None:
         """Put ``samples``, which are in range, into ``batch``, in new memory."""
         if len(samples) >= self._many:
-            system.require_memory(len(samples) * self._row, group.table.path(0))
+            platform_calls.require_memory(len(samples) * self._row, group.table.path(0))
         way = self._read_scattered if self._alone is None else self._read_one
         if self._shortly(way, group, samples, batch):
             return
@@ -96,7 +98,7 @@ class Reader:
     def _found_sources(self) -> list[_Source]:
         """The only file's samples, field by field; it is entered."""
         every = zip(self._names, self._columns, strict=True)
-        found = [(*known, rows.records_of(column, self.maps)) for known, column in every]  # type: ignore[arg-type]
+        found = [(*known, gather.records_of(column, self.maps)) for known, column in every]  # type: ignore[arg-type]
         self._sources = found  # in one step: another thread may be here too
         return found
 
@@ -114,7 +116,7 @@ class Reader:
         that this call makes: to copy it once more would take as long as gathering it.
         """
         many = self._short and self._alone is None and len(samples)
-        scattered = many and not rows.consecutive(samples)
+        scattered = many and not gather.consecutive(samples)
         if scattered and self._shortly(self._read_scattered, group, samples, batch):
             return
         arrays = room()
@@ -153,7 +155,7 @@ class Reader:
     def _copy_into(self, samples: Ints, arrays: Mapping[str, NDArray[Any]]) -> None:
         for name, _, _, records in self._sources or self._found_sources():
             room = arrays[name].reshape(-1).view(_BYTE).view(records.dtype)
-            rows.take(records, samples, room)
+            gather.take(records, samples, room)
 
     def _read_scattered(
         self, maps: Maps, group: Group, samples: Ints, batch: dict[str, Any]
@@ -166,7 +168,7 @@ class Reader:
         for (name, dtype, shape), column in zip(self._names, self._columns, strict=True):
             start = place.row * column.size
             start += column.first[place.part]
-            found = rows.by_address(maps, file, start, column.size)
+            found = gather.by_address(maps, file, start, column.size)
             batch[name] = found.view(dtype).reshape(shape)
 
     def fill(
@@ -175,13 +177,13 @@ class Reader:
         samples: Ints,
         arrays: Mapping[str, Arrays],
         decoded: Decoded | None = None,
-    ) -> list[Target]:
+    ) -> list[Destination]:
         """Copy ``samples``, which are in range, into ``arrays`` or else into new memory.
 
         Whoever reads in an order of its own keeps ``decoded`` streams of its own.
         """
         place = group.locate(samples)
-        targets = [Target(c, place.part, arrays.get(c.field.name)) for c in self._columns]
+        targets = [Destination(c, place.part, arrays.get(c.field.name)) for c in self._columns]
         if not len(samples):
             return targets
         try:
@@ -203,37 +205,37 @@ class Reader:
         group: Group,
         column: Column,
         place: Place,
-        target: Target,
+        target: Destination,
         maps: Maps | None,
         decoded: Decoded | None,
     ) -> None:
         if column.offsets is not None:
-            ragged.fill(column, place, target, maps, decoded or _decoded_of(group))
+            offsets.fill(column, place, target, maps, decoded or _decoded_of(group))
             return
         if not column.plain:
-            rows.from_parts(column, place, target, maps, decoded or _decoded_of(group))
+            gather.from_parts(column, place, target, maps, decoded or _decoded_of(group))
             return
         if not column.size:
             return
         if maps is None:
-            rows.read(column, place, target)
+            gather.read(column, place, target)
         elif self._alone is not None:
-            rows.gather_one(column, place.row, target, maps)
+            gather.gather_one(column, place.row, target, maps)
         else:
-            rows.gather(column, place, target, maps)
+            gather.gather(column, place, target, maps)
         if column.any_swapped:
             target.swap(column.swapped[place.part])
 
-    def shapes(self, group: Group, column: Column, samples: Ints) -> Ints | list[ragged.Shape]:
+    def shapes(self, group: Group, column: Column, samples: Ints) -> Ints | list[offsets.Shape]:
         """The shape of each of ``samples`` of a ragged column."""
         place = group.locate(samples)
         if column.offsets is None:
             return column.shapes(place.part)
-        return self._located(ragged.shapes, group, column, place)
+        return self._located(offsets.shapes, group, column, place)
 
-    def spans(self, group: Group, column: Column, place: Place) -> ragged.Spans:
+    def spans(self, group: Group, column: Column, place: Place) -> offsets.Spans:
         """Where samples of located parts lie."""
-        return self._located(ragged.where, group, column, place)
+        return self._located(offsets.where, group, column, place)
 
     def _located(self, way: Callable[..., T], group: Group, column: Column, place: Place) -> T:
         try:
@@ -286,12 +288,12 @@ class CheckedReader(Reader):
         samples: Ints,
         arrays: Mapping[str, Arrays],
         decoded: Decoded | None = None,
-    ) -> list[Target]:
+    ) -> list[Destination]:
         """Copy ``samples``, which are in range, into ``arrays`` or else into new memory."""
         self.check(group, samples)
         return super().fill(group, samples, arrays, decoded)
 
-    def shapes(self, group: Group, column: Column, samples: Ints) -> Ints | list[ragged.Shape]:
+    def shapes(self, group: Group, column: Column, samples: Ints) -> Ints | list[offsets.Shape]:
         """The shape of each of ``samples`` of a ragged column."""
         if group.checks is not None and column.offsets is not None and group.checks.left:
             group.checks.check_places(column, group.locate(samples))
@@ -303,7 +305,7 @@ class ConvertingReader(Reader):
 
     def __init__(self, group: Group, maps: Maps | None, token: object) -> None:
         super().__init__(group, maps, token)
-        self._variants = convert.Variants(group)
+        self._variants = destination.Variants(group)
         self._readers: dict[int, tuple[Group, Reader]] = {}
 
     def fill(
@@ -312,10 +314,10 @@ class ConvertingReader(Reader):
         samples: Ints,
         arrays: Mapping[str, Arrays],
         decoded: Decoded | None = None,
-    ) -> list[Target]:
+    ) -> list[Destination]:
         """Copy ``samples``, which are in range, into ``arrays`` or else into new memory."""
 
-        def filling(variant: int) -> tuple[Group, convert.Fill]:
+        def filling(variant: int) -> tuple[Group, destination.Fill]:
             if variant not in self._readers:  # in one step: another thread may be here too
                 own = self._variants.group(variant)
                 kind = Reader if own.checks is None else CheckedReader
@@ -323,7 +325,7 @@ class ConvertingReader(Reader):
             own, reader = self._readers[variant]
             return own, lambda some, room: reader.fill(own, some, room, decoded)
 
-        return convert.fill(self._variants, group, samples, arrays, filling)
+        return destination.fill_converted(self._variants, group, samples, arrays, filling)
 
 
 class _Process:

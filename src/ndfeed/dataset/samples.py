@@ -13,12 +13,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset import hints
-from ndfeed.dataset.column import Column, Group
-from ndfeed.dataset.field import Field
+from ndfeed.dataset import arguments
+from ndfeed.dataset.column import Column, Field, Group
 from ndfeed.dataset.layout import Layout, Sample, all_raw
 from ndfeed.errors import AmbiguousError, SchemaError
-from ndfeed.formats.types import delivered
+from ndfeed.formats.dtypes import delivered
 from ndfeed.index.table import Ints, Table
 
 _SHOWN_FIELDS = 4
@@ -80,7 +79,7 @@ def _rows(found: Layout) -> int:
 def refuse(source: object, found: Layout) -> AmbiguousError:
     """The error that shows both readings."""
     as_files, as_rows = (_shapes(group(found, kind)) for kind in ("file", "row"))
-    hint = hints.separate_fields(found.table)
+    hint = arguments.suggest_field_dict(found.table)
     return AmbiguousError(
         str(source),
         f'could be read two ways; say which: sample="file" gives {found.table.files:,} samples, '

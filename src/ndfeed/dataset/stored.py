@@ -6,11 +6,11 @@ import os
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ndfeed.dataset import fingerprint
+from ndfeed.dataset import provenance
 from ndfeed.dataset.column import Column, Group
-from ndfeed.dataset.origin import Files, Origin, origins_of
+from ndfeed.dataset.provenance import Files, Origin, make_origins
 from ndfeed.dataset.reader import reader_of
-from ndfeed.dataset.rowset import Rows, as_rows, chosen
+from ndfeed.dataset.row_selection import Rows, as_rows, select_rows
 from ndfeed.errors import Error
 from ndfeed.index.table import Ints
 
@@ -51,7 +51,7 @@ class Stored:
             return int(column.nbytes[0]) * len(self)
         if self.rows is None:
             return column.total(group.starts)
-        samples = chosen(self.rows, np.arange(len(self)))
+        samples = select_rows(self.rows, np.arange(len(self)))
         if column.offsets is None:
             return int(column.nbytes[group.locate(samples).part].sum())
         shapes = reader_of(group).shapes(group, column, samples)
@@ -83,10 +83,10 @@ class Stored:
     @property
     def origin(self) -> Origin:
         """Where the samples of the first group lie, or where they were loaded from."""
-        return self._origins[0] if self._origins else origins_of(self.groups[:1])[0]
+        return self._origins[0] if self._origins else make_origins(self.groups[:1])[0]
 
     def _all_origins(self) -> tuple[Origin, ...]:
-        return self._origins or origins_of(self.groups)
+        return self._origins or make_origins(self.groups)
 
     def locate(self, rows: ArrayLike) -> tuple[Ints, Ints]:
         """Where samples lie: for each of ``rows`` its file and its row in that file.
@@ -95,7 +95,7 @@ class Stored:
         its row is 0. Nothing is read.
         """
         wanted = as_rows(rows, len(self), from_end=True)
-        return self.files.locate(wanted, chosen(self.rows, wanted))
+        return self.files.locate(wanted, select_rows(self.rows, wanted))
 
     @property
     def fingerprint(self) -> str:
@@ -104,7 +104,7 @@ class Stored:
         A copy of the files elsewhere has the same, and so has ``in_memory()``.
         """
         if self._fingerprint is None:
-            self._fingerprint = fingerprint.of_rows(self._all_of_them(), self.rows)
+            self._fingerprint = provenance.of_rows(self._all_of_them(), self.rows)
         return self._fingerprint
 
     def _all_of_them(self) -> str:
@@ -113,4 +113,4 @@ class Stored:
             return self._identity
         # What is computed beside files has its group in memory, and does not count.
         in_files = [group for group in self.groups if not group.table.sealed]
-        return fingerprint.of_groups(in_files or self.groups)
+        return provenance.of_groups(in_files or self.groups)

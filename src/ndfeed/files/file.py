@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, NoReturn, Self
 
 from ndfeed.errors import ChangedError, DeniedError, MissingError, SourceError, TruncatedError
-from ndfeed.files import system
+from ndfeed.files import platform_calls
 
 # O_NONBLOCK: opening a pipe nobody writes to would otherwise wait for ever.
 FLAGS = (
@@ -92,16 +92,16 @@ class Stretch(NamedTuple):
 
 def fetch(stretches: Iterable[Stretch]) -> None:
     """Open, read, check the identity, close: whole samples in four system calls each."""
-    preadv = os.preadv if system.can.preadv else system.preadv
+    preadv = os.preadv if platform_calls.can.preadv else platform_calls.preadv
     for path, expected, start, buffers, length in stretches:
         try:
             fd = os.open(path, FLAGS)
         except OSError as error:
             refuse(path, error)
         try:
-            done = preadv(fd, buffers, start) if len(buffers) <= system.MOST_BUFFERS else -1
+            done = preadv(fd, buffers, start) if len(buffers) <= platform_calls.MOST_BUFFERS else -1
             if done != length:  # interrupted, or more than the kernel copies in a call
-                done = system.preadv(fd, buffers, start)
+                done = platform_calls.preadv(fd, buffers, start)
             # Behind the read: whoever writes moves the time first, so nothing torn passes.
             status = os.fstat(fd)
             if (
@@ -211,7 +211,7 @@ class File:
 
     def _pread(self, length: int, start: int) -> bytes:
         try:
-            data = system.pread(self.fd, length, start)
+            data = platform_calls.pread(self.fd, length, start)
         except OSError as error:
             refuse(self.path, error)
         if len(data) != length:
@@ -223,7 +223,7 @@ class File:
     def read_into(self, start: int, buffers: Sequence[memoryview]) -> None:
         """Fill ``buffers`` one after the other from ``start``."""
         try:
-            done = system.preadv(self.fd, buffers, start)
+            done = platform_calls.preadv(self.fd, buffers, start)
         except OSError as error:
             refuse(self.path, error)
         wanted = sum(map(len, buffers))

@@ -23,7 +23,7 @@ from typing import Self
 
 from ndfeed.errors import ConflictError, MissingError, SourceError
 from ndfeed.files.file import File
-from ndfeed.files.system import can
+from ndfeed.files.platform_calls import can
 from ndfeed.files.write import FLAGS, Output, check_plain, not_ours, refuse
 
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | FLAGS
@@ -213,7 +213,7 @@ class Folder:
         self.close()
 
 
-def contents(folder: Folder, name: bytes, most: int) -> bytes | None:
+def read_contents(folder: Folder, name: bytes, most: int) -> bytes | None:
     """All of a small file, or nothing if it is not there; ``SourceError`` beyond ``most`` bytes."""
     try:
         with folder.file(name) as file:
@@ -244,7 +244,7 @@ class Layout:
 _STILL_OPEN = re.compile(rb"\.nfs[0-9a-f]+")
 
 
-def strange(folder: Folder, layout: Layout) -> list[bytes]:
+def find_strangers(folder: Folder, layout: Layout) -> list[bytes]:
     """The paths of whatever is in a folder and is not part of its layout, by name and by kind."""
     found = []
     for name in folder.names():
@@ -254,7 +254,7 @@ def strange(folder: Folder, layout: Layout) -> list[bytes]:
         inside = layout.inside(name)
         if inside is not None and stat.S_ISDIR(status.st_mode):
             with folder.inner(name) as below:
-                found += strange(below, inside)
+                found += find_strangers(below, inside)
         elif not (layout.files.fullmatch(name) and stat.S_ISREG(status.st_mode)):
             found.append(folder.joined(name))
     return found
@@ -265,7 +265,7 @@ def clear(folder: Folder, layout: Layout) -> None:
 
     The folder itself stays.
     """
-    others = strange(folder, layout)
+    others = find_strangers(folder, layout)
     if others:
         more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
         raise not_ours(others[0], f"in a folder that is to be removed{more}")

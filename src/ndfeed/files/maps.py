@@ -39,10 +39,9 @@ from numpy.typing import NDArray
 from ndfeed.errors import ChangedError, DeniedError, MissingError, SourceError
 from ndfeed.files import sigbus
 from ndfeed.files.file import File, Identity, changed
-from ndfeed.files.keeper import acquired, keeper
-from ndfeed.files.mapped_file import MappedFile
-from ndfeed.files.mapped_file import Unmappable as Unmappable
-from ndfeed.files.system import can, elapsed
+from ndfeed.files.lease_keeper import MappedFile, acquire_until, keeper
+from ndfeed.files.lease_keeper import Unmappable as Unmappable
+from ndfeed.files.platform_calls import can, elapsed
 
 T = TypeVar("T")
 
@@ -305,7 +304,7 @@ class Maps:
 
     def release(self, until: float = math.inf) -> bool:
         """Give up every lease, as before a fork; not if somebody still reads at ``until``."""
-        if not acquired(self._lock, until):
+        if not acquire_until(self._lock, until):
             return False
         try:
             over = [one for one in self._maps if one is not None and one.leased]
@@ -317,7 +316,7 @@ class Maps:
         """Give up leases once nobody is reading; nothing if that is not before ``until``."""
         if not over:
             return True
-        if not acquired(self._giving_up, until):
+        if not acquire_until(self._giving_up, until):
             return False
         try:
             self._closing = True

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ndfeed.errors import ResourceError
 from ndfeed.files import limits
 from ndfeed.files.file import close_quietly
-from ndfeed.files.system import can, out_of_memory
+from ndfeed.files.platform_calls import can, out_of_memory
 
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 _ALIGNED = mmap.ALLOCATIONGRANULARITY

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.files.system import can
+from ndfeed.files.platform_calls import can
 
 try:
     import ctypes  # NumPy has imported it already

@@ -28,7 +28,7 @@ import weakref
 from typing import NoReturn, Self
 
 from ndfeed.errors import ConflictError, DeniedError, MissingError, SpaceError, TargetError
-from ndfeed.files.system import MOST_PER_CALL, can, fcntl, pread
+from ndfeed.files.platform_calls import MOST_PER_CALL, can, fcntl, pread
 
 FLAGS = (
     getattr(os, "O_BINARY", 0)

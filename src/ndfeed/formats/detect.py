@@ -6,8 +6,8 @@ past where the name ends in .npz, .pt or .pth. Raw files are those that no forma
 
 from ndfeed.errors import FormatError, UnsupportedError
 from ndfeed.files.file import File
-from ndfeed.formats import gz, npy, npz, pt, raw, safetensors, zip
-from ndfeed.formats.array import Description, Wanted
+from ndfeed.formats import gz, npy, npz, pt, raw, safetensors, ziparchive
+from ndfeed.formats.description import Description, Wanted
 
 SUFFIXES = (b".npy", b".npz", b".npy.gz", b".pt", b".pth", b".safetensors")
 _ARCHIVES = (b".npz", b".pt", b".pth")
@@ -41,7 +41,7 @@ def describe(
     head = file.head()
     if head.startswith(npy.MAGIC):
         return npy.describe(file)
-    if head.startswith((zip.MAGIC, zip.EMPTY)):
+    if head.startswith((ziparchive.MAGIC, ziparchive.EMPTY)):
         return _archive(file, wanted)
     if head.startswith(gz.MAGIC):
         return gz.describe(file)
@@ -56,18 +56,18 @@ def describe(
     return raw.describe(file, layout)
 
 
-def recognised(file: File) -> bool:
+def is_recognised(file: File) -> bool:
     """Does some format claim the file?"""
     head = file.head()
     return (
-        head.startswith((npy.MAGIC, zip.MAGIC, zip.EMPTY, gz.MAGIC))
+        head.startswith((npy.MAGIC, ziparchive.MAGIC, ziparchive.EMPTY, gz.MAGIC))
         or pt.legacy(head)
         or safetensors.looks_like(head, file.size)
     )
 
 
 def _archive(file: File, wanted: Wanted | None) -> Description:
-    members, notes = zip.members(file)
+    members, notes = ziparchive.members(file)
     for member in members:
         if "/" in member.name and member.name.endswith(_TORCH):
             return pt.describe(file, members, wanted)

@@ -23,7 +23,7 @@ _RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\.|\Z)", re.IGN
 _MOST_STEM = 200
 
 
-def stems(names: Sequence[str]) -> list[str]:
+def make_stems(names: Sequence[str]) -> list[str]:
     """What the files of each field are called, before their suffix."""
     found = [_escaped(name.encode(), _PLAIN) for name in names]
     shared = Counter(stem.lower() for stem in found)

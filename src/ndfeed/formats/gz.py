@@ -10,7 +10,7 @@ may follow the last member, anything else is an error that says where.
 from ndfeed.errors import LimitError, TruncatedError, UnsupportedError
 from ndfeed.files.file import File
 from ndfeed.formats import inflate, npy
-from ndfeed.formats.array import GZIP, MOST_RATIO, Description, Stream
+from ndfeed.formats.description import GZIP, MOST_RATIO, Description, Stream
 
 MAGIC = b"\x1f\x8b\x08"  # with the only method there is: two bytes would claim many a raw file
 

@@ -12,7 +12,7 @@ from typing import NoReturn, Protocol
 
 from ndfeed.errors import ChecksumError, FormatError, TruncatedError
 from ndfeed.files.file import File
-from ndfeed.formats.array import DEFLATE, GZIP
+from ndfeed.formats.description import DEFLATE, GZIP
 
 engine: ModuleType = zlib
 try:

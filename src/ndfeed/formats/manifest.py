@@ -42,10 +42,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ndfeed.errors import FormatError, ManifestError, UnsupportedError, shown
-from ndfeed.formats.array import MOST_BYTES, MOST_DIMENSIONS
-from ndfeed.formats.filenames import stems
-from ndfeed.formats.strictjson import parsed
-from ndfeed.formats.types import EXTENDED, canonical, itemsize
+from ndfeed.formats.description import MOST_BYTES, MOST_DIMENSIONS
+from ndfeed.formats.dtypes import EXTENDED, canonical, itemsize
+from ndfeed.formats.filenames import make_stems
+from ndfeed.formats.strictjson import parse_json
 
 NAME = b"ndfeed.json"
 VERSION = 1
@@ -248,7 +248,7 @@ def parse(data: bytes, path: bytes) -> Manifest:
     if found != match[1].decode():
         raise ManifestError(path, f"digest {match[1].decode()[:16]}… expected, found {found[:16]}…")
     try:
-        whole = parsed(
+        whole = parse_json(
             signed + b"}",
             objects=_MOST_COLUMNS,
             values=_MOST_VALUES,
@@ -266,7 +266,7 @@ def parse(data: bytes, path: bytes) -> Manifest:
 
 def file_names(fields: Sequence[Field]) -> dict[tuple[str, Role], str]:
     """The file of each column, by field and role."""
-    named = zip(fields, stems([one.name for one in fields]), strict=True)
+    named = zip(fields, make_stems([one.name for one in fields]), strict=True)
     return {
         (one.name, role): f"{stem}.npy" if role == "rows" else f"{stem}.{role}.npy"
         for one, stem in named

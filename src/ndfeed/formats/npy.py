@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError
 from ndfeed.files.file import File
-from ndfeed.formats.array import (
+from ndfeed.formats.description import (
     MOST_BYTES,
     MOST_DIMENSIONS,
     RAW,
@@ -43,8 +43,8 @@ from ndfeed.formats.array import (
     c_strides,
     fortran_strides,
 )
+from ndfeed.formats.dtypes import canonical, itemsize
 from ndfeed.formats.literal import Literal, parse
-from ndfeed.formats.types import canonical, itemsize
 
 MAGIC = b"\x93NUMPY"
 PREFIX = 12

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError, shown
 from ndfeed.files.file import File
-from ndfeed.formats import inflate, npy, zip
-from ndfeed.formats.array import (
+from ndfeed.formats import inflate, npy, ziparchive
+from ndfeed.formats.description import (
     DEFLATE,
     MOST_RATIO,
     RAW,
@@ -48,7 +48,7 @@ _DENSE = {"scipy.sparse": "toarray", "sparse": "todense"}
 
 def describe(
     file: File,
-    found: list[zip.Member],
+    found: list[ziparchive.Member],
     notes: tuple[str, ...] = (),
     wanted: Wanted | None = None,
 ) -> Description:
@@ -86,7 +86,7 @@ def describe(
 
 
 def _member(
-    file: File, name: str, member: zip.Member
+    file: File, name: str, member: ziparchive.Member
 ) -> tuple[Sequence[Array], Sequence[str], int]:
     """The arrays of a member, remarks, and by how much its header is longer than most are."""
     stream = _stream(file, member)
@@ -103,7 +103,7 @@ def _member(
     return arrays, header.alone.notes, max(len(preamble) - _SHORT_HEADER, 0)
 
 
-def _called(member: zip.Member) -> str:
+def _called(member: ziparchive.Member) -> str:
     return f"member {shown(member.name[:100])!r}"
 
 
@@ -122,9 +122,9 @@ def _refuse_sparse(path: bytes, arrays: list[Array]) -> None:
         )
 
 
-def _chosen(found: list[zip.Member], remarks: list[str]) -> dict[str, zip.Member]:
+def _chosen(found: list[ziparchive.Member], remarks: list[str]) -> dict[str, ziparchive.Member]:
     """Field name to member, where several claim one name the one NumPy takes."""
-    chosen: dict[str, zip.Member] = {}
+    chosen: dict[str, ziparchive.Member] = {}
     for member in found:
         name = member.name.removesuffix(".npy") or _UNNAMED
         other = chosen.get(name)
@@ -136,22 +136,22 @@ def _chosen(found: list[zip.Member], remarks: list[str]) -> dict[str, zip.Member
     return chosen
 
 
-def _stream(file: File, member: zip.Member) -> Stream:
+def _stream(file: File, member: ziparchive.Member) -> Stream:
     """Where the bytes of a member lie, if they are such as can be read."""
-    if member.flags & zip.ENCRYPTED:
+    if member.flags & ziparchive.ENCRYPTED:
         raise UnsupportedError(
             file.path, f"member {member.name!r} is encrypted; write the archive without a password"
         )
-    start = zip.data_offset(file, member)
+    start = ziparchive.data_offset(file, member)
     _, method, _, crc, stored, size, *_ = member
-    if method == zip.STORED:
+    if method == ziparchive.STORED:
         if stored != size:
             raise FormatError(
                 file.path, f"member {member.name!r}: {size} bytes promised, {stored} stored", start
             )
         return Stream(start, stored, RAW, crc)
-    if method != zip.DEFLATED:
-        how = zip.METHODS.get(method, f"method {method}")
+    if method != ziparchive.DEFLATED:
+        how = ziparchive.METHODS.get(method, f"method {method}")
         raise UnsupportedError(
             file.path,
             f"member {member.name!r} is compressed with {how}; stored and deflate "

@@ -16,10 +16,10 @@ torch wrote before 1.6. Checksums are left out: torch can be told not to compute
 
 from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError
 from ndfeed.files.file import File
-from ndfeed.formats import zip
-from ndfeed.formats.array import INLINE, RAW, Array, Description, Wanted
-from ndfeed.formats.flatten import Plan, View, plan
-from ndfeed.formats.zip import Member
+from ndfeed.formats import ziparchive
+from ndfeed.formats.description import INLINE, RAW, Array, Description, Wanted
+from ndfeed.formats.torch_objects import Plan, View, flatten_object
+from ndfeed.formats.ziparchive import Member
 
 LEGACY = (
     "written in torch's format from before 1.6, which is not read; save it again: "
@@ -91,7 +91,7 @@ def _planned(pickle: bytes, big: bool, wanted: Wanted | None) -> Plan:
     """The plan of a pickle. Samples that one line of code saved mostly share theirs."""
     found = _plans.get((pickle, big, wanted))
     if found is None:
-        found = plan(pickle, big, wanted)
+        found = flatten_object(pickle, big, wanted)
         # No lru_cache: it would keep what a small pickle can be blown up to.
         if len(pickle) + 64 * len(found.arrays) <= _MOST_KEPT:
             if len(_plans) >= _MOST_PLANS:
@@ -139,8 +139,8 @@ def _content(file: File, member: Member, most: int) -> tuple[int, bytes]:
 
 def _start(file: File, member: Member) -> int:
     """Where the bytes of a member begin that must be there as they are."""
-    if member.method != zip.STORED or member.flags & zip.ENCRYPTED:
-        how = "encrypted" if member.flags & zip.ENCRYPTED else "compressed"
+    if member.method != ziparchive.STORED or member.flags & ziparchive.ENCRYPTED:
+        how = "encrypted" if member.flags & ziparchive.ENCRYPTED else "compressed"
         raise UnsupportedError(
             file.path, f"member {member.name!r} is {how}; save it again with torch.save"
         )
@@ -148,7 +148,7 @@ def _start(file: File, member: Member) -> int:
         raise FormatError(
             file.path, f"member {member.name!r} is {member.size} bytes and {member.stored}"
         )
-    return zip.data_offset(file, member)
+    return ziparchive.data_offset(file, member)
 
 
 def _place(file: File, records: dict[str, Member], prefix: str, view: View) -> tuple[int, int]:

@@ -19,8 +19,8 @@ import numpy as np
 from ndfeed.errors import FormatError, LimitError, MissingError, shown
 from ndfeed.files.file import File
 from ndfeed.formats import npy
-from ndfeed.formats.array import MOST_BYTES, MOST_DIMENSIONS, Array, Description
-from ndfeed.formats.types import canonical, itemsize, named
+from ndfeed.formats.description import MOST_BYTES, MOST_DIMENSIONS, Array, Description
+from ndfeed.formats.dtypes import canonical, itemsize, named
 
 _MOST_JSON = 64 * 1024
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors put it before UTF-8

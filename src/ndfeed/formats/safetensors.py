@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError, shown
 from ndfeed.files.file import File
-from ndfeed.formats.array import MOST_BYTES, MOST_DIMENSIONS, Array, Description
-from ndfeed.formats.strictjson import parsed
-from ndfeed.formats.types import itemsize
+from ndfeed.formats.description import MOST_BYTES, MOST_DIMENSIONS, Array, Description
+from ndfeed.formats.dtypes import itemsize
+from ndfeed.formats.strictjson import parse_json
 
 MOST_HEADER = 100_000_000
 _MOST_TENSORS = 100_000
@@ -108,7 +108,7 @@ def _header(text: bytes) -> Header:
     """What a header says, with offsets that count from its end."""
     if text[:1] != b"{":
         raise ValueError("it must begin with '{'")
-    entries = parsed(
+    entries = parse_json(
         text, objects=_MOST_TENSORS, values=_MOST_VALUES, deepest=_DEEPEST, what="tensors"
     )
     metadata = entries.pop("__metadata__", None)

@@ -16,7 +16,7 @@ _TEXT = re.compile(rb'"[^"\\]*+(?:\\.?[^"\\]*+)*+"?', re.S)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
-def parsed(text: bytes, *, objects: int, values: int, deepest: int, what: str) -> Any:  # noqa: ANN401 - any JSON
+def parse_json(text: bytes, *, objects: int, values: int, deepest: int, what: str) -> Any:  # noqa: ANN401 - any JSON
     """What ``text`` says; ``ValueError`` where it is wrong, ``LimitError`` where too much.
 
     At most ``objects`` objects, which the message calls ``what``, and ``values`` values, nested

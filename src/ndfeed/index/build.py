@@ -24,11 +24,11 @@ from ndfeed.errors import (
     UnsupportedError,
     shown,
 )
-from ndfeed.files import system
+from ndfeed.files import platform_calls
 from ndfeed.files.file import File, Identity
-from ndfeed.files.paths import common_folder
+from ndfeed.files.listing import common_folder
 from ndfeed.formats import detect, npy, raw
-from ndfeed.formats.array import MOST_DIMENSIONS, Array, Description, Wanted
+from ndfeed.formats.description import MOST_DIMENSIONS, Array, Description, Wanted
 from ndfeed.index.source import Files
 from ndfeed.index.table import NOTES_KEPT, Assembly, Part, Table, joined_paths
 from ndfeed.progress import Bar
@@ -173,7 +173,7 @@ def refuse(problems: Sequence[Error], of: int) -> None:
         raise BadFilesError(problems, of)
 
 
-def table_of(file: File, found: Description) -> Table:
+def make_table(file: File, found: Description) -> Table:
     """The table of one file that is described already."""
     chunk = Chunk()
     chunk.add(file, found)
@@ -186,9 +186,9 @@ def _described(files: Files, demand: Demand) -> Generator[Chunk, None, None]:
     """Every file, in order, some at a time."""
     count = len(files.paths)
     first = min(_FIRST, count)
-    before = system.waits()
+    before = platform_calls.waits()
     yield _chunk(files, demand, 0, first)
-    waiting = system.waits() - before > _WAITS_PER_FILE * first
+    waiting = platform_calls.waits() - before > _WAITS_PER_FILE * first
     starts = range(first, count, _CHUNK)
     if not waiting or len(starts) < 2:
         for start in starts:
@@ -244,7 +244,7 @@ def _no_array_file(path: bytes, error: Error, layout: raw.Layout | None) -> bool
 
 def _promising(file: File, layout: raw.Layout | None) -> bool:
     """May this file of a folder hold arrays?"""
-    return _named(file.path, layout) or (file.size > 0 and detect.recognised(file))
+    return _named(file.path, layout) or (file.size > 0 and detect.is_recognised(file))
 
 
 def _certain(file: File, layout: raw.Layout | None) -> bool:

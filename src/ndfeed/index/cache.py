@@ -28,10 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.errors import shown
-from ndfeed.files import publish, system
-from ndfeed.files.paths import Paths
-from ndfeed.files.tree import Folders
-from ndfeed.formats.array import Wanted
+from ndfeed.files import cache_files, platform_calls
+from ndfeed.files.listing import Folders, Paths
+from ndfeed.formats.description import Wanted
 from ndfeed.formats.raw import Layout
 from ndfeed.index import codec, validate
 from ndfeed.index.build import FORMATS, RAW
@@ -72,7 +71,7 @@ def place(
     digest = hashlib.sha256(repr((codec.VERSION, kind, layout)).encode())
     for part in (spellings.base, *spellings.text()):
         digest.update(part)
-    return os.path.join(publish.cache_folder(), b"index", digest.hexdigest()[:32].encode())
+    return os.path.join(cache_files.cache_folder(), b"index", digest.hexdigest()[:32].encode())
 
 
 def save(path: bytes, kept: Kept) -> None:
@@ -85,12 +84,12 @@ def save(path: bytes, kept: Kept) -> None:
         "folder_facts": np.frombuffer(kept.folders.facts, np.int64),
     }
     try:
-        publish.publish(path, _signed(path, codec.encode(kept.table, extra)))
-        publish.keep_newest(os.path.dirname(path), _KEPT, _KEPT_BYTES)
+        cache_files.publish(path, _signed(path, codec.encode(kept.table, extra)))
+        cache_files.keep_newest(os.path.dirname(path), _KEPT, _KEPT_BYTES)
     except OSError as error:
         warnings.warn(
             f"the index is not kept for the next time: {error.strerror or error}; make "
-            f"{shown(publish.cache_folder())} writable for you alone, or set XDG_CACHE_HOME",
+            f"{shown(cache_files.cache_folder())} writable for you alone, or set XDG_CACHE_HOME",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -99,7 +98,7 @@ def save(path: bytes, kept: Kept) -> None:
 def _signed(path: bytes, pieces: list[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     """The pieces, and the signature behind them. The key is made last: the disk may be full."""
     yield from pieces
-    yield _signature(publish.secret(make=True), path, pieces)
+    yield _signature(cache_files.secret(make=True), path, pieces)
 
 
 def _signature(key: bytes, path: bytes, pieces: list[bytes | memoryview]) -> bytes:
@@ -113,12 +112,12 @@ def _signature(key: bytes, path: bytes, pieces: list[bytes | memoryview]) -> byt
 def load(path: bytes, spellings: Paths) -> Kept | None:
     """The table kept at ``path`` for a source, or nothing."""
     try:
-        folder = publish.PrivateFolder(os.path.dirname(path))
+        folder = cache_files.PrivateFolder(os.path.dirname(path))
     except OSError:  # not there, or not ours: ``save`` says so
         return None
     with folder:
         try:
-            data, status = folder.read(os.path.basename(path), system.memory_bytes() // 2)
+            data, status = folder.read(os.path.basename(path), platform_calls.memory_bytes() // 2)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -128,7 +127,7 @@ def load(path: bytes, spellings: Paths) -> Kept | None:
         table, built, folders = _decoded(path, memoryview(data), spellings)
     except (ValueError, RecursionError, MemoryError) as error:
         _warn_unusable(path, error)
-        publish.discard(path)
+        cache_files.discard(path)
         return None
     return Kept(table, built, folders, doubted=status.st_mtime_ns == 0)
 
@@ -137,7 +136,7 @@ def _decoded(path: bytes, data: memoryview, spellings: Paths) -> tuple[Table, in
     """What a cache says; ``ValueError`` unless this user signed it and every number is sound."""
     body, signature = data[:-_SIGNATURE], data[-_SIGNATURE:]
     try:
-        key = publish.secret()
+        key = cache_files.secret()
     except OSError:
         raise ValueError("the key it was signed with is gone") from None
     if not hmac.compare_digest(signature, _signature(key, path, [body])):
@@ -174,7 +173,7 @@ def _extra(extra: dict[str, Any]) -> tuple[int, Folders]:
 def doubt(table: Table) -> None:
     """Note that a file of the table is not what it was: the next to open it must ask all."""
     for path in table.caches:
-        publish.age(path)
+        cache_files.age(path)
 
 
 def holds(kept: Kept, layout: Layout | None) -> bool:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from ndfeed.errors import ChangedError, Error, MissingError, SchemaError, shown
-from ndfeed.files import tree
-from ndfeed.files.paths import Paths
-from ndfeed.files.shared import Handle, Shared
+from ndfeed.files import listing
+from ndfeed.files.listing import Paths
+from ndfeed.files.shared_memory import Handle, Shared
 from ndfeed.formats.manifest import Field
-from ndfeed.index import cache, codec, packed
+from ndfeed.index import cache, codec, packed_index
 from ndfeed.index.build import Demand, build, refuse
-from ndfeed.index.source import MANY, Files, Source, find, spelled
+from ndfeed.index.source import MANY, Files, Source, find, spell_source
 from ndfeed.index.table import Table, places, subset
 
 _MANY_ARRAYS = 64
@@ -93,7 +93,7 @@ def _arrived(
 
 def open_packed(source: Source) -> list[Opened] | None:
     """Every packed dataset that ``source`` names, or nothing if it names none."""
-    spellings = spelled(source)
+    spellings = spell_source(source)
     if len(spellings) > MANY:  # files, as ``find`` takes them for
         return None
     found = [_packed(spelling) for spelling in spellings]
@@ -108,11 +108,11 @@ def open_packed(source: Source) -> list[Opened] | None:
 
 
 def _packed(spelling: bytes) -> Opened | None:
-    folder = packed.folder_of(spelling)
+    folder = packed_index.folder_of(spelling)
     if folder is None:
         return None
-    manifest = packed.read_manifest(folder)
-    table = packed.table_of(folder, manifest)
+    manifest = packed_index.read_manifest(folder)
+    table = packed_index.make_packed_table(folder, manifest)
     return Opened(table, Paths((folder,)), Demand(), manifest.fields)
 
 
@@ -121,7 +121,7 @@ def open_table(source: Source, demand: Demand = _EVERYTHING, *, cached: bool = T
 
     Files that cannot be described are left out and listed in the table if ``demand`` says so.
     """
-    spellings = spelled(source)
+    spellings = spell_source(source)
     return Opened(_open(spellings, demand, cached), spellings, demand)
 
 
@@ -135,7 +135,7 @@ def _open(spellings: Paths, demand: Demand, cached: bool) -> Table:
     table = _renewed(kept, files, demand) if kept else build(files, demand)
     if not table.files:
         refuse(table.skipped, len(files.paths))
-        raise tree.nothing(spellings[0], "in this folder")
+        raise listing.nothing_found(spellings[0], "in this folder")
     if cached and (len(files.paths) > 1 or len(table.file) >= _MANY_ARRAYS):
         own = wanted if table.narrowed else None
         path = cache.place(spellings, layout, partial=bool(table.skipped), wanted=own)

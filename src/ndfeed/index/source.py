@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.errors import MissingError, SourceError
-from ndfeed.files import tree
-from ndfeed.files.paths import Paths
-from ndfeed.files.tree import Folders
+from ndfeed.files import listing
+from ndfeed.files.listing import Folders, Paths
 
 Name = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Source = Name | Sequence[Name]
@@ -40,7 +39,7 @@ class Files(NamedTuple):
         return Files(self.paths.chosen(which), self.picky[which], self.folders)
 
 
-def spelled(source: Source) -> Paths:
+def spell_source(source: Source) -> Paths:
     """The source as absolute paths or patterns, in the caller's order."""
     here = os.path.join(os.getcwdb(), b"")
     if isinstance(source, str | bytes | os.PathLike):
@@ -95,18 +94,18 @@ def find(spellings: Paths) -> Files:
 
 def _is_several(spelling: bytes, many: bool) -> bool:
     """May this name other files than itself? Whether it is one is found out by opening it."""
-    return tree.is_pattern(spelling) or (not many and tree.is_folder(spelling))
+    return listing.is_pattern(spelling) or (not many and listing.is_folder(spelling))
 
 
 def _found(spelling: bytes, many: bool) -> Files:
-    if tree.is_pattern(spelling) and not os.path.lexists(spelling):
-        found = tree.match(spelling)
+    if listing.is_pattern(spelling) and not os.path.lexists(spelling):
+        found = listing.find_matches(spelling)
         if not found.paths:
-            raise tree.nothing(spelling, "match")
+            raise listing.nothing_found(spelling, "match")
         return Files(found.paths, np.zeros(len(found.paths), bool), found.folders)
-    if not many and tree.is_folder(spelling):
-        found = tree.walk(spelling)
+    if not many and listing.is_folder(spelling):
+        found = listing.walk(spelling)
         if not found.paths:
-            raise tree.nothing(spelling, "in this folder")
+            raise listing.nothing_found(spelling, "in this folder")
         return Files(found.paths, np.ones(len(found.paths), bool), found.folders)
     return Files(Paths((spelling,)), np.zeros(1, bool), Folders())

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ndfeed.errors import Error
 from ndfeed.files.file import Identity
-from ndfeed.files.paths import Paths, common_folder
+from ndfeed.files.listing import Paths, common_folder
 
 Ints = NDArray[np.int64]
 

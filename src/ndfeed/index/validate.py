@@ -17,9 +17,9 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.files import tree
-from ndfeed.files.paths import Paths
-from ndfeed.formats.array import (
+from ndfeed.files import listing
+from ndfeed.files.listing import Paths
+from ndfeed.formats.description import (
     CODINGS,
     DEFLATE,
     GZIP,
@@ -31,7 +31,7 @@ from ndfeed.formats.array import (
     NO_CRC,
     RAW,
 )
-from ndfeed.formats.types import canonical, itemsize
+from ndfeed.formats.dtypes import canonical, itemsize
 from ndfeed.index.table import Ints, Table
 
 _MOST_NAME = 1 << 16
@@ -271,5 +271,5 @@ def _is_list_of(table: Table, spellings: Paths) -> bool:
 def _root(spelling: bytes) -> bytes:
     """The folder, with its slash, that holds every file of a spelling; or the file, with one."""
     parts = spelling.split(b"/")
-    wild = next((at for at, part in enumerate(parts) if tree.is_pattern(part)), len(parts))
+    wild = next((at for at, part in enumerate(parts) if listing.is_pattern(part)), len(parts))
     return os.path.join(b"/".join(parts[:wild]), b"")

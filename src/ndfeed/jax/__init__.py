@@ -17,7 +17,7 @@ try:
 except ModuleNotFoundError as error:
     raise not_installed(error, "jax", "jax") from None
 
-from ndfeed.jax.loader import loader
-from ndfeed.jax.source import Source, source
+from ndfeed.jax.grain_source import Source, source
+from ndfeed.jax.jax_loader import loader
 
 __all__ = ["Source", "loader", "source"]

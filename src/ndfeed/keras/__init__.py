@@ -15,7 +15,6 @@ try:
 except ModuleNotFoundError as error:
     raise not_installed(error, "keras", "keras") from None
 
-from ndfeed.keras.dataset import Batches, dataset
-from ndfeed.keras.resume import Resume
+from ndfeed.keras.keras_dataset import Batches, Resume, dataset
 
 __all__ = ["Batches", "Resume", "dataset"]

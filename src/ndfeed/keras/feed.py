@@ -17,13 +17,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from ndfeed.dataset.field import Field
-from ndfeed.loader.counter import Counter
-from ndfeed.loader.loader import Loader
-from ndfeed.loader.options import Options, known_fields
-from ndfeed.loader.padding import PLAIN, padded_field, uneven_field
-from ndfeed.loader.pool import Pool
-from ndfeed.loader.ragged import formed
+from ndfeed.dataset.column import Field
+from ndfeed.loading.buffer_pool import Pool
+from ndfeed.loading.consumed import Consumed
+from ndfeed.loading.loader import Loader
+from ndfeed.loading.options import Options, known_fields
+from ndfeed.loading.ragged import PLAIN, collate_ragged, padded_field, uneven_field
 
 _ON_TORCH = keras.backend.backend() == "torch"  # settled when Keras is imported
 if _ON_TORCH:
@@ -33,7 +32,7 @@ if _ON_TORCH:
 class Passes:
     """Passes over a loader: those of the training, which ``counter`` counts, and others."""
 
-    def __init__(self, loader: Loader, counter: Counter, options: Options) -> None:
+    def __init__(self, loader: Loader, counter: Consumed, options: Options) -> None:
         self._loader = loader
         self._counter = counter
         self._options = options
@@ -121,7 +120,7 @@ class Examples:
             fixed = padded_field(field, pads).shape or ()
             shape = [n if to is None else to for n, to in zip(shape, fixed, strict=True)]
             sample = np.zeros(shape, field.dtype)
-            padded = formed(field, [sample], "pad", pool, pads.get(name, PLAIN))
+            padded = collate_ragged(field, [sample], "pad", pool, pads.get(name, PLAIN))
             made |= {part: _known(values) for part, values in padded.items()}
         example = self._options.structure.build(made)
         return (example,) if keras.ops.is_tensor(example) else example  # as Keras does with arrays

@@ -14,7 +14,7 @@ try:
 except ModuleNotFoundError as error:
     raise not_installed(error, "tf", "tensorflow") from None
 
-from ndfeed.tf.dataset import dataset
-from ndfeed.tf.state import State
+from ndfeed.tf.generator import State
+from ndfeed.tf.tf_dataset import dataset
 
 __all__ = ["State", "dataset"]

@@ -17,9 +17,9 @@ except ModuleNotFoundError as error:
     raise not_installed(error, "torch", "torch") from None
 
 from ndfeed.torch.convert import Convert
-from ndfeed.torch.dataset import Samples, TensorDataset, collate, dataset
-from ndfeed.torch.loader import Loader, loader
-from ndfeed.torch.transform import map
+from ndfeed.torch.tensor_map import map
+from ndfeed.torch.torch_dataset import Samples, TensorDataset, collate, dataset
+from ndfeed.torch.torch_loader import Loader, loader
 
 __all__ = [
     "Convert",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ndfeed.dataset.field import Field
+from ndfeed.dataset.column import Field
 
 # In these a product is computed as it is; in every other type it is computed in float32.
 _WIDE = (torch.float64, torch.complex64, torch.complex128)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed
 
-from ndfeed.loader.state import check_alike
+from ndfeed.loading.state import check_alike
 
 PATIENCE = 10.0  # seconds after which a rank says that it is waiting
 _FIRST_PAUSE, _LONGEST_PAUSE = 1e-4, 0.1  # seconds between two looks at the store

@@ -12,21 +12,21 @@ from typing import Any
 
 import torch
 
-from ndfeed.dataset import ahead
+from ndfeed.dataset import readahead
 from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.reader import reader_of
-from ndfeed.dataset.rowset import chosen
-from ndfeed.dataset.show import size as shown
-from ndfeed.files import system
-from ndfeed.loader.adapter import Adapter
-from ndfeed.loader.fill import Source
-from ndfeed.loader.host import Host
-from ndfeed.loader.pool import Bytes
+from ndfeed.dataset.row_selection import select_rows
+from ndfeed.dataset.summary import size as shown
+from ndfeed.files import platform_calls
+from ndfeed.loading.adapter import Adapter
+from ndfeed.loading.batch_maker import Source
+from ndfeed.loading.buffer_pool import Bytes
+from ndfeed.loading.host_source import HostSource
+from ndfeed.torch.batch_format import BatchFormat
+from ndfeed.torch.cuda.in_flight import Sent, Side, settled
 from ndfeed.torch.cuda.pinned import Pieces
 from ndfeed.torch.cuda.source import LARGE, Files, Kernel, Resident
-from ndfeed.torch.cuda.stream import Sent, Side, settled
-from ndfeed.torch.form import Form
 
 _PROBES = 64
 _MOST_THREADS = 16
@@ -50,7 +50,7 @@ class Feed(Adapter):
         self,
         ds: Dataset,
         device: torch.device,
-        form: Form,
+        form: BatchFormat,
         *,
         resident: bool = False,
     ) -> None:
@@ -73,7 +73,7 @@ class Feed(Adapter):
             return _some()
         return 2
 
-    def source(self, host: Host) -> Source:
+    def source(self, host: HostSource) -> Source:
         """Where stored fields come from."""
         if self._on_host:
             return host
@@ -82,7 +82,7 @@ class Feed(Adapter):
             return Resident(self._loaded(pieces), self._side)
         if self._reason:
             return pieces
-        limit = (system.free_memory() or system.memory_bytes()) // 2
+        limit = (platform_calls.free_memory() or platform_calls.memory_bytes()) // 2
         self._files = Files(self._ds, self._form.dtypes, self._side, kernel(), limit, pieces)
         return self._files
 
@@ -173,7 +173,7 @@ def _in_pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 def _some() -> int:
     """Threads that copy; not all processors, since somebody has to send as well."""
-    return min(max(system.cores() * 3 // 4, 1), _MOST_THREADS)
+    return min(max(platform_calls.cores() * 3 // 4, 1), _MOST_THREADS)
 
 
 def kernel() -> Kernel | None:
@@ -200,7 +200,7 @@ def unsuited(ds: Dataset) -> str:
 def _warm(ds: Dataset, group: Group) -> bool:
     if not len(ds):
         return False
-    return ahead.resident(group, chosen(ds.rows, ahead.spread(len(ds), _PROBES)))
+    return readahead.resident(group, select_rows(ds.rows, readahead.spread(len(ds), _PROBES)))
 
 
 def check_fits(ds: Dataset, device: torch.device) -> None:

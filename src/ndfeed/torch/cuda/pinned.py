@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ndfeed.dataset.step import Batch
-from ndfeed.loader.host import Host
+from ndfeed.dataset.map_steps import Batch
+from ndfeed.loading.host_source import HostSource
 from ndfeed.order.permutation import Ints
+from ndfeed.torch.batch_format import BatchFormat
 from ndfeed.torch.cuda.driver import Driver, Mark
-from ndfeed.torch.cuda.stream import Side
-from ndfeed.torch.form import Form
+from ndfeed.torch.cuda.in_flight import Side
 
 _PIECE = 20 << 20  # bytes that are sent at a time: with fewer, threads wait for the interpreter
 _LOOK_EVERY = 0.0005  # seconds, for pieces that were copied
@@ -52,7 +52,7 @@ class Pieces:
     sends ends with ``close``, and begins anew if there is more.
     """
 
-    def __init__(self, host: Host, form: Form, side: Side) -> None:
+    def __init__(self, host: HostSource, form: BatchFormat, side: Side) -> None:
         self._host = host
         self._side = side
         self._driver = Driver()

@@ -7,15 +7,14 @@ import torch
 
 from ndfeed.dataset.column import Column, Group
 from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.map_steps import Batch
 from ndfeed.dataset.reader import reader_of
-from ndfeed.dataset.rowset import chosen
-from ndfeed.dataset.step import Batch
+from ndfeed.dataset.row_selection import select_rows
 from ndfeed.files.maps import Maps, Unmappable
-from ndfeed.loader.fill import Source
+from ndfeed.loading.batch_maker import Source
 from ndfeed.order.permutation import Ints
-from ndfeed.torch.cuda.driver import Driver, Refused
-from ndfeed.torch.cuda.registered import PIECE, Registered
-from ndfeed.torch.cuda.stream import Side, settled
+from ndfeed.torch.cuda.driver import PIECE, Driver, Refused, Registered
+from ndfeed.torch.cuda.in_flight import Side, settled
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, int, int], None]
 
@@ -109,7 +108,7 @@ class Files:
 
     def _read(self, rows: Ints) -> Batch:
         self._side.flight.settle()
-        samples = chosen(self._ds.rows, rows)
+        samples = select_rows(self._ds.rows, rows)
         batch: Batch = dict.fromkeys(self._ds.names)
         for group in self._ds.groups:
             reader = reader_of(group)

@@ -1,0 +1,315 @@
+"""What there is to say about a dataset, as plain dicts that show alike as a table and as JSON.
+
+Only what the headers told is used; no sample is read. The keys are public: ``ndfeed inspect
+--json`` prints these dicts, and scripts rely on them.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import TypedDict
+
+import numpy as np
+
+from ndfeed.dataset import summary
+from ndfeed.dataset.column import Column
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.reader import reader_of
+from ndfeed.formats.description import CODINGS, DEFLATE, GZIP, LATIN1, RAW
+from ndfeed.formats.dtypes import itemsize
+from ndfeed.index.table import Table
+
+_LISTED = 10
+_NAMED = 4
+# Below the first size a file costs more to open than to read; a few such files do not matter.
+_TINY, _MANY = 64_000, 1000
+_SPARE = 64_000
+
+
+class FieldFacts(TypedDict):
+    """One field. ``shape`` has ``null`` for lengths that differ, and is it if the rank does."""
+
+    name: str
+    dtype: str
+    shape: list[int | None] | None
+    bytes_per_sample: int  # the mean where samples differ
+    stored: list[str]
+
+
+class Reading(TypedDict):
+    """One way to understand the samples."""
+
+    sample: str
+    samples: int
+    bytes: int
+    fields: list[FieldFacts]
+
+
+class Remark(TypedDict):
+    """Something that a person may want to know about a file."""
+
+    file: str
+    text: str
+
+
+class Advice(TypedDict):
+    """What would make reading faster."""
+
+    kind: str
+    text: str
+
+
+class Facts(TypedDict):
+    """All about one source. With two ``readings``, the facts that depend on them are ``null``."""
+
+    path: str
+    sample: str | None
+    samples: int | None
+    why: str | None
+    bytes: int | None
+    fields: list[FieldFacts] | None
+    readings: list[Reading]
+    files: int
+    formats: dict[str, int]
+    bytes_on_disk: int
+    remarks: list[Remark]
+    remarks_total: int
+    ignored: list[str]
+    ignored_total: int
+    warnings: list[str]
+    advice: list[Advice]
+
+
+def describe_source(path: str, ds: Dataset) -> Facts:
+    """Everything about the dataset that ``path`` opened as."""
+    return _facts(path, ds, _reading(ds), ds.why, [], advice(ds))
+
+
+def describe_undecided(path: str, as_files: Dataset, as_rows: Dataset) -> Facts:
+    """Everything about a source that could be read two ways, and both of them."""
+    either = [_reading(as_files), _reading(as_rows)]
+    for_rows = advice(as_rows)
+    for_both = [one for one in advice(as_files) if one in for_rows]
+    return _facts(path, as_files, None, None, either, for_both)
+
+
+def _facts(
+    path: str,
+    ds: Dataset,
+    reading: Reading | None,
+    why: str | None,
+    readings: list[Reading],
+    tips: list[Advice],
+) -> Facts:
+    tables = _tables(ds)
+    remarks = [
+        Remark(file=os.fsdecode(table.path(file)), text=text)
+        for table in tables
+        for file, text in table.notes
+    ]
+    ignored = [name for table in tables for name in table.ignored]
+    return Facts(
+        path=path,
+        sample=reading["sample"] if reading else None,
+        samples=reading["samples"] if reading else None,
+        why=why,
+        bytes=reading["bytes"] if reading else None,
+        fields=reading["fields"] if reading else None,
+        readings=readings,
+        files=sum(table.files for table in tables),
+        formats=_formats(tables),
+        bytes_on_disk=sum(int(table.identity[:, 2].sum()) for table in tables),
+        remarks=remarks,
+        remarks_total=sum(table.remarked for table in tables),
+        ignored=ignored[:_LISTED],
+        ignored_total=sum(table.passed_over for table in tables),
+        warnings=[],  # for whoever opened the dataset to fill in
+        advice=tips,
+    )
+
+
+def _tables(ds: Dataset) -> list[Table]:
+    return list({id(group.table): group.table for group in ds.groups}.values())
+
+
+def _columns(ds: Dataset) -> list[Column]:
+    return [column for group in ds.groups for column in group.columns]
+
+
+def _formats(tables: Sequence[Table]) -> dict[str, int]:
+    """How many files there are of each format."""
+    found: dict[str, int] = {}
+    for table in tables:
+        for name, count in zip(
+            table.formats, np.bincount(table.format, minlength=len(table.formats)), strict=True
+        ):
+            found[name] = found.get(name, 0) + int(count)
+    return {name: count for name, count in found.items() if count}
+
+
+def _reading(ds: Dataset) -> Reading:
+    return Reading(
+        sample=summary.sample_kind(ds),
+        samples=len(ds),
+        bytes=ds.nbytes,
+        fields=list(_field_facts(ds)),
+    )
+
+
+def _field_facts(ds: Dataset) -> Iterator[FieldFacts]:
+    for group in ds.groups:
+        for column in group.columns:
+            field = column.field
+            yield FieldFacts(
+                name=field.name,
+                dtype=field.dtype_text,
+                shape=None if field.shape is None else list(field.shape),
+                bytes_per_sample=column.total(group.starts) // max(len(group), 1),
+                stored=[CODINGS[coding] for coding in np.unique(column.coding).tolist()],
+            )
+
+
+def advice(ds: Dataset) -> list[Advice]:
+    """What in the files costs time at every read, and what to do about it."""
+    columns = _columns(ds)
+    tables = _tables(ds)
+    found = [
+        ("compressed-rows", _compressed(columns)),
+        ("scattered-rows", _strided(columns, scattered=True)),
+        ("interleaved-rows", _strided(columns, scattered=False)),
+        ("kept-as-text", _as_text(columns)),
+        ("byte-order", _swapped(columns)),
+        ("tiny-files", _tiny(tables)),
+        ("unmapped-files", _unmapped(ds)),
+        ("unused-storage", _unused(tables)),
+    ]
+    return [Advice(kind=kind, text=text) for kind, text in found if text]
+
+
+def _names(columns: Sequence[Column]) -> str:
+    names = [repr(column.field.name) for column in columns]
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more:,} more fields" if more > 0 else "")
+
+
+def _compressed(columns: Sequence[Column]) -> str:
+    """Rows that cannot be had without decoding all others of their member."""
+    packed = {column: np.isin(column.coding, (DEFLATE, GZIP)) & ~column.whole for column in columns}
+    used = [column for column, which in packed.items() if which.any()]
+    if not used:
+        return ""
+    most = max(int(c.table.decoded[c.arrays[packed[c]]].max()) for c in used)
+    return (
+        f"rows of {_names(used)} lie inside compressed members of up to {summary.size(most)}: "
+        f"reading "
+        f"one row decodes its whole member; ndfeed pack does that once, and np.savez or np.save, "
+        f"which do not compress, never need it"
+    )
+
+
+def _strided(columns: Sequence[Column], *, scattered: bool) -> str:
+    """Rows in another order than C: the whole array apart, or among those of other fields."""
+    used = [
+        column
+        for column in columns
+        if (which := column.strided & ~column.whole).any()
+        and _is_scattered(column, int(which.argmax())) == scattered
+    ]
+    if not used:
+        return ""
+    if scattered:
+        return (
+            f"rows of {_names(used)} are scattered over their arrays (Fortran order): reading one "
+            f"touches them from end to end; np.ascontiguousarray before saving puts rows together"
+        )
+    return (
+        f"{_names(used)} lie interleaved with other fields (a structured or strided array): "
+        f"reading one touches the others' bytes; an array for each field is read faster"
+    )
+
+
+def _is_scattered(column: Column, part: int) -> bool:
+    """Is the step from row to row smaller than one inside a row?"""
+    table, array = column.table, int(column.arrays[part])
+    shape = table.dimensions(int(table.shape[array]))
+    strides = table.dimensions(int(table.strides[array]))
+    steps = [step for n, step in zip(shape, strides, strict=True) if n > 1]
+    return bool(steps) and steps[0] < max(steps)
+
+
+def _as_text(columns: Sequence[Column]) -> str:
+    """NumPy arrays that torch.save pickled."""
+    used = [column for column in columns if (column.coding == LATIN1).any()]
+    if not used:
+        return ""
+    return (
+        f"{_names(used)} are NumPy arrays inside .pt files, kept there as text: reading decodes "
+        f"them whole; torch.from_numpy before torch.save keeps them as bytes"
+    )
+
+
+def _swapped(columns: Sequence[Column]) -> str:
+    used = [column for column in columns if column.any_swapped]
+    if not used:
+        return ""
+    return (
+        f"the bytes of {_names(used)} are in the other order than this machine's and are swapped "
+        f'at every read; array.astype(array.dtype.newbyteorder("=")) before saving spares that'
+    )
+
+
+def _tiny(tables: Sequence[Table]) -> str:
+    files = sum(table.files for table in tables)
+    mean = sum(int(table.identity[:, 2].sum()) for table in tables) / max(files, 1)
+    if files <= _MANY or mean >= _TINY:
+        return ""
+    return (
+        f"{files:,} files of {summary.size(mean)} on average cost more to open than to read; "
+        f"ndfeed "
+        f"pack writes one .npy for each field, with all samples as its rows"
+    )
+
+
+def _unmapped(ds: Dataset) -> str:
+    """Files whose rows could be gathered from maps, were there not too many."""
+    for group in ds.groups:
+        rows = any(((c.coding == RAW) & ~c.whole).any() for c in group.columns)
+        if rows and group.mapped and not group.by_file and reader_of(group).maps is None:
+            return (
+                f"{group.table.files:,} files are more than this process may map at once, so "
+                f"their rows are read one by one; raise the limit of open files (ulimit -n), or "
+                f"use fewer and larger files"
+            )
+    return ""
+
+
+def _unused(tables: Sequence[Table]) -> str:
+    """Storages in .pt files of which the tensors show only a small part."""
+    held = used = 0
+    for table in tables:
+        kinds = [i for i, name in enumerate(table.formats) if name in ("pt", "pt list")]
+        torch = np.isin(table.format[table.file], kinds)
+        if not torch.any():
+            continue
+        arrays = np.flatnonzero(torch & (table.coding == RAW))
+        places = np.stack([table.file[arrays], table.offset[arrays]])
+        _, first, storage = np.unique(places, axis=1, return_index=True, return_inverse=True)
+        length = table.length[arrays][first]
+        shown = np.bincount(storage.reshape(-1), _sizes(table)[arrays], minlength=len(length))
+        held += int(length.sum())
+        used += int(np.minimum(shown, length).sum())
+    if held <= 2 * used + _SPARE:
+        return ""
+    return (
+        f"tensors show {summary.size(used)} of the {summary.size(held)} that their .pt files hold "
+        f"(views "
+        f"of larger tensors); clone() before torch.save keeps only what is used"
+    )
+
+
+def _sizes(table: Table) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Per array: bytes of all its elements."""
+    inside = np.arange(table.dims.shape[1] - 1) < table.dims[:, :1]
+    elements = np.where(inside, table.dims[:, 1:], 1).prod(axis=1)
+    widths = np.array([itemsize(name) for name in table.dtypes], np.int64)
+    sizes: np.ndarray[tuple[int], np.dtype[np.int64]] = elements[table.shape] * widths[table.dtype]
+    return sizes

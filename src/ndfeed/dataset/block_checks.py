@@ -1,0 +1,150 @@
+"""Checksums of packed columns, compared block by block when a block is first read.
+
+``verify=True`` at ``ndfeed.open`` asks for it. A block that was compared is not compared again in
+this process, nor in processes forked from it; when all are, nothing is left to look at.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ndfeed.dataset.column import Column, Place
+from ndfeed.errors import ChangedError, ChecksumError
+from ndfeed.files.file import File
+from ndfeed.formats import checksums, manifest
+from ndfeed.index.packed_index import REMEDY
+from ndfeed.index.table import Ints, Table
+
+# Rows of a block in parts that have no checksums: all are in block 0, which is never looked at.
+_NONE = 1 << 62
+
+
+class _Stored(NamedTuple):
+    """One column of one part."""
+
+    column: manifest.Column
+    row_bytes: int
+
+
+class _Role:
+    """The columns of one role, part by part; -1 as the first block of parts that have none."""
+
+    def __init__(self, stored: Sequence[_Stored | None]) -> None:
+        counts = [1 if one is None else max(one.column.blocks, 1) for one in stored]
+        self._stored = stored
+        self._per: Ints = np.array(
+            [_NONE if s is None else s.column.rows_per_block for s in stored]
+        )
+        self._base: Ints = np.cumsum([0, *counts])[:-1]
+        self._done = np.zeros(sum(counts), bool)
+        for one, base in zip(stored, self._base.tolist(), strict=True):
+            self._done[base] = one is None or not one.column.blocks
+        self.left = int((~self._done).sum())
+
+    def check(self, table: Table, array: Ints, part: Ints, first: Ints, last: Ints) -> None:
+        """Compare the blocks of rows [first, last) of some parts; ``array`` is per part."""
+        if not (some := last > first).all():
+            part, first, last = part[some], first[some], last[some]
+        # Numbers where there is one part: many times faster than a vector of the same number.
+        alone = len(self._per) == 1
+        per = int(self._per[0]) if alone else self._per[part]
+        base = 0 if alone else self._base[part]
+        low, high = base + first // per, base + (last - 1) // per
+        wanted = np.zeros(len(self._done), bool)
+        wanted[low] = wanted[high] = True
+        for i in np.flatnonzero(high - low > 1).tolist():
+            wanted[low[i] : high[i]] = True
+        missing = np.flatnonzero(wanted & ~self._done)
+        owner = np.searchsorted(self._base, missing, side="right") - 1
+        for number in np.unique(owner).tolist():
+            own = missing[owner == number]
+            self._compare(table, int(array[number]), number, own - self._base[number] + 1)
+            self._done[own] = True
+        if len(missing):
+            self.left = int((~self._done).sum())
+
+    def _compare(self, table: Table, array: int, part: int, wanted: Ints) -> None:
+        stored = self._stored[part]
+        if stored is None:
+            return
+        file = int(table.file[array])
+        with File(table.path(file), table.expected(file)) as opened:
+            found = checksums.damaged(opened, stored.column, stored.row_bytes, wanted.tolist())
+        if found:
+            first, last = checksums.rows(stored.column, found[0])
+            raise ChecksumError(
+                table.path(file),
+                f"block {found[0]} of {stored.column.blocks}, rows [{first}, {last}), has another "
+                f"checksum than the manifest: the bytes are damaged; {REMEDY}",
+            )
+
+
+class Checks:
+    """The checksums of one field. Safe to use from several threads: at worst a block is compared
+    twice."""
+
+    def __init__(self, parts: "Sequence[dict[manifest.Role, _Stored]]") -> None:
+        self.parts = tuple(parts)
+        roles: dict[manifest.Role, None] = {role: None for part in parts for role in part}
+        self._roles = {role: _Role([part.get(role) for part in parts]) for role in roles}
+
+    @property
+    def left(self) -> int:
+        """Blocks that were not compared yet."""
+        return sum(role.left for role in self._roles.values())
+
+    def check_places(self, column: Column, place: Place) -> None:
+        """Compare what says where ragged samples lie."""
+        for role, arrays, more in (
+            ("offsets", column.offsets, 2),
+            ("shapes", column.extents, 1),
+        ):
+            own = self._roles.get(role)  # type: ignore[call-overload]
+            if own is not None and arrays is not None and own.left:
+                own.check(column.table, arrays, place.part, place.row, place.row + more)
+
+    def check_rows(self, column: Column, place: Place) -> None:
+        """Compare samples of one shape."""
+        own = self._roles.get("rows")
+        if own is not None and own.left:
+            own.check(column.table, column.arrays, place.part, place.row, place.row + 1)
+
+    def check_values(self, column: Column, part: Ints, start: Ints, nbytes: Ints) -> None:
+        """Compare ragged samples, given by their bytes in the files of ``part``."""
+        own = self._roles.get("values")
+        if own is None or not own.left:
+            return
+        size = np.maximum(column.nbytes[part], 1)
+        first = (start - column.first[part]) // size
+        own.check(column.table, column.arrays, part, first, first + nbytes // size)
+
+
+def make_checks(table: Table, found: manifest.Manifest, path: bytes) -> dict[str, Checks]:
+    """The checksums of every field of a packed dataset."""
+    if found.digest != table.digest:
+        raise ChangedError(path, "another manifest than when it was opened; open it again")
+    return {
+        field.name: Checks(
+            [
+                {
+                    column.role: _Stored(column, field.row_bytes(column.role))
+                    for column in part.columns
+                    if column.field == field.name
+                }
+                for part in found.parts
+            ]
+        )
+        for field in found.fields
+    }
+
+
+def join_checks(
+    first: Checks | None, parts: int, second: Checks | None, others: int
+) -> Checks | None:
+    """The checksums of one field's parts and then of another's, of which some may have none."""
+    if first is None and second is None:
+        return None
+    mine = ({},) * parts if first is None else first.parts
+    theirs = ({},) * others if second is None else second.parts
+    return Checks((*mine, *theirs))

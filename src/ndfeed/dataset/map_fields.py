@@ -1,0 +1,152 @@
+"""What the maps of a dataset make of its fields, learned by running them on a few samples.
+
+Where stored samples differ in shape, so do those that are tried, in every axis that does: then one
+can tell whether a map leaves a field ragged. Functions of single samples are tried on some more,
+since what they return may differ in shape of its own accord, as random crops do. A field that is
+found to be ragged is a list in every batch, also where the samples of a batch happen to have one
+shape. The rule for a field that a map returns:
+
+- An array is of one shape, unless there are functions of single samples, whose results are stacked
+  if possible, and all samples that could be tried had one shape to begin with: then a field of the
+  same name and rank is as ragged as it is stored.
+- In a list, the axes differ that do so among the samples tried. In a field that keeps its name and
+  its rank those that differ as it is stored do so, too. If there are none, all may differ.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from ndfeed.dataset.column import Field, Group
+from ndfeed.dataset.map_steps import Batch, Step, all_maps, as_samples, route_field
+from ndfeed.dataset.reader import reader_of
+from ndfeed.dataset.row_selection import Rows, select_rows
+from ndfeed.index.table import Ints
+
+_LOOKED_AT = 1 << 14  # samples whose shapes are compared, spread over all
+_TRIED = 8  # samples that functions of single samples are tried on, spread over all
+
+
+class Samples(Protocol):
+    """Samples to try: a dataset."""
+
+    groups: tuple[Group, ...]
+    rows: Rows
+    steps: tuple[Step, ...]
+
+    def __len__(self) -> int: ...
+
+
+def learn_fields(ds: Samples, make: Callable[[Ints], Batch]) -> dict[str, Field]:
+    """The fields that the steps of a dataset make; ``make`` runs them on some of its samples."""
+    groups = ds.groups
+    tried = np.union1d(_varied(groups, ds.rows, len(ds)), _one_of_each(ds))
+    # Results for single samples are stacked wherever that is possible: it says nothing of others.
+    singly = _singly(ds.steps)
+    certain = len(tried) > 1 or not singly
+    stored = {column.field.name: column.field for group in groups for column in group.columns}
+    more = np.linspace(0, len(ds) - 1, min(len(ds), _TRIED)).astype(int) if singly else tried
+    try:
+        made = make(np.union1d(tried, more))
+    except Exception:
+        if not singly:
+            raise
+        made = make(tried)  # some samples are refused: those that are needed may do
+    return {name: _field(name, made[name], stored, certain) for name in made}
+
+
+def _one_of_each(ds: Samples) -> Ints:
+    """A row of each of the datasets that were added, if each has steps of its own."""
+    name = route_field(ds.steps)
+    if name is None:
+        return np.zeros(1, np.int64)
+    found: Batch = {}
+    for group in ds.groups:
+        columns = tuple(column for column in group.columns if column.field.name == name)
+        if columns:
+            alone = replace(group, columns=columns)
+            reader_of(alone).read(alone, select_rows(ds.rows, np.arange(len(ds))), found)
+    return np.unique(found[name], return_index=True)[1]
+
+
+def may_differ(groups: Sequence[Group], steps: Sequence[Step]) -> bool:
+    """May ``steps`` return samples that have one shape in some batches and not in others?
+
+    What a function of whole batches returns is as it makes it, unless it was given ragged samples.
+    """
+    return _singly(steps) or any(c.field.ragged for group in groups for c in group.columns)
+
+
+def _singly(steps: Sequence[Step]) -> bool:
+    """Are there functions of single samples?"""
+    return not all(step.batched for step in all_maps(steps))
+
+
+def differing_fields(ds: Samples, known: Callable[[], Mapping[str, Field]]) -> Mapping[str, Field]:
+    """The ``known`` fields of what maps make, if what they return may differ in shape.
+
+    None where a map cannot be tried: it raises in its batch what it raises.
+    """
+    try:
+        return known() if may_differ(ds.groups, ds.steps) else {}
+    except Exception:  # noqa: BLE001 - a map may raise anything
+        return {}
+
+
+def with_lists(batch: Batch, fields: Mapping[str, Field]) -> Batch:
+    """The batch with a list for every ragged one of ``fields``."""
+    return {
+        name: list(values)
+        if name in fields and fields[name].ragged and not isinstance(values, list | tuple)
+        else values
+        for name, values in batch.items()
+    }
+
+
+def _field(
+    name: str, values: Sequence[object], stored: Mapping[str, Field], certain: bool
+) -> Field:
+    samples = as_samples(values)
+    first = samples[0]
+    before = stored.get(name)
+    kept: set[int] = set()
+    if before is not None and before.shape is not None and len(before.shape) == first.ndim:
+        kept = {axis for axis, length in enumerate(before.shape) if length is None}
+    shape: tuple[int | None, ...] | None = first.shape
+    if len({sample.ndim for sample in samples}) > 1:
+        shape = None
+    elif isinstance(values, list | tuple) or not certain:
+        lengths = np.array([sample.shape for sample in samples]).reshape(len(samples), first.ndim)
+        differing = kept | set(np.flatnonzero((lengths != lengths[0]).any(axis=0)).tolist())
+        if not differing and certain:
+            differing = set(range(first.ndim))
+        shape = tuple(None if axis in differing else n for axis, n in enumerate(first.shape))
+    found = getattr(values, "dtype", None)  # a tensor of some framework has another
+    dtype = found if isinstance(found, np.dtype) else first.dtype
+    if dtype.kind in "US":  # the widest text of those tried
+        dtype = max([dtype, *(sample.dtype for sample in samples)], key=lambda one: one.itemsize)
+    return Field(name, dtype, shape, dtype.str)
+
+
+def _varied(groups: Sequence[Group], rows: Rows, count: int) -> Ints:
+    """The first row and, for every ragged axis, the shortest and the longest sample.
+
+    The shortest and the longest, so that a map that cuts samples to some length at most is seen to
+    leave them ragged if it does so.
+    """
+    found = {0}
+    looked_at = np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64))
+    samples = select_rows(rows, looked_at)
+    for group in groups:
+        for column in group.columns:
+            shape = column.field.shape
+            if shape is None or None not in shape:
+                continue
+            lengths = np.asarray(reader_of(group).shapes(group, column, samples), np.int64)
+            for axis in (at for at, length in enumerate(shape) if length is None):
+                ends = lengths[:, axis].argmin(), lengths[:, axis].argmax()
+                if lengths[ends[0], axis] != lengths[ends[1], axis]:
+                    found |= set(looked_at[list(ends)].tolist())
+    return np.array(sorted(found), np.int64)

@@ -1,0 +1,386 @@
+"""The steps of a dataset after reading: maps, field selections, and routes for joined datasets.
+
+What is done to a batch after it is read: functions of the user's, and choices of fields.
+
+Steps that some samples or some fields of a batch go through, and others do not.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset.column import Field
+from ndfeed.errors import FieldError
+
+Batch = dict[str, Any]
+
+
+class Draws(Protocol):
+    """Random generators for the steps of one batch."""
+
+    def batch(self, step: int) -> np.random.Generator:
+        """For a step that takes the whole batch."""
+        ...
+
+    def sample(self, step: int, at: int) -> np.random.Generator:
+        """For a step that takes sample ``at`` of it alone."""
+        ...
+
+
+class Given:
+    """One generator, the caller's, for everything."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def batch(self, step: int) -> np.random.Generator:
+        """The caller's."""
+        return self._rng
+
+    def sample(self, step: int, at: int) -> np.random.Generator:
+        """The caller's."""
+        return self._rng
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """A function of the user's, on whole batches or on single samples."""
+
+    function: Callable[..., Mapping[str, Any]]
+    batched: bool
+    random: bool  # does the function take a generator?
+
+    @classmethod
+    def of(cls, function: Callable[..., Mapping[str, Any]], batched: bool) -> "Map":
+        """A step from what the user wrote."""
+        return cls(function, batched, takes_rng(function))
+
+    def __call__(self, batch: Batch, draws: Draws | None, number: int) -> Batch:
+        """The batch that the function makes of ``batch``, being step ``number``."""
+        count = len(next(iter(batch.values()), ()))
+        if self.batched:
+            rng = draws.batch(number) if draws and self.random else None
+            return self._whole(self._checked(self._call(batch, rng)), count)
+        made = []
+        for at in range(count):
+            rng = draws.sample(number, at) if draws and self.random else None
+            sample = {name: values[at] for name, values in batch.items()}
+            try:
+                made.append(self._checked(self._call(sample, rng)))
+            except Exception as error:
+                error.__dict__["ndfeed_sample"] = at
+                raise
+        return {name: _stacked([one[name] for one in made]) for name in (made[0] if made else ())}
+
+    def _call(self, batch: Batch, rng: np.random.Generator | None) -> Mapping[str, Any]:
+        if self.random:
+            return self.function(batch, rng=rng)
+        return self.function(batch)
+
+    def _checked(self, made: Mapping[str, Any]) -> Batch:
+        if not isinstance(made, Mapping):
+            raise TypeError(f"{self._name} must return a dict of arrays, got {type(made).__name__}")
+        for name, values in made.items():
+            one = values[0] if isinstance(values, list | tuple) and values else values
+            if isinstance(values, Mapping) or isinstance(one, Mapping):
+                inner = next(iter(values if isinstance(values, Mapping) else one), "a")
+                raise TypeError(
+                    f"{self._name} must return a dict of arrays, got a dict in it for {name!r}; "
+                    f"return {f'{name}/{inner}'!r} instead, and nest it in the loader: "
+                    f"fields={{{name!r}: {{{inner!r}: {f'{name}/{inner}'!r}}}}}"
+                )
+        return dict(made)
+
+    def _whole(self, made: Batch, count: int) -> Batch:
+        for name, values in made.items():
+            listed = isinstance(values, list | tuple)  # may differ in shape: no array then
+            found = len(values) if listed or np.ndim(values) else None
+            if found != count:
+                raise ValueError(
+                    f"{self._name} must return a value for each of {count} samples; {name!r} "
+                    f"has {'one for all' if found is None else found}"
+                )
+        return made
+
+    @property
+    def _name(self) -> str:
+        return getattr(self.function, "__name__", repr(self.function))
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """A choice of what an earlier function made."""
+
+    names: tuple[str, ...]
+    random: bool = False
+
+    def __call__(self, batch: Batch, draws: Draws | None = None, number: int = 0) -> Batch:
+        """The chosen fields of ``batch``."""
+        for name in self.names:
+            if name not in batch:
+                raise FieldError(name, list(batch))
+        return {name: batch[name] for name in self.names}
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """Other names for some fields: pairs of the name they have and the one they get."""
+
+    names: tuple[tuple[str, str], ...]
+    random: bool = False
+
+    def __call__(self, batch: Batch, draws: Draws | None, number: int) -> Batch:
+        """The same fields under other names."""
+        names = dict(self.names)
+        for name in names:
+            if name not in batch:
+                raise FieldError(name, list(batch))
+        return {names.get(name, name): values for name, values in batch.items()}
+
+
+class Step(Protocol):
+    """Something that is done to every batch: a ``Map`` or a choice of fields, among others."""
+
+    @property
+    def random(self) -> bool:
+        """Does it need generators?"""
+        ...
+
+    def __call__(self, batch: Batch, draws: Draws | None, number: int) -> Batch:
+        """What it makes of ``batch``, being step ``number``."""
+        ...
+
+
+def apply_steps(batch: Batch, steps: Sequence[Step], draws: Draws | None, first: int = 0) -> Batch:
+    """What the steps, one after the other, make of ``batch``; the first has number ``first``."""
+    for step in steps:
+        batch = step(batch, draws, first)
+        first += getattr(step, "numbers", 1)  # how many steps it counts as
+    return batch
+
+
+def stepped_alone(
+    batch: Batch, steps: Sequence[Step], rows: NDArray[Any], rng: np.random.Generator | None
+) -> Batch:
+    """What the steps make of ``rows`` outside of a loader: draws are the caller's, or fixed by
+    the rows.
+    """
+    if rng is None and any(step.random for step in steps):
+        digest = hashlib.sha256(rows.tobytes()).digest()
+        rng = np.random.default_rng(int.from_bytes(digest, "little"))
+    return apply_steps(batch, steps, None if rng is None else Given(rng))
+
+
+def takes_rng(function: Callable[..., Any]) -> bool:
+    """Does the function have a parameter ``rng``?"""
+    try:
+        return "rng" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _stacked(values: list[Any]) -> NDArray[Any] | list[NDArray[Any]]:
+    arrays = [np.asarray(value) for value in values]
+    if all(array.shape == arrays[0].shape for array in arrays):
+        return np.stack(arrays)
+    return arrays
+
+
+def as_samples(values: Sequence[Any]) -> list[NDArray[Any]]:
+    """The values of a field as an array for each sample."""
+    return [np.asarray(value) for value in values]
+
+
+def fields_of(batch: Batch) -> dict[str, Field]:
+    """The fields of a batch that a function made. Every axis of a list may differ."""
+    return {name: _field_of(name, values) for name, values in batch.items()}
+
+
+def _field_of(name: str, values: Sequence[Any]) -> Field:
+    first = np.asarray(values[0])
+    shape = (None,) * first.ndim if isinstance(values, list) else first.shape
+    return Field(name, first.dtype, shape, first.dtype.str)
+
+
+_MOST_NUMBER = (1 << 63) - 1
+_HIDDEN = "ndfeed."  # what names of fields that nobody is to see begin with
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Steps that do not see some of the fields, which stay as they are."""
+
+    names: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def random(self) -> bool:
+        """Does any of the functions take a generator?"""
+        return any(step.random for step in self.steps)
+
+    @property
+    def numbers(self) -> int:
+        """As many steps as there are: they draw what they would draw alone."""
+        return len(self.steps)
+
+    def __call__(self, batch: Batch, draws: Draws | None, number: int) -> Batch:
+        """What the steps make of the other fields, and these."""
+        kept = {name: batch[name] for name in self.names}
+        others = {name: values for name, values in batch.items() if name not in kept}
+        return apply_steps(others, self.steps, draws, number) | kept
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What happens to samples of one of several datasets that were added.
+
+    ``fields`` pairs the names of its stored fields in the sum with those they had before.
+    """
+
+    fields: tuple[tuple[str, str], ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Steps for samples of several datasets: each goes its own way, and all come together.
+
+    The stored field ``field`` says for each sample which of ``routes`` it goes. All routes must
+    end in the fields ``names``, which come in that order; ``None`` where they are not known.
+    """
+
+    field: str
+    routes: tuple[Route, ...]
+    names: tuple[str, ...] | None
+
+    @property
+    def random(self) -> bool:
+        """Does any of the functions take a generator?"""
+        return any(step.random for route in self.routes for step in route.steps)
+
+    def __call__(self, batch: Batch, draws: Draws | None, number: int) -> Batch:
+        """The batch, with every sample gone its way."""
+        which = np.asarray(batch[self.field])
+        made: list[tuple[NDArray[np.int64], Batch]] = []
+        for route in np.unique(which).tolist() or [0]:
+            at = np.flatnonzero(which == route)
+            made.append((at, self._gone(batch, route, at, draws, number)))
+        if len(made) == 1:
+            return made[0][1]
+        return {name: _merged(name, [(at, own[name]) for at, own in made]) for name in made[0][1]}
+
+    def _gone(
+        self,
+        batch: Batch,
+        route: int,
+        at: NDArray[np.int64],
+        draws: Draws | None,
+        number: int,
+    ) -> Batch:
+        """What one of the routes makes of the samples ``at``."""
+        way = self.routes[route]
+        own = {name: _some(batch[stored], at) for stored, name in way.fields}
+        # Numbers of their own: functions of two routes must not draw the same.
+        first = ((number + 1) << 24 | route << 8) & _MOST_NUMBER
+        try:
+            made = apply_steps(own, way.steps, None if draws is None else Part(draws, at), first)
+        except Exception as error:
+            sample = error.__dict__.get("ndfeed_sample")
+            if sample is not None:
+                error.__dict__["ndfeed_sample"] = int(at[sample])
+            raise
+        names = tuple(made) if self.names is None else self.names
+        if set(names) != set(made):
+            raise ValueError(
+                f"datasets that were added must end in the same fields: {sorted(names)} expected, "
+                f"found {sorted(made)}; select() or rename() them before they are added"
+            )
+        return {name: made[name] for name in names}
+
+
+class Part:
+    """The generators of some samples of a batch."""
+
+    def __init__(self, draws: Draws, at: NDArray[np.int64]) -> None:
+        self._draws, self._at = draws, at
+
+    def batch(self, step: int) -> np.random.Generator:
+        """For a step that takes all of them."""
+        return self._draws.batch(step)
+
+    def sample(self, step: int, at: int) -> np.random.Generator:
+        """For a step that takes one of them alone."""
+        return self._draws.sample(step, int(self._at[at]))
+
+
+def _some(values: Any, at: NDArray[np.int64]) -> Any:  # noqa: ANN401
+    if len(at) == len(values):
+        return values
+    return values[at] if isinstance(values, np.ndarray) else [values[i] for i in at.tolist()]
+
+
+def _merged(name: str, parts: Sequence[tuple[NDArray[np.int64], Any]]) -> Any:  # noqa: ANN401
+    """Values of a batch in order, from samples and their values in several parts."""
+    listed = [
+        (at, values if isinstance(values, list | tuple) else np.asarray(values))
+        for at, values in parts
+    ]
+    dtypes = [
+        values.dtype if isinstance(values, np.ndarray) else np.asarray(values[0]).dtype
+        for _, values in listed
+    ]
+    text = dtypes[0].kind in "US" and len({dtype.kind for dtype in dtypes}) == 1
+    for dtype in dtypes:
+        if dtype != dtypes[0] and not text:
+            raise ValueError(
+                f"datasets that were added must end in the same fields: {name!r} is {dtypes[0]} "
+                f"in one and {dtype} in another; convert it in a map"
+            )
+    total = sum(len(at) for at, _ in listed)
+    shapes = {v.shape[1:] if isinstance(v, np.ndarray) else None for _, v in listed}
+    if len(shapes) == 1 and None not in shapes:
+        widest = max(dtypes, key=lambda dtype: dtype.itemsize)
+        merged = np.empty((total, *shapes.pop()), widest)  # type: ignore[misc]
+        for at, values in listed:
+            merged[at] = values
+        return merged
+    places = {
+        i: value for at, values in listed for i, value in zip(at.tolist(), values, strict=True)
+    }
+    return [places[i] for i in range(total)]
+
+
+def is_hidden(name: str) -> bool:
+    """Is a stored field there for ``Routed`` alone?"""
+    return name.startswith(_HIDDEN)
+
+
+def hidden(name: str, known: Collection[str]) -> str:
+    """A name for such a field that is not known yet."""
+    return next(n for i in count() if (n := f"{_HIDDEN}{i}/{name}") not in known)
+
+
+def route_field(steps: Sequence[Step]) -> str | None:
+    """The stored field that says which dataset a sample is of, if that decides its steps."""
+    first = steps[0] if steps else None
+    if isinstance(first, Beside):
+        return route_field(first.steps)
+    return first.field if isinstance(first, Routed) else None
+
+
+def all_maps(steps: Sequence[Step]) -> Iterator[Map]:
+    """The functions among the steps, also those that only some samples go through."""
+    for step in steps:
+        if isinstance(step, Map):
+            yield step
+        elif isinstance(step, Beside):
+            yield from all_maps(step.steps)
+        elif isinstance(step, Routed):
+            for route in step.routes:
+                yield from all_maps(route.steps)

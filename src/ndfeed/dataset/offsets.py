@@ -1,0 +1,279 @@
+"""Ragged samples that lie end to end in an array, found by the offsets that another array has.
+
+For a batch the offsets of all samples are gathered in one NumPy call, from any number of mapped
+files, and so are short samples themselves, element by element; longer ones are copied one by
+one. What a file says about places is checked before it is used: damaged offsets are an error
+that names the row, never a read elsewhere.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset import gather
+from ndfeed.dataset.column import Column, Place, lengths
+from ndfeed.dataset.decoding import Decoded
+from ndfeed.dataset.destination import Destination, Laid
+from ndfeed.dataset.read_timing import reading
+from ndfeed.errors import FormatError
+from ndfeed.files import platform_calls
+from ndfeed.files.file import File
+from ndfeed.files.maps import Maps
+from ndfeed.formats.description import MOST_BYTES
+from ndfeed.formats.dtypes import itemsize
+from ndfeed.index.table import Ints
+
+Shape = tuple[int, ...]
+Room = Laid | list[memoryview]
+
+_NUMBER = 8
+# Elements of a sample below which taking them singly beats a copy for each sample.
+_FEW = 24
+# Bytes of a sample above which other threads should run while it is copied.
+_LARGE = 16 << 10
+_MOST_TOGETHER = 256
+
+
+class Spans(NamedTuple):
+    """Per sample: its file, where its bytes begin there, how many they are, and its shape."""
+
+    file: Ints
+    start: Ints
+    nbytes: Ints
+    shape: Ints
+
+
+def _files(column: Column, part: Ints) -> Ints:
+    """Every file that samples of these parts need."""
+    parts = np.unique(part) if len(column.arrays) > 1 else part[:1]
+    places = [column.arrays, column.offsets, column.extents]
+    arrays: Ints = np.concatenate([p[parts] for p in places if p is not None])
+    return column.table.file[arrays[arrays >= 0]].astype(np.int64)
+
+
+def _spans(column: Column, place: Place, maps: Maps | None) -> Spans:
+    """Where samples lie, all of located parts; their files are entered if there are maps."""
+    offsets = column.offsets
+    if offsets is None:
+        raise TypeError(f"field {column.field.name!r} has no offsets")
+    ends = _numbers(column, offsets, place, (2, _NUMBER), maps)
+    first, last = ends[:, 0], ends[:, 1]
+    bad = (first < 0) | (last < first) | (last > lengths(column.table, column.arrays[place.part]))
+    if bad.any():
+        _refuse(column, offsets, place, bad, "offsets")
+    size = column.nbytes[place.part]
+    shape = _shapes(column, place, last - first, maps)
+    start = column.first[place.part] + first * size
+    return Spans(column.file[place.part], start, (last - first) * size, shape)
+
+
+def _shapes(column: Column, place: Place, count: Ints, maps: Maps | None) -> Ints:
+    """The shapes of samples of ``count`` values each."""
+    rank = len(column.field.shape or ())
+    dims = column.table.dims[column.table.shape[column.arrays[place.part]]]
+    found = np.zeros((len(count), rank), np.int64)
+    found[:, 0] = count
+    found[:, 1 : dims.shape[1] - 1] = dims[:, 2 : 1 + rank]
+    if column.extents is not None:
+        kept = np.flatnonzero(column.extents[place.part] >= 0)
+        if len(kept):
+            some = Place(place.part[kept], place.row[kept])
+            found[kept] = _extents(column, column.extents, some, count[kept], maps)
+    return found
+
+
+def _extents(column: Column, extents: Ints, place: Place, count: Ints, maps: Maps | None) -> Ints:
+    """Shapes that are kept in an array of their own."""
+    known = column.field.shape or ()
+    found = _numbers(column, extents, place, (len(known), len(known) * _NUMBER), maps)
+    # As fractions first: a product of large numbers may come out as any whole one.
+    wide = np.where(found > 0, found, 1).astype(np.float64).prod(axis=1)
+    bad = (found < 0).any(axis=1) | (wide * itemsize(column.field.type) >= MOST_BYTES / 2)
+    bad |= found.prod(axis=1) != count
+    for axis, length in enumerate(known):
+        if length is not None:
+            bad |= found[:, axis] != length
+    if bad.any():
+        _refuse(column, extents, place, bad, "shapes")
+    return found
+
+
+def _numbers(
+    column: Column, arrays: Ints, place: Place, width: tuple[int, int], maps: Maps | None
+) -> Ints:
+    """So many numbers for each sample, so many bytes from those of the row before."""
+    count, step = width
+    table, array = column.table, arrays[place.part]
+    file = table.file[array].astype(np.int64)
+    start = table.offset[array] + table.skip[array] + place.row * step
+    size = count * _NUMBER
+    if maps is not None:
+        found = gather.by_address(maps, file, start, size)
+    else:
+        found = np.empty(len(file), np.dtype((np.void, size)))
+        sizes = np.full(len(file), size)
+        laid = Laid(found.view(np.uint8), np.arange(len(file)) * size)
+        _read(column, Spans(file, start, sizes, sizes), laid)
+    return found.view("<i8").astype(np.int64, copy=False).reshape(len(file), count)
+
+
+def _refuse(column: Column, arrays: Ints, place: Place, bad: NDArray[np.bool_], what: str) -> None:
+    at = int(np.flatnonzero(bad)[0])
+    part, row = int(place.part[at]), int(place.row[at])
+    path = column.table.path(int(column.table.file[arrays[part]]))
+    raise FormatError(
+        path,
+        f"the {what} of row {row} are damaged; ndfeed verify lists what is, ndfeed pack --repair "
+        f"writes it again",
+    )
+
+
+def shapes(column: Column, place: Place, maps: Maps | None) -> Ints | list[Shape]:
+    """The shape of each sample of a ragged column: a row each where all are located."""
+    located = _located(column, place)
+    if located.all():
+        return where(column, place, maps).shape
+    found = column.shapes(place.part)
+    which = np.flatnonzero(located)
+    if len(which):
+        some = where(column, Place(place.part[which], place.row[which]), maps).shape
+        for at, shape in zip(which.tolist(), some.tolist(), strict=True):
+            found[at] = tuple(shape)
+    return found
+
+
+def _located(column: Column, place: Place) -> NDArray[np.bool_]:
+    """Which samples are found by offsets?"""
+    if column.offsets is None:
+        return np.zeros(len(place.part), bool)
+    return np.asarray(column.offsets[place.part] >= 0)
+
+
+def where(column: Column, place: Place, maps: Maps | None) -> Spans:
+    """Where samples of located parts lie; their files are entered for it."""
+    if maps is None:
+        return _spans(column, place, None)
+    return maps.read(_files(column, place.part), lambda: _spans(column, place, maps))
+
+
+def fill(
+    column: Column, place: Place, target: Destination, maps: Maps | None, decoded: Decoded
+) -> None:
+    """Copy samples of a column with located parts; the others go the way of arrays."""
+    located = _located(column, place)
+    if located.all():
+        _fill(column, place, target, maps)
+        return
+    if not target.given:
+        dtype = column.field.dtype
+        target.hold([np.empty(shape, dtype) for shape in shapes(column, place, maps)])
+    arrays = target.ragged
+    for which in (np.flatnonzero(located), np.flatnonzero(~located)):
+        some = Place(place.part[which], place.row[which])
+        own = Destination(column, some.part, [arrays[i] for i in which.tolist()])
+        if len(which) and located[which[0]]:
+            _fill(column, some, own, maps)
+        elif len(which):
+            gather.from_parts(column, some, own, maps, decoded)
+
+
+def _fill(column: Column, place: Place, target: Destination, maps: Maps | None) -> None:
+
+    def fetch() -> Room:
+        found = _spans(column, place, maps)
+        room = _room(target, found)
+        if maps is None:
+            _read(column, found, room)
+        else:
+            _copy(column, found, room, maps)
+        return room
+
+    room = fetch() if maps is None else maps.read(_files(column, place.part), fetch)
+    if column.any_swapped:
+        for memory in [room.memory.data] if isinstance(room, Laid) else room:
+            if len(memory):
+                np.frombuffer(memory, column.field.dtype).byteswap(inplace=True)
+
+
+def _room(target: Destination, found: Spans) -> Room:
+    """Where the samples go: made here, unless there is room already."""
+    if target.laid is not None:
+        return target.laid
+    if target.given:
+        return [target.memory(i, 0) for i in range(len(found.file))]
+    ends = np.cumsum(found.nbytes)
+    platform_calls.require_memory(int(ends[-1]), target.column.table.path(0))
+    laid = Laid(np.empty(int(ends[-1]), np.uint8), ends - found.nbytes)
+    target.lay(laid, found.shape)
+    return laid
+
+
+def _copy(column: Column, found: Spans, room: Room, maps: Maps) -> None:
+    """Samples out of mapped files, which are entered."""
+    size, count = itemsize(column.field.type), len(found.file)
+    total = int(found.nbytes.sum())
+    if isinstance(room, Laid) and total <= _FEW * size * count:
+        _copy_elements(found, room, maps, size)
+        return
+    # NumPy lets other threads run while it copies; for small samples a memoryview costs less.
+    large = total >= _LARGE * count
+    every: dict[int, Any] = {
+        n: maps.bytes(n) if large else maps.bytes(n).data for n in np.unique(found.file).tolist()
+    }
+    sources = map(every.__getitem__, found.file.tolist())
+    spots = zip(sources, found.start.tolist(), (found.start + found.nbytes).tolist(), strict=True)
+    if isinstance(room, Laid):
+        out: Any = room.memory if large else room.memory.data
+        to = zip(room.starts.tolist(), (room.starts + found.nbytes).tolist(), strict=True)
+        for (source, a, b), (c, d) in zip(spots, to, strict=True):
+            out[c:d] = source[a:b]
+    else:
+        for (source, a, b), memory in zip(spots, room, strict=True):
+            memory[:] = source[a:b]
+
+
+def _copy_elements(found: Spans, room: Laid, maps: Maps, size: int) -> None:
+    """Short samples: every element by its own address, in one call for all."""
+    counts = found.nbytes // size
+    ends = np.cumsum(counts)
+    before = ends - counts
+    step = np.arange(int(ends[-1])) * size
+    start = np.repeat(found.start - before * size, counts) + step
+    file = np.repeat(found.file, counts)
+    values = gather.by_address(maps, file, start, size)
+    out = room.memory.view(values.dtype)
+    if len(out) == len(values):  # end to end
+        out[...] = values
+        return
+    out[(np.repeat(room.starts - before * size, counts) + step) // size] = values
+
+
+def _read(column: Column, found: Spans, room: Room) -> None:
+    """Samples by position: sorted by place, neighbours in one call."""
+    if isinstance(room, Laid):
+        memory = room.memory.data
+        pairs = zip(room.starts.tolist(), (room.starts + found.nbytes).tolist(), strict=True)
+        buffers = [memory[a:b] for a, b in pairs]
+    else:
+        buffers = room
+    table = column.table
+    order = np.lexsort((found.start, found.file))
+    for stretch in gather.by_file(found.file[order]):
+        own = order[stretch]
+        number = int(found.file[own[0]])
+        with reading(), File(table.path(number), table.expected(number)) as file:
+            starts, sizes = found.start[own].tolist(), found.nbytes[own].tolist()
+            together: list[memoryview] = []
+            begin = end = -1
+            for start, size, i in zip(starts, sizes, own.tolist(), strict=True):
+                if not size:
+                    continue
+                if start != end or len(together) == _MOST_TOGETHER:
+                    if together:
+                        file.read_into(begin, together)
+                    begin, together = start, []
+                together.append(buffers[i])
+                end = start + size
+            if together:
+                file.read_into(begin, together)

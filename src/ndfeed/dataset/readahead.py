@@ -1,0 +1,181 @@
+"""Samples asked for before they are read, when they are not in memory.
+
+A disk answers many questions at once far sooner than one after the other, and a page fault is
+one question. A few of the samples are looked at, which costs microseconds; only if one is not
+in memory are all of them asked for: sorted by place, neighbours together.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from ndfeed.dataset import row_selection
+from ndfeed.dataset.column import Column, Group, Place, as_stored
+from ndfeed.dataset.reader import reader_of
+from ndfeed.errors import Error
+from ndfeed.files import platform_calls
+from ndfeed.files.file import File
+from ndfeed.files.maps import Maps, Unmappable
+from ndfeed.formats.description import INLINE
+from ndfeed.index.table import Ints, Table
+
+T = TypeVar("T")
+
+_LOOKS = 3
+_PAGE = 4096
+_NEAR = 4 * _PAGE  # reading what lies between costs less than asking twice
+
+Span = tuple[Ints, Ints, Ints]  # per stretch: its file, its start, its end
+
+
+def ask(group: Group, samples: Ints) -> int:
+    """Ask for ``samples`` if they seem not to be in memory; how many bytes were asked for."""
+    if not len(samples) or group.table.sealed:
+        return 0
+    if not _asked(group, samples[spread(len(samples))], hint=False):
+        return 0
+    return _asked(group, samples, hint=True)
+
+
+def spread(count: int, most: int = _LOOKS) -> Ints:
+    """At most so many of the places [0, count), from the first to the last."""
+    return np.unique(np.linspace(0, count - 1, most).astype(np.int64))
+
+
+def resident(group: Group, samples: Ints) -> bool:
+    """Are all of ``samples`` in memory?"""
+    return bool(group.table.sealed) or not _asked(group, samples, hint=False)
+
+
+def ask_parts(group: Group, parts: Ints) -> int:
+    """The same for the streams of parts that are decoded whole."""
+    if group.table.sealed or not _ask_files(group, parts[spread(len(parts))], hint=False):
+        return 0
+    return _ask_files(group, parts, hint=True)
+
+
+def stretches(group: Group, samples: Ints) -> Iterator[tuple[bytes, Sequence[tuple[int, int]]]]:
+    """The bytes of files that reading ``samples`` takes: a path, and its stretches in order."""
+    if any(not column.plain and column.offsets is None for column in group.columns):
+        parts = np.unique(group.locate(samples).part)  # decoded whole
+        found = [(group.columns[0], _files(group, parts))]
+    else:
+        found = list(_spans(group, samples))
+    for column, (file, start, end) in found:
+        if len(file):
+            order = np.lexsort((start, file))
+            for number, merged in _merged(file[order], start[order], end[order]):
+                yield column.table.path(number), merged
+
+
+def _asked(group: Group, samples: Ints, *, hint: bool) -> int:
+    """Ask for samples, or only see whether any is not in memory."""
+    return sum(_ask(group, column, spans, hint=hint) for column, spans in _spans(group, samples))
+
+
+def _spans(group: Group, samples: Ints) -> Iterator[tuple[Column, Span]]:
+    """Where samples lie that can be read alone."""
+    place = group.locate(samples)
+    if group.by_file:
+        yield group.columns[0], _files(group, place.part)
+        return
+    for column in map(as_stored, group.columns):
+        if column.offsets is not None:
+            yield column, _located(group, column, column.offsets, place)
+        elif column.plain and column.size:
+            yield column, _rows(column, place.part, place.row)
+
+
+def _located(group: Group, column: Column, offsets: Ints, place: Place) -> Span:
+    """Samples found by offsets, which are read for it: they are few bytes."""
+    kept = np.flatnonzero(offsets[place.part] >= 0)
+    some = Place(place.part[kept], place.row[kept])
+    with contextlib.suppress(Error, OSError):  # whoever reads will meet it again, and say so
+        found = reader_of(group).spans(group, column, some)
+        return found.file, found.start, found.start + found.nbytes
+    none = np.zeros(0, np.int64)
+    return none, none, none
+
+
+def _rows(column: Column, part: Ints, row: Ints) -> Span:
+    start = column.first[part] + row * column.size
+    return column.file[part], start, start + column.size
+
+
+def _ask_files(group: Group, parts: Ints, *, hint: bool) -> int:
+    """The same for all that is read of some files."""
+    return _ask(group, group.columns[0], _files(group, parts), hint=hint)
+
+
+def _files(group: Group, parts: Ints) -> Span:
+    """Whatever of some files is read whole: from its first stream to the end of its last."""
+    table = group.table
+    starts = np.full(len(parts), np.iinfo(np.int64).max)
+    ends = np.zeros(len(parts), np.int64)
+    for column in group.columns:
+        arrays = column.arrays[parts]
+        stored = column.coding[parts] != INLINE
+        first, last = table.offset[arrays], table.offset[arrays] + table.length[arrays]
+        starts = np.where(stored, np.minimum(starts, first), starts)
+        ends = np.where(stored, np.maximum(ends, last), ends)
+    known = starts < ends
+    return group.columns[0].file[parts][known], starts[known], ends[known]
+
+
+def _ask(group: Group, column: Column, spans: Span, *, hint: bool) -> int:
+    file, start, end = spans
+    if not len(file):
+        return 0
+    files = _Open(column.table, reader_of(group).maps)
+    with contextlib.suppress(Error, OSError):  # whoever reads will meet it again, and say so
+        if not hint:
+            return int(any(_cold(files, *map(int, span)) for span in zip(*spans, strict=True)))
+        order = np.lexsort((start, file))
+        asked = 0
+        for number, stretches in _merged(file[order], start[order], end[order]):
+            files.use(number, partial(platform_calls.will_need, stretches=stretches))
+            asked += sum(b - a for a, b in stretches)
+        return asked
+    return 0
+
+
+def _cold(files: "_Open", number: int, start: int, end: int) -> bool:
+    """Is the first or the last of these bytes not in memory?"""
+
+    def cold(fd: int) -> bool:
+        there = platform_calls.resident(fd, start)
+        return not there or (end - start > _PAGE and not platform_calls.resident(fd, end - 1))
+
+    return files.use(number, cold)
+
+
+def _merged(file: Ints, start: Ints, end: Ints) -> Iterator[tuple[int, Sequence[tuple[int, int]]]]:
+    """Per file, sorted stretches of whole pages, near ones together."""
+    start, end = start // _PAGE * _PAGE, -(-end // _PAGE) * _PAGE
+    new = np.ones(len(file), bool)
+    new[1:] = (file[1:] != file[:-1]) | (start[1:] > end[:-1] + _NEAR)
+    first = np.flatnonzero(new)
+    begins, ends = start[first], np.maximum.reduceat(end, first)
+    owners = file[first]
+    for a, b in row_selection.stretches(len(owners), owners[1:] != owners[:-1]):
+        yield int(owners[a]), list(zip(begins[a:b].tolist(), ends[a:b].tolist(), strict=True))
+
+
+class _Open:
+    """Descriptors of a table's files: those that are mapped anyway, or opened for the moment."""
+
+    def __init__(self, table: Table, maps: Maps | None) -> None:
+        self._table = table
+        self._maps = maps
+
+    def use(self, number: int, use: Callable[[int], T]) -> T:
+        """What ``use`` makes of a file's descriptor."""
+        maps = self._maps
+        if maps is not None:
+            with contextlib.suppress(Unmappable):  # it is read by position, then
+                return maps.read(number, lambda: use(maps.fd(number)))
+        with File(self._table.path(number)) as file:
+            return use(file.fd)

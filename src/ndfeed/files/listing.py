@@ -1,0 +1,354 @@
+"""Find files in folders and by patterns, and keep many paths in little memory.
+
+Many paths in little more memory than their bytes.
+
+A million paths in a list take some 100 MB. Here they lie end to end in one piece of memory, and
+what all of them begin with is kept once. Paths are bytes: a file name need not be valid text.
+
+Find files: a folder's, a pattern's. Natural order, links followed, loops refused.
+
+A folder's own files come before those of the folders in it. Names that begin with a dot are
+left out, unless a pattern begins with one itself.
+
+A folder that several links lead to is listed once for each path. Links among links can make more
+paths than anybody has time for (22 folders with two links each to the next have two million), so
+the work is bounded by what is there: ``_MOST_TIMES`` the names in all folders, each counted once.
+"""
+
+import fnmatch
+import os
+import re
+import stat
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, islice, pairwise
+from typing import NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.errors import MissingError, SourceError
+from ndfeed.files.file import refuse, signed
+
+_AT_ONCE = 4096
+
+
+class Paths(Sequence[bytes]):
+    """Paths in order, each beginning with ``base``. More may be put behind them."""
+
+    __slots__ = ("_ends", "_text", "base")
+
+    def __init__(self, paths: Iterable[bytes] = (), base: bytes = b"") -> None:
+        self.base = base
+        self._text = bytearray()
+        self._ends = array("q", (0,))
+        self.extend(paths)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step == 1:
+                return self._between(start, max(start, stop))
+            return [self[at] for at in range(start, stop, step)]
+        at = range(len(self))[index]
+        return self.base + bytes(self._text[self._ends[at] : self._ends[at + 1]])
+
+    def __iter__(self) -> Iterator[bytes]:
+        for start in range(0, len(self), _AT_ONCE):
+            yield from self._between(start, min(start + _AT_ONCE, len(self)))
+
+    def __reduce__(self) -> tuple[Callable[..., "Paths"], tuple[bytes, bytes, bytes]]:
+        return _arrived, (self.base, bytes(self._text), self._ends.tobytes())
+
+    def append(self, path: bytes) -> None:
+        """Put one path at the end."""
+        self.extend((path,))
+
+    def extend(self, paths: Iterable[bytes], folder: bytes = b"") -> None:
+        """Put ``paths`` at the end, or these names in a ``folder`` that begins with ``base``."""
+        start = folder[len(self.base) :]
+        cut = 0 if folder else len(self.base)
+        left = iter(paths)
+        while some := [path[cut:] for path in islice(left, _AT_ONCE)]:
+            self._text += start.join((b"", *some))
+            ends = accumulate((len(start) + len(path) for path in some), initial=self._ends[-1])
+            self._ends.extend(islice(ends, 1, None))
+
+    def chosen(self, which: NDArray[np.bool_]) -> "Paths":
+        """Those that a mask marks."""
+        found = Paths(base=self.base)
+        for start in range(0, len(self), _AT_ONCE):
+            marked = np.flatnonzero(which[start : start + _AT_ONCE]).tolist()
+            some = self[start : start + _AT_ONCE] if marked else []
+            found.extend(some[i] for i in marked)
+        return found
+
+    def text(self) -> tuple[memoryview, memoryview]:
+        """All bytes behind ``base``, end to end, and where each path ends, from 0 on, as int64.
+
+        Not copied: no path may be put behind them as long as these are used.
+        """
+        return memoryview(self._text), memoryview(self._ends)
+
+    def _between(self, start: int, stop: int) -> list[bytes]:
+        ends = self._ends[start : stop + 1]
+        first, base = ends[0], self.base
+        text = bytes(self._text[first : ends[-1]])
+        return [base + text[a - first : b - first] for a, b in pairwise(ends)]
+
+
+def _arrived(base: bytes, text: bytes, ends: bytes) -> Paths:
+    made = Paths(base=base)
+    made._text += text
+    made._ends = array("q", ends)
+    return made
+
+
+def common_folder(paths: Iterable[bytes]) -> bytes:
+    """The deepest folder that holds all ``paths``, with its slash; nothing if there is none."""
+    low = high = None
+    for path in paths:
+        low = path if low is None or path < low else low
+        high = path if high is None or path > high else high
+    if low is None or high is None:
+        return b""
+    pairs = enumerate(zip(low, high, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), min(len(low), len(high)))
+    return low[: low.rfind(b"/", 0, same) + 1]
+
+
+_DIGITS = re.compile(rb"[0-9]+")
+_MAGIC = re.compile(rb"[*?\[]")
+_FACTS = 3
+# How often the names in all folders may be listed, and how many names may be in any case.
+_MOST_TIMES, _ALWAYS = 32, 20_000
+
+
+class Folders:
+    """Folders that were listed, and what tells whether their lists of names still hold.
+
+    ``facts`` has the device, the inode and the mtime of each in turn.
+    """
+
+    def __init__(self, paths: Iterable[bytes] = (), facts: Iterable[int] = ()) -> None:
+        self.paths = Paths(paths)
+        self.facts = array("q", facts)
+        self._seen: set[tuple[int, int]] = set()
+        self._there = self._listed = 0
+
+    def count(self, path: bytes, own: tuple[int, int], names: int) -> None:
+        """Count the names that listing a folder gave; refuse where links multiply them."""
+        self._listed += 1 + names
+        if own not in self._seen:
+            self._seen.add(own)
+            self._there += 1 + names
+        if self._listed > max(_MOST_TIMES * self._there, _ALWAYS):
+            raise SourceError(
+                path,
+                f"links lead into the same folders again and again: {self._listed:,} names listed "
+                f"where there are {self._there:,}; remove links, or give a list of folders",
+            )
+
+    def add(self, path: bytes, status: os.stat_result) -> tuple[int, int]:
+        """Note a folder before it is listed; gives its device and inode."""
+        own = signed(status.st_dev), signed(status.st_ino)
+        self.paths.append(path)
+        self.facts.extend((*own, status.st_mtime_ns))
+        return own
+
+    def extend(self, others: "Folders") -> None:
+        """Note what others have noted."""
+        self.paths.extend(others.paths)
+        self.facts.extend(others.facts)
+
+    def changed_last(self) -> int:
+        """The latest mtime there is, in nanoseconds."""
+        return max(self.facts[_FACTS - 1 :: _FACTS], default=0)
+
+    def unchanged(self) -> bool:
+        """Do all folders still have the names they had?"""
+        now = Folders()
+        try:
+            for path in self.paths:
+                now.add(path, os.stat(path))
+        except OSError:
+            return False
+        return now.facts == self.facts
+
+
+class Found(NamedTuple):
+    """Files in natural order, and the folders whose listing they came from."""
+
+    paths: Paths
+    folders: Folders
+
+
+class _Listing(NamedTuple):
+    """The names of files and folders in a folder, in natural order; its device and inode."""
+
+    files: list[bytes]
+    folders: list[bytes]
+    own: tuple[int, int]
+
+
+def natural_key(name: bytes) -> bytes:
+    """A sort key under which ``x2`` comes before ``x10``.
+
+    >>> sorted([b"x10", b"x9", b"x010"], key=natural)
+    [b'x9', b'x10', b'x010']
+    """
+    # One byte string a name, not a tuple: a million of these must fit beside the names.
+    return _DIGITS.sub(_weighed, name)
+
+
+def _weighed(digits: re.Match[bytes]) -> bytes:
+    value = digits[0].lstrip(b"0")
+    return b"0" + len(value).to_bytes(2, "big") + value
+
+
+def is_pattern(path: bytes) -> bool:
+    """Does ``path`` hold a wildcard?"""
+    return _MAGIC.search(path) is not None
+
+
+def is_folder(path: bytes) -> bool:
+    """Is there a folder of that name?"""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def exists(path: bytes) -> bool:
+    """Is there anything of that name?"""
+    return os.path.lexists(path)
+
+
+def is_link(path: bytes) -> bool:
+    """Is this a symbolic link?"""
+    return os.path.islink(path)
+
+
+def walk(root: bytes) -> Found:
+    """Every file below ``root``."""
+    found = Found(Paths(base=os.path.join(root, b"")), Folders())
+    for folder, listing in _below(root, found.folders):
+        found.paths.extend(listing.files, os.path.join(folder, b""))
+    return found
+
+
+def find_matches(pattern: bytes) -> Found:
+    """Every file that a pattern names: ``*``, ``?``, ``[…]`` and ``**`` for any folders.
+
+    Folders before the first wildcard are taken as they are spelled, and so is one that exists
+    under a name with wildcards.
+    """
+    parts = pattern.replace(os.fsencode(os.sep), b"/").split(b"/")
+    base = b"/" if pattern.startswith(b"/") else b"."
+    while len(parts) > 1 and _literal(base, parts[0]):
+        base = os.path.join(base, parts.pop(0))
+    once = [p for p, q in zip(parts, [b"", *parts], strict=False) if not p == q == b"**"]
+    found = Found(Paths(), Folders())
+    paths = _matches(base, once, found.folders)
+    # Two of them can name one file in several ways.
+    found.paths.extend(dict.fromkeys(paths) if once.count(b"**") > 1 else paths)
+    return found
+
+
+def _literal(folder: bytes, part: bytes) -> bool:
+    return not is_pattern(part) or os.path.lexists(os.path.join(folder, part))
+
+
+def _matches(folder: bytes, parts: list[bytes], folders: Folders) -> Iterator[bytes]:
+    part, rest = parts[0], parts[1:]
+    if part == b"**":
+        yield from _matches_below(folder, rest, folders)
+    elif not is_pattern(part):
+        path = os.path.join(folder, part)
+        if rest and is_folder(path):
+            yield from _matches(path, rest, folders)
+        elif not rest and os.path.lexists(path) and not is_folder(path):
+            yield path
+    else:
+        listing = _listed(folder, folders, hidden=part.startswith(b"."))
+        if not rest:
+            yield from _named(folder, listing.files, part)
+            return
+        for path in _named(folder, listing.folders, part):
+            yield from _matches(path, rest, folders)
+
+
+def _matches_below(folder: bytes, rest: list[bytes], folders: Folders) -> Iterator[bytes]:
+    for path, listing in _below(folder, folders):
+        last = rest[0] if rest else b"*"
+        if len(rest) <= 1 and not last.startswith(b"."):
+            # Listed already: these are the most usual patterns, so not twice.
+            yield from _named(path, listing.files, last)
+        else:
+            yield from _matches(path, rest, folders)
+
+
+def _named(folder: bytes, names: list[bytes], pattern: bytes) -> Iterator[bytes]:
+    return (os.path.join(folder, name) for name in fnmatch.filter(names, pattern))
+
+
+def _below(root: bytes, folders: Folders) -> Iterator[tuple[bytes, _Listing]]:
+    """``root`` and every folder below it. Without recursion: folders nest deeper than calls."""
+    above: list[tuple[int, int]] = []
+    levels = [(b"", [root])]
+    while levels:
+        parent, names = levels[-1]
+        if not names:
+            levels.pop()
+            del above[-1:]
+            continue
+        path = os.path.join(parent, names.pop())
+        listing = _listed(path, folders)
+        if listing.own in above:
+            raise SourceError(path, "a loop of symbolic links; remove the link")
+        yield path, listing
+        above.append(listing.own)
+        levels.append((path, listing.folders[::-1]))
+
+
+def _listed(path: bytes, noted: Folders, *, hidden: bool = False) -> _Listing:
+    files: list[bytes] = []
+    folders: list[bytes] = []
+    try:
+        own = noted.add(path, os.stat(path))
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if hidden or not entry.name.startswith(b"."):
+                    (folders if _is_folder(entry) else files).append(entry.name)
+    except OSError as error:
+        refuse(path, error)
+    noted.count(path, own, len(files) + len(folders))
+    for names in (files, folders):
+        names.sort()  # the order of names that are equal as numbers
+        names.sort(key=natural_key)
+    return _Listing(files, folders, own)
+
+
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False  # a link to itself, for one: opening it says what is wrong
+
+
+def nothing_found(path: bytes, what: str) -> MissingError:
+    """The error for a source without files."""
+    return MissingError(
+        path,
+        f"no array files {what}; .npy, .npz, .npy.gz, .pt and .safetensors are read as they "
+        f"are, raw files with dtype= and shape=",
+    )

@@ -1,0 +1,250 @@
+"""What this platform can do, reading by position, and hints for the page cache.
+
+What this platform can do, asked once, and reading by position on top of it.
+
+``can`` is the one place that knows. Everything works with every capability switched off,
+only slower; the tests switch them off one by one.
+
+Asking the system for bytes before they are read, where they are not in memory already.
+
+All of it is a hint: where the platform or the file system lacks it, reading is as it was.
+"""
+
+import mmap
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ndfeed.errors import ResourceError
+from ndfeed.files import limits
+
+try:
+    import fcntl as fcntl
+    import resource
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+    resource = None  # type: ignore[assignment]
+
+# Linux copies at most 0x7ffff000 bytes a call; asking for less keeps every call whole.
+MOST_PER_CALL = 1 << 30
+MOST_BUFFERS = 512  # Linux takes 1024 a call
+_DEFAULT_FILES = 1024
+# From this size on it is asked whether the memory is there, at every allocation.
+LARGE = 32 << 20
+MORE_MEMORY = "read fewer samples at a time, or raise the limit (ulimit -v, the container's memory)"
+
+
+@dataclass
+class Capabilities:
+    """Calls that some platform lacks."""
+
+    pread: bool = hasattr(os, "pread")
+    preadv: bool = hasattr(os, "preadv")
+    lease: bool = hasattr(fcntl, "F_SETLEASE")
+    memfd: bool = hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
+    untracked_maps: bool = sys.version_info >= (3, 13)
+    probe: bool = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
+    advise: bool = hasattr(os, "posix_fadvise")
+    pwrite: bool = hasattr(os, "pwrite")
+    allocate: bool = hasattr(os, "posix_fallocate")
+    lock: bool = hasattr(fcntl, "flock")
+    # Names looked up below an open folder, without following links.
+    beneath: bool = {os.open, os.unlink, os.rename} <= os.supports_dir_fd
+    catch_sigbus: bool = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64")
+    maps_keep_size: bool = sys.platform == "win32"  # nobody can shorten a file that is mapped
+    scratch: bool = True  # temporary files on a disk
+    # Anonymous memory whose pages can be given back one by one. Elsewhere MADV_DONTNEED keeps them.
+    sparse: bool = sys.platform == "linux" and hasattr(mmap, "MADV_DONTNEED")
+
+
+can = Capabilities()
+_seek = threading.Lock()
+
+# Seconds by a clock that also runs while the machine is suspended, where there is one.
+elapsed: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    if hasattr(time, "CLOCK_BOOTTIME")
+    else time.monotonic
+)
+
+
+def pread(fd: int, length: int, start: int) -> bytes:
+    """Up to ``length`` bytes from ``start``; fewer only at the end of the file."""
+    if can.pread and length <= MOST_PER_CALL:
+        data = os.pread(fd, length, start)
+        if len(data) == length or not data:
+            return data
+    buffer = bytearray(length)
+    return bytes(buffer[: preadv(fd, [memoryview(buffer)], start)])
+
+
+def preadv(fd: int, buffers: Sequence[memoryview], start: int) -> int:
+    """Fill ``buffers`` in turn from ``start``; the count falls short only at the file's end."""
+    if can.preadv and len(buffers) <= MOST_BUFFERS:
+        wanted = sum(map(len, buffers))
+        if wanted <= MOST_PER_CALL:
+            done = os.preadv(fd, buffers, start)
+            if done == wanted or not done:
+                return done
+    done = 0
+    for buffer in buffers:
+        part = _read_one(fd, buffer, start + done)
+        done += part
+        if part < len(buffer):
+            break
+    return done
+
+
+def _read_one(fd: int, buffer: memoryview, start: int) -> int:
+    done = 0
+    while done < len(buffer):
+        piece = buffer[done : done + MOST_PER_CALL]
+        if can.preadv:
+            count = os.preadv(fd, [piece], start + done)
+        elif can.pread:
+            data = os.pread(fd, len(piece), start + done)
+            count = len(data)
+            piece[:count] = data
+        else:
+            with _seek:  # one offset per descriptor: nobody may move it in between
+                os.lseek(fd, start + done, os.SEEK_SET)
+                data = os.read(fd, len(piece))
+            count = len(data)
+            piece[:count] = data
+        if not count:
+            break
+        done += count
+    return done
+
+
+def map_whole(fd: int) -> mmap.mmap:
+    """The file's bytes, read-only. From Python 3.13 on the map keeps no descriptor."""
+    if sys.version_info >= (3, 13) and can.untracked_maps and sys.platform != "win32":
+        return mmap.mmap(fd, 0, prot=mmap.PROT_READ, trackfd=False)
+    return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+
+
+def private_memory(size: int) -> mmap.mmap:
+    """``size`` bytes, in large pages where they can be had; the system's again once dropped."""
+    require_memory(size)
+    try:
+        made = mmap.mmap(-1, size)
+    except OSError:
+        raise out_of_memory(size) from None
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            made.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:  # the system has none
+            return made
+    return made
+
+
+def require_memory(size: int, path: str | bytes = "memory") -> None:
+    """Refuse what this process cannot have, before the system ends the process for it.
+
+    Only large sizes are asked about: the answer takes as long as to fill a megabyte or two.
+    """
+    if size >= LARGE:
+        free = free_memory()
+        if free is not None and size > free:
+            raise out_of_memory(size, path, free)
+
+
+def translate_os_error(error: MemoryError, path: str | bytes, what: str) -> ResourceError:
+    """An allocation that failed, as an error that says for what."""
+    if isinstance(error, ResourceError):
+        return error
+    free = free_memory()
+    known = "" if free is None else f", {free / 1e6:,.0f} MB are free"
+    return ResourceError(path, f"not enough memory for {what}{known}; {MORE_MEMORY}")
+
+
+def out_of_memory(
+    size: int, path: str | bytes = "memory", free: int | None = None
+) -> ResourceError:
+    """The error for ``size`` bytes of memory that cannot be had."""
+    if free is None:
+        free = free_memory()
+    known = "" if free is None else f", {free / 1e6:,.0f} MB are free"
+    return ResourceError(path, f"{size / 1e6:,.0f} MB of memory needed{known}; {MORE_MEMORY}")
+
+
+def open_files_limit() -> int:
+    """How many descriptors this process may have open."""
+    if resource is None:
+        return _DEFAULT_FILES
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if soft == resource.RLIM_INFINITY else int(soft)
+
+
+def waits() -> int:
+    """How often this thread has waited for a disk, a network or another thread."""
+    if not hasattr(resource, "RUSAGE_THREAD"):
+        return 0
+    return int(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw)
+
+
+def free_memory() -> int | None:
+    """Bytes that this process can still have without swapping; nothing if that is not known."""
+    return limits.free_memory()
+
+
+def disk_bytes() -> int | None:
+    """Bytes that this process has had read from disks so far, where that can be asked."""
+    return limits.facts_of("/proc/self/io").get("read_bytes:")
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return limits.cores()
+
+
+def memory_bytes() -> int:
+    """Memory that this process may have: the machine's, or less where a limit says so."""
+    return limits.memory()
+
+
+_one = [bytearray(1)]  # what is read into it is never looked at
+
+
+def resident(fd: int, offset: int) -> bool:
+    """Is the byte at ``offset`` in memory? Yes where nobody can say."""
+    if not can.probe:
+        return True
+    try:
+        os.preadv(fd, _one, offset, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # the file system does not know how to
+        return True
+    return True
+
+
+def will_need(fd: int, stretches: Iterable[tuple[int, int]]) -> None:
+    """Begin to read stretches, each from its start to its end, without waiting for them."""
+    if not can.advise:
+        return
+    try:
+        for start, end in stretches:
+            os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_WILLNEED)
+    except OSError:
+        return
+
+
+def drop(fd: int) -> None:
+    """Have the system forget what it keeps of a file in memory, so that a disk is read again.
+
+    Only copies of what the disk has are given up, and none that some process has mapped: nobody
+    reads other bytes, only later. Nothing where the platform cannot.
+    """
+    if not can.advise:
+        return
+    try:
+        # All of it: what the system keeps in one large piece goes as a whole or not at all.
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    except OSError:
+        return

@@ -1,0 +1,217 @@
+"""Memory without a name that other processes can map.
+
+On Linux it is a memfd, sealed once it is filled: nobody can change or shorten it, and it is
+gone when the last process lets go. It never touches /dev/shm. Elsewhere it is a temporary
+file, removed by the process that made it.
+
+A pickled handle names the process that has the memory, so it can be opened by any process of
+the same user on the same machine while that process lives; once opened it does not depend
+on it.
+"""
+
+import os
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from mmap import MAP_SHARED, mmap
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.errors import MissingError, ResourceError
+from ndfeed.files import platform_calls
+from ndfeed.files.file import FLAGS, close_quietly, status_of
+from ndfeed.files.platform_calls import can, fcntl, free_memory, map_whole
+
+_LESS = "take() fewer samples, or select() fields"
+_GONE = "the process that held this memory is gone, or on another machine; open the data anew"
+
+
+class Handle(NamedTuple):
+    """Where shared memory is to be found while its owner lives."""
+
+    path: bytes
+    size: int
+    device: int
+    inode: int
+
+
+class Shared:
+    """``size`` bytes of memory, filled once through ``fill``."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._fd, self.path = _made(size)
+        if not can.memfd:
+            weakref.finalize(self, _remove, self.path, os.getpid())
+        self._close = weakref.finalize(self, close_quietly, self._fd)
+
+    def fill(self, write: Callable[[NDArray[np.uint8]], None]) -> None:
+        """Let ``write`` fill the memory, then seal it."""
+        if self.size:
+            view = _mapped(self._fd, self.size)
+            write(np.frombuffer(view, np.uint8))
+            # A view that something still refers to forbids the seal, so none may be left.
+            view.close()
+        if can.memfd:
+            seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+            try:
+                fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
+            except OSError as error:
+                problem = f"cannot be sealed: {error.strerror}; {_LESS}"
+                raise ResourceError("shared memory", problem) from None
+
+    def view(self) -> NDArray[np.uint8]:
+        """The memory, read-only."""
+        if not self.size:
+            return np.empty(0, np.uint8)
+        # Through a read-only descriptor: older kernels refuse to map sealed memory otherwise.
+        try:
+            fd = os.open(self.path, FLAGS)
+        except OSError as error:
+            raise _unmapped(self.size, error) from None
+        try:
+            return np.frombuffer(map_whole(fd), np.uint8)
+        except OSError as error:
+            raise _unmapped(self.size, error) from None
+        finally:
+            close_quietly(fd)
+
+    def handle(self) -> Handle:
+        """What another process needs to ``attach``."""
+        return _handle(self._fd, self.path, self.size)
+
+    def __reduce__(self) -> "tuple[Callable[[Handle], Shared], tuple[Handle]]":
+        return Shared.attach, (self.handle(),)
+
+    @staticmethod
+    def attach(handle: Handle) -> "Shared":
+        """The memory behind a handle; ``MissingError`` where it cannot be reached."""
+        fd = _opened(handle, FLAGS)
+        made = object.__new__(Shared)
+        made.size, made._fd = handle.size, fd
+        made.path = f"/proc/self/fd/{fd}".encode() if can.memfd else handle.path
+        made._close = weakref.finalize(made, close_quietly, fd)
+        return made
+
+    @classmethod
+    def of(cls, pieces: Sequence[bytes | memoryview]) -> "Shared":
+        """Memory that holds ``pieces`` one after the other."""
+        made = cls(sum(len(piece) for piece in pieces))
+
+        def write(out: NDArray[np.uint8]) -> None:
+            at = 0
+            for piece in pieces:
+                out[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+                at += len(piece)
+
+        made.fill(write)
+        return made
+
+
+class Block(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """Memory that several processes write to, as bytes; ``handle`` is for the others."""
+
+    handle: Handle
+
+    @classmethod
+    def of(cls, size: int) -> "Block":
+        """``size`` new bytes."""
+        fd, path = _made(size)
+        try:
+            made = np.frombuffer(_mapped(fd, size), np.uint8).view(cls)
+        except BaseException:
+            close_quietly(fd)
+            if not can.memfd:
+                _remove(path, os.getpid())
+            raise
+        made.handle = _handle(fd, path, size)
+        weakref.finalize(made, close_quietly, fd)
+        if not can.memfd:
+            weakref.finalize(made, _remove, path, os.getpid())
+        return made
+
+
+def attach(handle: Handle) -> NDArray[np.uint8]:
+    """A block of another process, to read and to write."""
+    fd = _opened(handle, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+    try:
+        return np.frombuffer(_mapped(fd, handle.size), np.uint8)
+    finally:
+        close_quietly(fd)
+
+
+def _made(size: int) -> tuple[int, bytes]:
+    """A descriptor of new memory, and the path by which this process finds it."""
+    free = free_memory()
+    if can.memfd and free is not None and size > free:
+        # The system would not refuse it, but end some process to make room.
+        problem = f"{size} bytes cannot be had, {free} are free; {_LESS}"
+        raise ResourceError("shared memory", problem)
+    try:
+        fd, path = _new()
+    except OSError as error:
+        raise ResourceError("shared memory", f"cannot be made: {error.strerror}; {_LESS}") from None
+    try:
+        # Reserve first: filling a hole that the machine cannot back would be SIGBUS.
+        if hasattr(os, "posix_fallocate") and size:
+            os.posix_fallocate(fd, 0, size)
+        else:
+            os.ftruncate(fd, size)
+    except OSError as error:
+        close_quietly(fd)
+        if not can.memfd:
+            _remove(path, os.getpid())
+        problem = f"{size} bytes cannot be had: {error.strerror}; {_LESS}"
+        raise ResourceError("shared memory", problem) from None
+    return fd, path
+
+
+def _new() -> tuple[int, bytes]:
+    if can.memfd:
+        fd = os.memfd_create("ndfeed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        return fd, f"/proc/self/fd/{fd}".encode()
+    fd, name = tempfile.mkstemp(prefix="ndfeed-")
+    return fd, os.fsencode(name)
+
+
+def _mapped(fd: int, size: int) -> mmap:
+    try:
+        return mmap(fd, size) if sys.platform == "win32" else mmap(fd, size, MAP_SHARED)
+    except OSError as error:
+        raise _unmapped(size, error) from None
+
+
+def _unmapped(size: int, error: OSError) -> ResourceError:
+    problem = f"{size} bytes cannot be mapped: {error.strerror}; {platform_calls.MORE_MEMORY}"
+    return ResourceError("shared memory", problem)
+
+
+def _handle(fd: int, path: bytes, size: int) -> Handle:
+    if can.memfd:
+        path = f"/proc/{os.getpid()}/fd/{fd}".encode()
+    status = status_of(b"shared memory", fd)
+    return Handle(path, size, status.st_dev, status.st_ino)
+
+
+def _opened(handle: Handle, flags: int) -> int:
+    """A descriptor of memory that some process holds."""
+    try:
+        fd = os.open(handle.path, flags)
+    except OSError:
+        raise MissingError(b"shared memory", _GONE) from None
+    status = status_of(b"shared memory", fd)
+    if (status.st_size, status.st_dev, status.st_ino) != handle[1:]:
+        close_quietly(fd)
+        raise MissingError(b"shared memory", _GONE)
+    return fd
+
+
+def _remove(path: bytes, pid: int) -> None:
+    if pid == os.getpid():
+        try:
+            os.unlink(path)
+        except OSError:
+            return

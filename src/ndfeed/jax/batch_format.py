@@ -1,0 +1,250 @@
+"""How a batch of arrays becomes JAX arrays: fields, dtypes, and checked casts.
+
+Which types JAX holds, what becomes of the others, and casts that look at every value.
+
+With ``jax_enable_x64`` off, as it is by default, JAX makes 32 bits of 64 and says nothing: a label
+of 2**32 + 1 becomes 1. Here an integer is made narrower only if it has the same value afterwards,
+and a fraction only where the caller asked for it, and only if it stays finite.
+
+What becomes of a batch of arrays before JAX gets it: which of them, and of which types.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset.column import Field
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.errors import CastError, FieldError, SchemaError
+from ndfeed.loading.buffer_pool import Pool
+from ndfeed.loading.options import Structure, known_fields, refuse_dtype
+from ndfeed.loading.ragged import Pads, padded_field
+
+_NAMED = (
+    *("bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128", "bfloat16"),
+    *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn"),
+    *("int2", "int4", "uint2", "uint4"),
+)
+
+Dtype = np.dtype[Any]
+
+# What this version of JAX knows.
+_HELD: frozenset[Dtype] = frozenset(
+    np.dtype(getattr(jnp, name)) for name in _NAMED if hasattr(jnp, name)
+)
+
+
+def wide() -> bool:
+    """Does JAX keep 64 bits, in this thread?"""
+    return bool(jax.config.jax_enable_x64)
+
+
+def named(dtype: Any) -> Dtype:  # noqa: ANN401 - whatever NumPy or JAX takes for one
+    """The type that a caller wrote, if JAX has it and keeps its bits."""
+    try:
+        found: Dtype = np.dtype(jnp.dtype(dtype))
+    except TypeError:
+        raise TypeError(f"cast takes types such as 'float32', got {dtype!r}") from None
+    if found not in _HELD:
+        raise TypeError(f"cast to {found}: JAX has no such type")
+    if kept(found) != found:
+        raise ValueError(
+            f"cast to {found}: JAX would make {kept(found)} of it while jax_enable_x64 is off; say "
+            "that, or switch it on"
+        )
+    return found
+
+
+def holds(field: Field) -> bool:
+    """Has JAX the type of a field?"""
+    # Types that NumPy lacks may be delivered as their bits, which are not what is meant.
+    return field.dtype in _HELD and field.dtype.name == field.dtype_text
+
+
+def kept(dtype: Dtype) -> Dtype:
+    """What JAX makes of a type, which is less than 64 bits by default."""
+    found: Dtype = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+    return found
+
+
+def whole(dtype: Dtype) -> bool:
+    """Is it one of whole numbers?"""
+    return bool(jnp.issubdtype(dtype, np.integer))
+
+
+def may_become(dtype: Dtype, other: Dtype) -> bool:
+    """Is ``other`` of a kind that such values can be cast to?"""
+    if dtype == np.bool_ or dtype == other:
+        return True
+    if whole(dtype):
+        return other != np.bool_
+    if jnp.issubdtype(dtype, np.complexfloating):
+        return bool(jnp.issubdtype(other, np.complexfloating))
+    return bool(jnp.issubdtype(other, np.inexact))
+
+
+def of_a_kind(dtype: Dtype, other: Dtype) -> bool:
+    """Are both floating-point types, both integers, or both complex?"""
+    kinds = (np.integer, np.floating, np.complexfloating, np.bool_)
+    return any(jnp.issubdtype(dtype, kind) and jnp.issubdtype(other, kind) for kind in kinds)
+
+
+def cast(name: str, values: NDArray[Any], dtype: Dtype, pool: Pool) -> NDArray[Any]:
+    """The values in another type; ``CastError`` with the place of one that does not fit."""
+    if not values.size:
+        return values.astype(dtype)
+    if whole(values.dtype) and whole(dtype):
+        least, most = _bounds(dtype)
+        if values.min() < least or values.max() > most:
+            outside = (values < least) | (values > most)
+            raise _misfit(name, values, outside, dtype)
+        return _copied(values, dtype, pool)
+    made = _copied(values, dtype, pool)
+    if dtype != np.bool_ and not whole(dtype):
+        fine = np.isfinite(made)
+        if not fine.all():
+            lost = ~fine & (np.isfinite(values) if not whole(values.dtype) else True)
+            if lost.any():
+                raise _misfit(name, values, lost, dtype)
+    return made
+
+
+def _bounds(dtype: Dtype) -> tuple[int, int]:
+    """As Python's numbers: NumPy would compare int64 with uint64 as fractions."""
+    found: Any = jnp.iinfo(dtype)
+    return int(found.min), int(found.max)
+
+
+def _copied(values: NDArray[Any], dtype: Dtype, pool: Pool) -> NDArray[Any]:
+    made = pool.array(len(values), dtype, values.shape[1:])
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.copyto(made, values, casting="unsafe")
+    return made
+
+
+def _misfit(name: str, values: NDArray[Any], wrong: NDArray[np.bool_], dtype: Dtype) -> CastError:
+    place = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return CastError(name, place[0], values[place].item(), dtype.name)
+
+
+Casts = Any  # a type, or a dict of field name to type; whatever NumPy or JAX take for one
+_KEPT = 16  # pieces of memory of one size kept for their next use
+
+
+class BatchFormat:
+    """How arrays are handed to JAX; checked before anything is read.
+
+    ``fields`` are those of a batch where they are known, with the shapes that they will have.
+    """
+
+    def __init__(
+        self,
+        ds: Dataset,
+        structure: Structure,
+        casts: Casts = None,
+        pads: Pads | None = None,
+    ) -> None:
+        self.structure = structure
+        names = structure.names
+        self._wide = wide()
+        known = known_fields(ds)
+        each = casts if isinstance(casts, Mapping) else {}
+        self._casts = {name: named(dtype) for name, dtype in each.items()}
+        self._cast_all = None if casts is None or each is casts else named(casts)
+        self._becomes: dict[tuple[str, Dtype], Dtype] = {}
+        fields = known or {}
+        if known is not None:
+            _check_names(tuple(self._casts), known, names)
+        chosen_ones = [field for name, field in fields.items() if names is None or name in names]
+        if known is not None and self._cast_all is not None:
+            _check_some(self._cast_all, chosen_ones)
+        for field in chosen_ones:
+            if not holds(field):
+                raise refuse_dtype(ds, field, "JAX")
+            try:
+                self._target(field.name, field.dtype)
+            except (TypeError, ValueError) as error:
+                raise SchemaError(ds.first_file, f"{error}") from None
+        self.fields = {field.name: padded_field(field, pads or {}) for field in chosen_ones}
+
+    def _target(self, name: str, dtype: Dtype) -> Dtype:
+        """The type that values of a field become."""
+        key = name, dtype
+        found = self._becomes.get(key)
+        if found is None:
+            wanted, every = self._casts.get(name), self._cast_all
+            if every is not None and of_a_kind(dtype, every):
+                wanted = every
+            found = self._becomes[key] = _target(name, dtype, wanted)
+        return found
+
+    @property
+    def growth(self) -> float:
+        """Bytes that casts take for every byte that they are given, at most."""
+        casts = (
+            (field.dtype, self._target(name, field.dtype)) for name, field in self.fields.items()
+        )
+        return max((new.itemsize / old.itemsize for old, new in casts if new != old), default=0.0)
+
+    def array(self, name: str, values: Any, pool: Pool) -> Any:  # noqa: ANN401
+        """A field's values as JAX is to get them; a list as a list of them."""
+        if wide() != self._wide:
+            raise RuntimeError(
+                f"jax_enable_x64 was {self._wide} when the loader was made and is {not self._wide} "
+                "in its threads; set it for the whole program with jax.config.update"
+            )
+        if isinstance(values, list | tuple):
+            return [self.array(name, one, pool) for one in values]
+        array = np.asarray(values)
+        dtype = self._target(name, array.dtype)
+        if dtype != array.dtype:
+            # A 0-d sample of a list is cast as a batch of one.
+            array = cast(name, np.atleast_1d(array), dtype, pool).reshape(array.shape)
+        return array
+
+
+def memory() -> Pool:
+    """Where arrays that were cast lie."""
+    return Pool(_KEPT)
+
+
+def _target(name: str, dtype: Dtype, wanted: Dtype | None) -> Dtype:
+    if wanted is not None:
+        if not may_become(dtype, wanted):
+            raise TypeError(
+                f"field {name!r} has dtype {dtype}, which is not cast to {wanted}; round in map()"
+            )
+        return wanted
+    found = kept(dtype)
+    if found != dtype and not whole(dtype):
+        raise TypeError(
+            f"field {name!r} has dtype {dtype}, of which JAX keeps {found} while jax_enable_x64 is "
+            f'off; say cast={{{json.dumps(name)}: "{found}"}}, or switch it on'
+        )
+    return found
+
+
+def _check_names(
+    asked: Sequence[str], known: Mapping[str, Field], names: tuple[str, ...] | None
+) -> None:
+    for name in asked:
+        if name not in known or (names is not None and name not in names):
+            raise FieldError(name, list(known) if names is None else names)
+
+
+def _check_some(every: Dtype, fields: Sequence[Field]) -> None:
+    """Refuse one type for all fields where it would be for none of them."""
+    if not any(of_a_kind(field.dtype, every) for field in fields):
+        kind = "integers" if whole(every) else "numbers of that kind"
+        example = next((field.name for field in fields), "x")
+        raise ValueError(
+            f"cast={every.name!r} is for all fields of {kind}, and there are none; name the field: "
+            f"cast={{{example!r}: {every.name!r}}}"
+        )

@@ -1,0 +1,205 @@
+"""``ndfeed.jax.loader``: epochs of batches as JAX arrays, on one or many processes.
+
+Which process this is, and whether all of them are about to read the same order.
+
+Processes take their parts of one order. If one of them had another seed, or another batch size,
+samples would be read twice and others never, and a global array would be made of parts that do
+not belong together. So what has to be the same is compared when a pass begins: one small
+collective, in which every process takes part.
+
+``ndfeed.jax.loader``: epochs of batches as arrays of JAX.
+
+The batches, their order and their states are those of ``ndfeed.loader``, and so is the loader
+itself. What is added: arrays on devices and meshes, casts that lose nothing in silence, and the
+processes of ``jax.distributed``.
+"""
+
+import json
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.jax.adapter import device_of, feed
+from ndfeed.jax.batch_format import BatchFormat, Casts
+from ndfeed.jax.placement import Placement, Shardings, check_names, on_the_mesh
+from ndfeed.loading.argument_hints import with_hints
+from ndfeed.loading.loader import Loader
+from ndfeed.loading.options import (
+    Fields,
+    OnError,
+    Shuffle,
+    as_shard,
+    known_fields,
+    settle,
+    side_by_side,
+)
+from ndfeed.loading.ragged import PadTo, PadValue, Ragged
+from ndfeed.loading.state import check_alike
+from ndfeed.order.rank_share import Share
+
+PATIENCE = 10.0  # seconds after which a process says that it is waiting
+_ROOM = 4096  # bytes of JSON; what is compared takes a few hundred
+
+
+def ranks() -> tuple[int, int]:
+    """This process and how many there are, as JAX has them."""
+    return jax.process_index(), jax.process_count()
+
+
+def agree(facts: Mapping[str, Any]) -> None:
+    """Raise, in every process, where processes have different ``facts``."""
+    if jax.process_count() == 1:
+        return
+    text = json.dumps(facts).encode().ljust(_ROOM)
+    with _warns_if_it_waits():
+        gathered = multihost_utils.process_allgather(np.frombuffer(text, np.uint8))
+    found = [json.loads(bytes(np.asarray(one, np.uint8))) for one in gathered]
+    check_alike(
+        found,
+        "processes",
+        "in process",
+        "give each of them the same, or shard=(0, 1) to a loader that is one process's own",
+    )
+
+
+@contextmanager
+def _warns_if_it_waits() -> Iterator[None]:
+    """Warn, from another thread, if the block takes long; the block goes on."""
+    timer = threading.Timer(PATIENCE, _warn, [jax.process_index()])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _warn(process: int) -> None:
+    warnings.warn(
+        f"process {process} has waited {PATIENCE:.0f} s for the other processes to begin a pass: "
+        "all processes iterate over a loader together; give shard=(0, 1) to a loader that process "
+        f"{process} alone iterates over, such as one for validation",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+@with_hints(
+    dtype='write cast="float32", or cast={name: "float32"}',
+    convert='write cast="float32", or cast={name: "float32"}',
+    mesh="write sharding=NamedSharding(mesh, PartitionSpec(axis))",
+)
+def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a mesh's
+    ds: Dataset,
+    batch_size: int,
+    *,
+    shuffle: Shuffle = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    fields: Fields | None = None,
+    shard: Sequence[int] | None = None,
+    memory: int | str | None = None,
+    threads: int | None = None,
+    processes: int = 0,
+    ragged: Ragged = "pad",
+    pad_to: PadTo | None = None,
+    pad_value: PadValue | None = None,
+    on_error: OnError = "raise",
+    sharding: Shardings | None = None,
+    cast: Casts = None,
+    device: jax.Device | str | None = None,
+) -> Loader:
+    """Batches of a dataset as arrays of JAX, put where they are used ahead of use.
+
+    Takes all arguments of ``ndfeed.loader``, with the same meaning (``fields``, ``pad_to`` and
+    ``pad_value`` among them), and the same seed gives the same batches. ``batch_size`` is the
+    length of the arrays that come out.
+
+    - ``shard=(rank, world)``: by default process and number of processes of JAX; then all
+      processes begin a pass together, and it is an error if they would read other orders.
+    - ``ragged``: samples of different shapes are ``"pad"``-ded by default.
+    - ``device``: one of ``jax.local_devices()``, or a platform such as ``"cpu"``, that arrays are
+      put on and stay on. By default they go with what they are used with.
+    - ``sharding``: where arrays lie, or a dict of field name to that; a ``PartitionSpec`` is for
+      the mesh of ``jax.set_mesh``. With devices of several processes batches are global arrays,
+      and each process reads the rows of its own devices. Axes that an array does not have are
+      left out of a ``NamedSharding``.
+    - ``cast``: a dict of field name to type; or one type for all fields of its kind, such as
+      ``"float32"`` for all fields of floating-point numbers. 64-bit integers become 32-bit ones
+      without being asked, unless ``jax_enable_x64`` is on; float64 needs a cast. Every value is
+      looked at: ``CastError`` for one that does not fit.
+    """
+    every = ds
+    ds, whole, options = settle(
+        ds, batch_size, shard=(0, 1), drop_last=drop_last, seed=seed, fields=fields,
+        memory=memory, threads=threads, processes=processes, ragged=ragged, on_error=on_error,
+        pad_to=pad_to, pad_value=pad_value,
+    )  # fmt: skip
+    if device is not None and sharding is not None:
+        raise ValueError("device says the same as a sharding; leave out one of them")
+    where = device_of(device)
+    if sharding is not None:
+        check_names(sharding, known_fields(every))
+    form = BatchFormat(ds, options.structure, cast, options.pads)
+    layout = None
+    if sharding is not None:
+        if on_error == "skip":
+            raise ValueError(
+                'on_error="skip" makes batches shorter, which a sharding cannot divide; leave out '
+                "one of them"
+            )
+        if ds.steps and len(ds):
+            _ = ds.fields  # what a map makes has to be known: raises what it raises
+        layout = Placement(
+            on_the_mesh(sharding), form.fields, options.structure.names, whole.batch_size
+        )
+    share = _share(whole, layout, shard)
+    _check_last(layout, share, 0)
+    asks = shard is None and (layout is None or layout.is_everybody_s)
+    check = partial(_before, layout, asks)
+    joint = layout is None and side_by_side(ds, on_error) and not options.pads
+    adapt = partial(feed, form, layout, share.size, options.memory if joint else 0, where)
+    return Loader(ds, share, shuffle, options, adapt, check)
+
+
+def _share(whole: Share, layout: Placement | None, shard: Sequence[int] | None) -> Share:
+    """The samples that this process reads."""
+    if layout is None or not layout.spans_processes:
+        rank, world = ranks() if shard is None else as_shard(shard)
+        return replace(whole, rank=rank, world=world)
+    if shard is not None:
+        raise ValueError(
+            "shard is said by a sharding with devices of several processes; leave out one of them"
+        )
+    (rank, *others), world = layout.ranks, layout.world
+    size = whole.batch_size // world
+    return replace(whole, batch_size=size, rank=rank, world=world, others=tuple(others))
+
+
+def _check_last(layout: Placement | None, share: Share, start: int) -> None:
+    """Refuse a short last batch that a sharding does not divide."""
+    left = (share.n - start) % share.together
+    if layout is None or share.drop_last or not left:
+        return
+    lengths = {left}
+    if not layout.spans_processes:  # each process has an array of its own
+        lengths = {left // share.world, -(-left // share.world)}
+    for length in lengths:
+        layout.check(length, "the last batch", "drop_last=True leaves it out")
+
+
+def _before(layout: Placement | None, asks: bool, loader: Loader) -> None:
+    """Before a pass: would all processes read the same, and can all of it be laid out?"""
+    state, share = loader.state_dict(), loader.share
+    if asks:
+        agree({"batch_size": share.together, "drop_last": share.drop_last} | state)
+    _check_last(layout, share, state["samples"])

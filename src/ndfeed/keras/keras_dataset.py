@@ -1,0 +1,277 @@
+"""``ndfeed.keras.dataset`` and ``Resume``: batches for ``fit``, and exact resume.
+
+``ndfeed.keras.dataset``: epochs of batches, as Keras takes them, with any backend.
+
+Keras gets its batches from passes over a loader (``feed``). Whoever asks for a batch by number gets
+that one, made when it is asked for.
+
+A callback that counts what ``fit`` has used, so that it can be saved and gone on from.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import keras
+
+from ndfeed.dataset.arguments import as_count
+from ndfeed.dataset.column import Field
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.keras.feed import Passes, adopt
+from ndfeed.loading.adapter import Arrays, Encoded
+from ndfeed.loading.argument_hints import with_hints
+from ndfeed.loading.consumed import Consumed
+from ndfeed.loading.loader import Loader
+from ndfeed.loading.options import (
+    Fields,
+    OnError,
+    Options,
+    Shuffle,
+    as_shard,
+    refuse_dtype,
+    settle,
+)
+from ndfeed.loading.ragged import PadTo, PadValue
+from ndfeed.loading.report import Report
+from ndfeed.loading.runtime import BatchesByNumber
+from ndfeed.order.orders import Order
+
+_NUMBERS = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+    *("complex64", "complex128"),
+)
+
+
+class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+    """Batches of an epoch for Keras; made by ``ndfeed.keras.dataset``.
+
+    ``data[i]`` is batch ``i`` of the epoch in progress, and ``len(data)`` how many there are.
+    ``fit`` takes epoch after epoch, made ahead of use. ``evaluate``, ``predict`` and loops over
+    it read the epoch in progress and do not move it on.
+    """
+
+    def __init__(self, loader: Loader, at: BatchesByNumber, options: Options) -> None:
+        super().__init__()
+        self._loader = loader
+        self._at = at
+        self._counter = Consumed()
+        self._counter.bind(loader, 1)
+        self._within = False
+        self.passes = Passes(loader, self._counter, options)
+
+    @property
+    def workers(self) -> int:
+        """How many workers Keras is to start: none, since batches are made ahead already."""
+        adopt(sys._getframe(1))
+        return 1
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getitem__(self, index: int) -> Any:  # noqa: ANN401
+        return self._at.batch(self.epoch, index)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.passes.look()
+
+    @property
+    def order(self) -> Order:
+        """How samples are ordered within an epoch."""
+        return self._loader.order
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in progress, or the next if none is; it can be set between two."""
+        return self._counter.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._counter.go_to(as_count("epoch", epoch, 0, 1 << 62))
+
+    def report(self) -> Report:
+        """How fast the pass begun last is, where its time goes, and what limits it."""
+        return self._loader.report()
+
+    @property
+    def skipped(self) -> Sequence[tuple[int, str]]:
+        """Samples left out by ``on_error="skip"``: the row and what was wrong, the first 1,000."""
+        return tuple((dict(self._loader.skipped) | dict(self._at.skipped)).items())
+
+    @property
+    def state(self) -> Consumed:
+        """Where the training stands, to be saved and gone on from; for ``ndfeed.keras.Resume``."""
+        return self._counter
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training stands, as JSON of a few hundred bytes.
+
+        With ``ndfeed.keras.Resume`` it counts what ``fit`` has used; without, what Keras was
+        given, which may be some batches ahead of that.
+        """
+        return self._counter.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state: the next ``fit`` begins with what is left of its epoch.
+
+        Refuses a state of other data or of another order.
+        """
+        self._counter.load_state_dict(state)
+
+    def on_epoch_begin(self) -> None:
+        """Called by whoever goes through the batches by number."""
+        self._within = True
+
+    def on_epoch_end(self) -> None:
+        """Called by the same; the next epoch is another."""
+        if self._within:
+            self._within = False
+            self._counter.go_to(self.epoch + 1)
+
+
+@with_hints(
+    ragged="samples of different shapes are always padded; pad_to= and pad_value= say how",
+    epochs="give epochs= to fit",
+    state="the state is part of what this returns: ndfeed.keras.Resume counts and saves it",
+)
+def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Keras's
+    ds: Dataset,
+    batch_size: int,
+    *,
+    shuffle: Shuffle = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    fields: Fields | None = None,
+    shard: Sequence[int] | None = None,
+    memory: int | str | None = None,
+    threads: int | None = None,
+    processes: int = 0,
+    pad_to: PadTo | None = None,
+    pad_value: PadValue | None = None,
+    on_error: OnError = "raise",
+    workers: int = 1,
+    use_multiprocessing: bool = False,
+    max_queue_size: int = 10,
+) -> Batches:
+    """Batches of a dataset for ``fit``, ``evaluate`` and ``predict``, with any backend.
+
+    Takes the arguments of ``ndfeed.loader``, with the same meaning, and the same seed gives the
+    same batches: the order is this one, whatever ``shuffle`` of ``fit`` says. Samples of different
+    shapes are padded.
+
+    - ``fields``: a name, or any nest of names in tuples, lists and dicts. ``fit`` takes
+      ``("x", "y")``; ``("x", "y", "weight")`` with the weight of each sample; and for models with
+      several inputs or outputs ``({"a": "x", "b": "z"}, "y")`` with the names of the layers. With
+      the TensorFlow backend lists come out as tuples.
+    - ``workers``, ``use_multiprocessing``: for those who have them in their code; more than one
+      worker are so many ``threads``, or ``processes``. Keras starts none of its own.
+    - ``max_queue_size``: for the same; how much is read ahead is said by ``memory``.
+    """
+    workers = as_count("workers", workers, 0, 1 << 16)
+    as_count("max_queue_size", max_queue_size, 1, 1 << 30)
+    if use_multiprocessing and not processes:
+        processes = max(workers, 1)
+    elif workers > 1 and threads is None:
+        threads = workers
+    ds, share, options = settle(
+        ds, batch_size, shard=as_shard(shard), drop_last=drop_last, seed=seed, fields=fields,
+        memory=memory, threads=threads, processes=processes, ragged="pad", on_error=on_error,
+        pad_to=pad_to, pad_value=pad_value,
+    )  # fmt: skip
+    adapt: type[Arrays] = Arrays
+    if keras.backend.backend() == "tensorflow":  # which takes a list for a tensor
+        options = replace(options, structure=options.structure.with_tuples())
+        adapt = Encoded
+    names = options.structure.names
+    for name, field in ds.fields.items():
+        if names is None or name in names:
+            _check(ds, field)
+    loader = Loader(ds, share, shuffle, options, partial(adapt, options.structure))
+    at = BatchesByNumber(ds, share, shuffle, replace(options, processes=0))
+    return Batches(loader, at, options)
+
+
+def _check(ds: Dataset, field: Field) -> None:
+    """Refuse what is no number; text, too, where the backend has none."""
+    backend = keras.backend.backend()
+    text = field.dtype.kind in "SU" and backend == "tensorflow"
+    if not text and field.dtype.name not in _NUMBERS:
+        raise refuse_dtype(ds, field, f"Keras with {backend}")
+
+
+class Resume(keras.callbacks.Callback):  # type: ignore[misc]
+    """Counts the batches that ``fit`` used, and saves now and then.
+
+        resume = ndfeed.keras.Resume(data, save, every=100)
+        model.fit(data, initial_epoch=data.epoch, epochs=10, callbacks=[resume, ...])
+
+    ``data`` is what ``ndfeed.keras.dataset`` returned, or the ``ndfeed.tf.State`` of a
+    ``tf.data.Dataset``. ``save`` is called behind every ``every`` batches, and at the end of each
+    epoch. Where a run goes on in the middle of an epoch, the first epoch of ``fit`` is what is
+    left of it, and the next are whole. For that this callback ends it, so it should come before
+    others that may stop the training.
+    """
+
+    def __init__(
+        self,
+        state: Consumed | Batches,
+        save: Callable[[], Any] | None = None,
+        every: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._state: Consumed = state.state if isinstance(state, Batches) else state
+        self._save = save
+        self._every = None if every is None else as_count("every", every, 1, 1 << 62)
+        self._seen = 0  # batches of this epoch of fit
+        self._unsaved = 0
+        self._left: int | None = None  # batches until the pass over the dataset ends
+        self._ended = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Called by Keras; an epoch that was interrupted is gone on with."""
+        self._unsaved = 0
+        self._ended = False
+        self._state.settle()
+        self._state.in_fit = True
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Called by Keras."""
+        self._seen = 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Called by Keras; ``batch`` is the last of those that were used since.
+
+        With ``steps_per_execution`` its number may be higher than there were batches.
+        """
+        if not self._seen:
+            self._left = self._state.left
+        last = batch + 1 if self._left is None else min(batch + 1, self._left)
+        new = last - self._seen
+        self._seen = last
+        self._unsaved += new
+        self._state.count(new)
+        steps = self.params.get("steps")
+        short = steps is None or self._seen < steps
+        if self._seen == self._left and short and not self.model.stop_training:
+            # Nothing is left of the epoch: to ask for more would be a warning.
+            self._ended = self.model.stop_training = True
+        if self._every is not None and self._unsaved >= self._every:
+            self._saved()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Called by Keras."""
+        if self._ended:
+            self._ended = self.model.stop_training = False
+        if self._unsaved:
+            self._saved()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Called by Keras."""
+        self._state.in_fit = False
+
+    def _saved(self) -> None:
+        self._unsaved = 0
+        if self._save is not None:
+            self._save()

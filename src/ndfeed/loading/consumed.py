@@ -1,0 +1,112 @@
+"""How far a consumer has come that is handed batches ahead of use.
+
+TensorFlow and Keras ask for batches ahead, and do not say which of them were used. So whoever
+uses them counts, and what was counted is where the consumer stands.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ndfeed.dataset.arguments import as_count
+from ndfeed.loading.loader import Loader
+from ndfeed.loading.state import State
+
+
+class Consumed:
+    """Counts the batches that were used of passes over a loader.
+
+    A pass has ``epochs`` epochs, or never ends. It begins where the counter stands; one that was
+    left early counts as begun, so that the next pass begins with the next epoch. While ``fit`` is
+    under way, nothing but ``fit`` moves it on: other passes, such as one of ``evaluate`` in a
+    callback, begin where that of the training began.
+    """
+
+    def __init__(self) -> None:
+        self._loader: Loader | None = None
+        self.epochs: int | None = 1
+        self._restored: State | None = None
+        self._epoch = 0
+        self._start = 0  # samples of the epoch that were used before it was gone on with
+        self.batches = 0  # counted since
+        self.in_fit = False  # does ``ndfeed.keras.Resume`` count?
+
+    def bind(self, loader: Loader, epochs: int | None) -> None:
+        """Count the batches of a loader."""
+        self._loader, self.epochs = loader, epochs
+        if self._restored is not None:
+            self._go_to(self._restored)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in progress."""
+        return self._epoch
+
+    @property
+    def samples(self) -> int:
+        """Samples of the epoch that were used, by all ranks together."""
+        if self._loader is None:
+            return self._start
+        return self._loader.share.consumed(self.batches, self._start)
+
+    @property
+    def left(self) -> int | None:
+        """Batches until the pass over the dataset ends; nothing where it never does."""
+        if self.epochs is None:
+            return None
+        share = self._bound().share
+        more = self.epochs - self._epoch % self.epochs - 1
+        return share.batches(self._start) - self.batches + more * share.batches()
+
+    def advance(self, batches: int = 1) -> None:
+        """Count batches that were used."""
+        number = as_count("batches", batches, 0, 1 << 62)
+        self._bound()
+        if self.in_fit:  # that was interrupted, and this is a loop that began where it had
+            self.in_fit, self.batches = False, 0
+        self.count(number)
+
+    def count(self, batches: int) -> None:
+        """Count batches, whoever counts."""
+        share = self._bound().share
+        self.batches += batches
+        while self.batches >= (count := share.batches(self._start)) > 0:
+            self.batches -= count
+            self._epoch, self._start = self._epoch + 1, 0
+
+    def begin(self) -> tuple[int, int]:
+        """The epoch and the samples of it that a pass begins with; called by the dataset."""
+        if self.batches and not self.in_fit:  # it was left early, and counts as begun
+            self.go_to(self._epoch + 1)
+        return self._epoch, self._start
+
+    def go_to(self, epoch: int, samples: int = 0) -> None:
+        """Stand at a place in an epoch: the next pass begins there."""
+        self._epoch, self._start, self.batches = epoch, samples, 0
+
+    def settle(self) -> None:
+        """The next pass begins where the counter stands, also if that is inside of an epoch."""
+        self._start, self.batches = self.samples, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the consumer stands, as JSON of a few hundred bytes."""
+        known = State.of(self._bound().state_dict())
+        place = State(known.seed, self._epoch, self.samples, known.order, known.rows, known.data)
+        return place.as_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, of this or of any other kind of loader."""
+        self._restored = State.of(state)
+        if self._loader is not None:
+            self._go_to(self._restored)
+        else:
+            self.go_to(self._restored.epoch, self._restored.samples)
+
+    def _go_to(self, place: State) -> None:
+        self._bound().load_state_dict(place.as_dict())  # refuses one of other data
+        self.go_to(place.epoch, place.samples)
+        self.count(0)  # an epoch of which nothing is left is over
+
+    def _bound(self) -> Loader:
+        if self._loader is None:
+            raise RuntimeError("a counter needs a loader first")
+        return self._loader

@@ -1,0 +1,233 @@
+"""One pass over a dataset, or what is left of one: which rows make which batch."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ndfeed.dataset import readahead
+from ndfeed.dataset.decoding import Decoded
+from ndfeed.dataset.map_steps import Batch
+from ndfeed.dataset.row_selection import select_rows
+from ndfeed.errors import Error
+from ndfeed.loading.batch_maker import BatchMaker
+from ndfeed.loading.decode_schedule import Schedule
+from ndfeed.loading.map_rng import SampleSeeds, key_of
+from ndfeed.loading.plan import Plan
+from ndfeed.loading.timing import Timing
+from ndfeed.order.orders import Blocks, Windows
+from ndfeed.order.permutation import Ints
+from ndfeed.order.rank_share import Share
+
+_AT_FIRST = 1 << 14  # rows worked out at a time: fewer cost as much
+_AT_ONCE = 1 << 18
+_FAR_AHEAD = 64 << 20  # bytes asked for before they are read
+_BATCHES_AHEAD = 4  # or so many batches, if that is more
+_PAGE = 4096
+_NONE = np.empty(0, np.int64)
+_WARM = 16  # how many times in a row nothing is looked at once all was in memory
+
+
+def _cut(joint: Batch, start: int, end: int) -> Batch:
+    return {name: values[start:end] for name, values in joint.items()}
+
+
+class EpochBatches:
+    """The batches of one epoch from position ``start`` on, for one rank."""
+
+    def __init__(
+        self,
+        filler: BatchMaker,
+        decoded: Decoded,
+        plan: Plan,
+        share: Share,
+        *,
+        seed: int,
+        epoch: int,
+        start: int,
+    ) -> None:
+        self.count = share.batches(start)
+        self.together = together = filler.together
+        self.slow = bool(filler.ds.steps)
+        self.left = False  # nobody wants the rest of it
+        self._filler = filler
+        self._plan = plan
+        self._share = share
+        self._start = start
+        self._epoch, self._windows = plan.begin(share.n, seed, epoch)
+        self._key = key_of(seed, epoch)
+        self._lock = threading.Lock()
+        # Batches worked out at a time. Many: every call of NumPy's hands the interpreter over.
+        self._few = together * max(_AT_FIRST // (share.size * together), 1)
+        self._many = together * max(_AT_ONCE // (share.size * together), 1)
+        self._chunks: dict[int, Ints] = {}  # rows of some batches, by the first of them
+        self._asking = threading.Lock()
+        self._asked = 0  # batches looked at, and asked for if need be
+        self._unasked = 0  # times that nothing was looked at
+        self._patience = 0
+        self._schedule: Schedule | None = None
+        if plan.coded and self._epoch.arriving(start, start) is not None:
+            self._schedule = Schedule(plan, filler.ds.rows, decoded, self._arriving, self.count)
+
+    def rows(self, first: int, stop: int) -> Ints:
+        """The rows of batches [first, stop), end to end."""
+        size = self._share.size
+        parts = []
+        while first < stop:
+            begin, end = self._bounds(first)
+            upto = min(stop, end)
+            # All batches are full but the last, of which there is as much as there is.
+            parts.append(self._chunk(begin)[(first - begin) * size : (upto - begin) * size])
+            first = upto
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _bounds(self, number: int) -> tuple[int, int]:
+        """The batches that are worked out together with a batch: few at first, then many."""
+        if number < self._few:
+            return 0, self._few
+        begin = number - (number - self._few) % self._many
+        return begin, begin + self._many
+
+    def _chunk(self, begin: int) -> Ints:
+        """The rows of batches from ``begin`` on, worked out by one thread for all.
+
+        One at a time: two threads that work on the order take longer than one for both.
+        """
+        found = self._chunks.get(begin)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._chunks.get(begin)
+            if found is None:
+                for old in [one for one in self._chunks if one < begin - 2 * self._many]:
+                    del self._chunks[old]
+                found = self._worked_out(begin, min(self._bounds(begin)[1], self.count))
+                self._chunks[begin] = found
+            return found
+
+    def _worked_out(self, first: int, stop: int) -> Ints:
+        if self._share.world == 1 or (self._plan.lanes and len(self._share.ranks) == 1):
+            begin, _, step = self._spans(first)[0]
+            return self._plan.places(self._epoch.rows(begin, self._spans(stop - 1)[-1][1], step))
+        spans = [one for number in range(first, stop) for one in self._spans(number)]
+        parts = [self._epoch.rows(*span) for span in spans]
+        return self._plan.places(np.concatenate(parts))
+
+    def _spans(self, number: int) -> list[tuple[int, int, int]]:
+        return self._plan.spans(self._share, number, self._start)
+
+    def make(self, first: int, stop: int, clock: Timing) -> Iterator[Any]:
+        """The batches of the numbers [first, stop)."""
+        began = time.perf_counter()
+        rows = self.rows(first, stop)
+        clock.order += time.perf_counter() - began
+        joint = self._filler.read_together(rows, clock) if stop - first > 1 else None
+        join = self._filler.join
+        if join is None or joint is None:
+            return self._each(first, stop, rows, joint, clock)
+        if self.slow:
+            return join(self._each(first, stop, rows, joint, clock))
+        try:
+            made = self._filler.several(joint, stop - first, rows, clock)
+        except Error:  # of one of them: the others before it come first
+            return self._each(first, stop, rows, joint, clock)
+        if self._schedule is not None:
+            for number in range(first, stop):
+                self._schedule.made(number)
+        return iter((made,))
+
+    def _each(
+        self, first: int, stop: int, rows: Ints, joint: Batch | None, clock: Timing
+    ) -> Iterator[Any]:
+        """The batches of the numbers [first, stop), their stored fields in ``joint`` if read."""
+        size = self._share.size
+        for number, at in enumerate(range(0, (stop - first) * size, size), first):
+            batch = None if joint is None else _cut(joint, at, at + size)
+            # Where it stands decides what maps draw, and nothing else.
+            draws = SampleSeeds.of(self._key, self._spans(number)) if self.slow else None
+            made = self._filler.make(rows[at : at + size], draws, clock, batch)
+            if self._schedule is not None:
+                self._schedule.made(number)
+            yield made
+
+    def _arriving(self, number: int) -> Iterable[tuple[int, int, int]]:
+        """Ranges of rows that batch ``number`` is the first to need, and of which window."""
+        start = self._share.consumed(number, self._start)
+        stop = self._share.consumed(number + 1, self._start)
+        for window, epoch in enumerate(self._windows):
+            held = epoch.held(start) if number == 0 else None
+            for first, end in (*(held or ()), *(epoch.arriving(start, stop) or ())):
+                yield first, end, window
+
+    def ready(self, stop: int) -> bool:
+        """Is everything decoded that the batches before ``stop`` need?"""
+        return self._schedule is None or self._schedule.ready(stop)
+
+    def errand(self) -> Callable[[Timing], None] | None:
+        """Something to decode."""
+        return None if self._schedule is None else self._schedule.errand()
+
+    def look_ahead(self, number: int, clock: Timing) -> None:
+        """Ask for the rows of coming batches, if they are not in memory."""
+        # Another thread may be at it. While rows are not in memory, wait for it: to read them
+        # before they were asked for takes far longer.
+        if not self._asking.acquire(blocking=not self._patience):
+            return
+        try:
+            began = time.perf_counter()
+            if self._plan.shuffled:
+                self._work_ahead(number)
+                clock.order += time.perf_counter() - began
+            if self._patience and self._unasked < self._patience:
+                self._unasked += 1
+                return
+            began = time.perf_counter()
+            self._ask(number, clock)
+            clock.ahead += time.perf_counter() - began
+        finally:
+            self._asking.release()
+
+    def _work_ahead(self, number: int) -> None:
+        """Work out what comes behind ``number``, before other threads would wait for it."""
+        begin, end = self._bounds(number)
+        if begin < number < begin + (end - begin) // 4:
+            return  # there is enough
+        first = begin if number == begin else end
+        if first < self.count:
+            self._chunk(first)
+
+    def _ask(self, number: int, clock: Timing) -> None:
+        size = max(self._filler.batch_bytes, 1)
+        if self._plan.shuffled:
+            size = max(size, self._share.size * _PAGE)  # what a row costs a disk at least
+        far = max(_FAR_AHEAD // size, _BATCHES_AHEAD, self.together)
+        end = min(number + far, self.count)
+        first = max(self._asked, number - self.together)
+        self._unasked = 0
+        self._asked = max(end, self._asked)
+        for at in range(first, end, self.together):
+            if self.left:  # asking a busy disk for much may take a minute
+                return
+            rows = self._coming(at, min(at + self.together, end))
+            if not len(rows):
+                continue
+            ds = self._filler.ds
+            samples = select_rows(ds.rows, rows)
+            asked = sum(readahead.ask(group, samples) for group in ds.groups)
+            clock.asked += asked
+            if not asked:
+                # What was in memory is looked at less and less often.
+                self._patience = min(self._patience + 1, _WARM)
+                self._asked = min(self._asked, at + self.together)
+                return
+            self._patience = 0
+
+    def _coming(self, first: int, end: int) -> Ints:
+        """Rows that are first needed by some batches: their own, or those of whole blocks."""
+        if not isinstance(self._plan.order, Blocks | Windows):
+            return self.rows(first, end)
+        ranges = [one for number in range(first, end) for one in self._arriving(number)]
+        rows = [np.arange(*one[:2]) for one in ranges]
+        return self._plan.places(np.concatenate(rows or [_NONE]))

@@ -1,0 +1,393 @@
+"""``ndfeed.loader``: epochs of batches out of a dataset.
+
+A loader is used by one thread at a time. Each ``iter()`` begins the next epoch, whether or not
+another is still under way; threads live from one epoch to the next and end when a pass is left
+early, when something went wrong, at ``close()``, and with the loader itself.
+"""
+
+import copy
+import itertools
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Self
+
+from ndfeed.dataset.arguments import as_count
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.loading.adapter import Adapter
+from ndfeed.loading.argument_hints import with_hints
+from ndfeed.loading.batch_maker import list_skipped
+from ndfeed.loading.engine import Failure, count_batches
+from ndfeed.loading.options import Fields, OnError, Options, Shuffle, as_shard, settle
+from ndfeed.loading.plan import batch_bytes, make_plan
+from ndfeed.loading.ragged import PadTo, PadValue, Ragged
+from ndfeed.loading.report import Report, make_report
+from ndfeed.loading.runtime import Runtime
+from ndfeed.loading.state import LARGEST_EPOCH, State
+from ndfeed.loading.uninterrupted import interrupt_later
+from ndfeed.order.orders import Order
+from ndfeed.order.rank_share import Share
+
+
+def _raised(found: Any) -> Any:  # noqa: ANN401
+    if isinstance(found, Failure):
+        try:
+            raise found.error
+        finally:
+            del found  # or the error would refer to itself through this frame
+    return found
+
+
+class Batches(Iterator[Any]):
+    """One pass over a loader. A batch is the consumer's own, for as long as it is kept.
+
+    Passes are independent: each has threads and memory of its own while it is under way.
+    """
+
+    def __init__(self, loader: "Loader", number: int, epoch: int, start: int) -> None:
+        self._loader: Loader | None = loader
+        self._number = number  # which of the loader's passes
+        self._share, self._seed, self._epoch = loader.share, loader._seed, epoch
+        self._begin(loader, start)
+
+    def _begin(self, loader: "Loader", start: int) -> None:
+        self._start = start
+        self._given = 0
+        self._sent: deque[Any] = deque()  # taken, and on their way to where they are used
+        self._machine = loader._lend(self._number)
+        self._count = self._machine.begin(self._share, self._seed, self._epoch, start)
+
+    def __iter__(self) -> "Batches":
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401
+        loader = self._loader
+        if loader is None:
+            raise StopIteration
+        last = self._number == loader._pass  # is it the one that says where the loader stands?
+        if not last and self._number not in loader._live:
+            self._loader = None
+            raise RuntimeError(
+                "the loader was closed, or another pass was begun from a state; iterate it again"
+            )
+        if self._machine.pid != os.getpid():
+            # Forked in the middle: the threads stayed behind, so go on with some of our own.
+            self._begin(loader, self._share.consumed(self._given, self._start))
+        machine = self._machine
+        if self._given == self._count:
+            loader._finished(self._number)
+            self._loader = None
+            raise StopIteration
+        try:
+            found = self._next(machine)
+            self._given += count_batches(found)
+            if last:
+                loader._position = self._share.consumed(self._given, self._start)
+            machine.look()
+        except BaseException:  # interrupted, closed meanwhile, or an error of the batch's own
+            self._leave(loader)
+            raise
+        return found
+
+    def _next(self, machine: Runtime) -> Any:  # noqa: ANN401
+        """The next batch, with some behind it on their way if a framework wants that."""
+        adapter, engine, sent = machine.adapter, machine.engine, self._sent
+        if not adapter.ahead:
+            return _raised(engine.take())
+        while len(sent) <= adapter.ahead and engine.given < self._count:
+            found = engine.take(wait=not sent)
+            if found is None:
+                break
+            sent.extend((found,) if isinstance(found, Failure) else adapter.send(found))
+        return adapter.receive(_raised(sent.popleft()))
+
+    def _leave(self, loader: "Loader") -> None:
+        loader._left(self._number)
+        self._loader = None
+
+    def __del__(self) -> None:
+        loader = getattr(self, "_loader", None)
+        if loader is not None:
+            _let_interrupts_through(lambda: self._leave(loader))
+
+
+class Loader:
+    """Epochs of batches; made by ``ndfeed.loader``.
+
+    ``for batch in loader`` is one epoch, and each such loop the next one. ``epoch`` is the one in
+    progress, or the next if none is; it can be set. ``order`` says how samples are ordered, and
+    ``share`` which of them are this rank's.
+
+    Several iterators may be in use at a time, as in ``zip(loader, loader)``: each is an epoch of
+    its own, with threads and ``memory`` of its own, and the loader stands where the one stands
+    that was begun last. A loader pickles, and its copies go on from where it stands.
+    """
+
+    def __init__(
+        self,
+        ds: Dataset,
+        share: Share,
+        shuffle: Shuffle,
+        options: Options,
+        adapt: Callable[[], Adapter] = Adapter,
+        check: "Callable[[Loader], None] | None" = None,
+    ) -> None:
+        self.dataset = ds
+        self.share = share
+        self._shuffle = shuffle
+        self._options = options
+        self._seed = options.seed
+        self._plan = make_plan(ds, shuffle, share)
+        self._batch_bytes = batch_bytes(ds, share.size, options.memory)
+        self._plan.share_out(options.memory, self._batch_bytes)  # refused here, if at all
+        self._adapt = adapt
+        self._check = check  # called before every pass, which it may refuse
+        self._epoch = 0
+        self._position = 0  # samples of the epoch delivered, to all ranks together
+        self._begun = False
+        self._next: int | None = None  # the epoch to go on with, where it was said in a pass
+        self._numbers = itertools.count(1)
+        self._pass = 0  # the one that was begun last, while it is under way, or none
+        self._live: dict[int, Runtime] = {}  # passes under way, each with what makes its batches
+        self._machines: list[Runtime] = []  # the one used last comes first
+        self._lending = threading.RLock()
+        self._end = weakref.finalize(self, _end_at_last, self._machines)
+
+    def __len__(self) -> int:
+        return self.share.batches()
+
+    @property
+    def order(self) -> Order:
+        """How samples are ordered within an epoch."""
+        return self._plan.order
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in progress, or the one that ``iter()`` will begin.
+
+        One that was left early counts as begun: ``iter()`` goes on with the next. Setting it
+        says which one comes next.
+        """
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        number = as_count("epoch", epoch, 0, LARGEST_EPOCH)
+        if self._pass:
+            self._next = number
+            return
+        if number != self._epoch or self._begun:
+            self._position = 0
+        self._epoch, self._begun = number, False
+
+    def __iter__(self) -> Batches:
+        self._pass = 0
+        if self._begun:
+            self._advance()
+            self._begun = False
+        if self._check is not None:
+            self._check(self)
+        self._begun = True
+        self._pass = number = next(self._numbers)
+        try:
+            return Batches(self, number, self._epoch, self._position)
+        except BaseException:
+            self._left(number)
+            raise
+
+    def at(self, epoch: int, samples: int = 0) -> Batches:
+        """The batches of an epoch behind its first ``samples``, beside the passes of ``iter()``.
+
+        Where the loader stands does not change.
+        """
+        return Batches(self, next(self._numbers), epoch, samples)
+
+    def _lend(self, number: int) -> Runtime:
+        """What makes the batches of a pass, in this process: one that no other pass uses."""
+        with self._lending:
+            machines, pid = self._machines, os.getpid()
+            machines[:] = [one for one in machines if one.pid == pid]
+            used = {id(machine) for machine in self._live.values()}
+            idle = next((one for one in machines if id(one) not in used), None)
+            if idle is None:
+                idle = Runtime(
+                    self.dataset, self._options, self._plan, self._batch_bytes, self._adapt()
+                )
+            else:
+                machines.remove(idle)
+            machines.insert(0, idle)
+            self._live[number] = idle
+            return idle
+
+    def _finished(self, number: int) -> None:
+        """A pass came to its end; threads of one machine rest until the next."""
+        with self._lending:
+            machine = self._live.pop(number, None)
+            used = {id(one) for one in (machine, *self._live.values())}
+            spare = [one for one in self._machines if id(one) not in used]
+        if machine is not None:
+            machine.end()
+        _end(spare)
+        if number == self._pass:
+            self._pass = 0
+            self._advance()
+            self._begun = False
+
+    def _advance(self) -> None:
+        """On to the next epoch, or to the one that was asked for."""
+        self._epoch = self._epoch + 1 if self._next is None else self._next
+        self._next = None
+        self._position = 0
+
+    def _left(self, number: int) -> None:
+        """A pass was left before its end, if it was under way."""
+        machine = self._live.get(number)
+        if machine is not None:
+            _end([machine])
+        self._live.pop(number, None)
+        if number == self._pass:
+            self._pass = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the consumer stands, as JSON of a few hundred bytes.
+
+        It counts what was delivered, not what was made ahead.
+        """
+        return self._state().as_dict()
+
+    def _state(self) -> State:
+        ds = self.dataset
+        return State(
+            self._seed, self._epoch, self._position, self.order.spec(), len(ds), ds.fingerprint
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state: the next ``iter()`` delivers what is left of its epoch.
+
+        Batch size, ranks, threads, processes and memory may be others than they were. Refuses a
+        state of other data or of another order.
+        """
+        found = State.of(state)
+        mine = self._state()
+        found.check(mine.data, mine.rows, mine.order)
+        self._left(self._pass)
+        self._seed, self._epoch, self._position = found.seed, found.epoch, found.samples
+        self._begun, self._next = False, None
+
+    def report(self) -> Report:
+        """How fast the current or the last pass is, where its time goes, and what limits it."""
+        return make_report(self.dataset, self._options, f"{self.order}", self._machines, self.share)
+
+    @property
+    def skipped(self) -> Sequence[tuple[int, str]]:
+        """Samples left out by ``on_error="skip"``: the row and what was wrong, the first 1,000.
+
+        Each is listed once, however many epochs it was left out of.
+        """
+        return list_skipped(machine.skipped for machine in self._machines)
+
+    def close(self) -> None:
+        """End threads and processes and let go of memory. Iterating begins anew."""
+        _end(self._machines)
+        self._live.clear()
+        self._pass = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What is in use is not in it: neither threads nor memory nor open files.
+        made = self.dataset, self.share, self._shuffle, self._options, self._adapt, self._check
+        return _again, (made, self._where())
+
+    def __copy__(self) -> "Loader":
+        remake, (made, where) = self.__reduce__()
+        return remake(made, where)  # type: ignore[no-any-return]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Loader":
+        return copy.copy(self)  # a dataset does not change, so it need not be copied
+
+    def _where(self) -> tuple[int, int, int, bool, int | None]:
+        return self._seed, self._epoch, self._position, self._begun and not self._pass, self._next
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{self.report()}"
+
+
+def _again(made: tuple[Any, ...], where: tuple[int, int, int, bool, int | None]) -> Loader:
+    """A loader like another, which stands where that one stood."""
+    loader = Loader(*made)
+    loader._seed, loader._epoch, loader._position, loader._begun, loader._next = where
+    return loader
+
+
+def _end(machines: list[Runtime]) -> None:
+    for machine in machines:
+        if machine.pid == os.getpid():  # a fork's copy has no threads, and perhaps a held lock
+            machine.stop()
+
+
+def _end_at_last(machines: list[Runtime]) -> None:
+    _let_interrupts_through(lambda: _end(machines))
+
+
+def _let_interrupts_through(work: Callable[[], None]) -> None:
+    """Do what is done while an object is collected, where Python drops every exception."""
+    try:
+        work()
+    except KeyboardInterrupt:
+        interrupt_later()
+
+
+@with_hints()
+def loader(  # noqa: PLR0913 - the arguments that every loader shares
+    ds: Dataset,
+    batch_size: int,
+    *,
+    shuffle: Shuffle = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    fields: Fields | None = None,
+    shard: Sequence[int] | None = None,
+    memory: int | str | None = None,
+    threads: int | None = None,
+    processes: int = 0,
+    ragged: Ragged = "list",
+    pad_to: PadTo | None = None,
+    pad_value: PadValue | None = None,
+    on_error: OnError = "raise",
+) -> Loader:
+    """Batches of a dataset, made ahead of use, epoch after epoch.
+
+    - ``shuffle``: ``True``, or an order such as ``ndfeed.Blocks(rows=4096)``. True is an exact
+      permutation wherever rows can be read alone, and a window over files where they are
+      compressed together; ``loader.order`` says which. It is fixed by ``seed`` and the epoch.
+    - ``drop_last``: leave out a last batch that is not full.
+    - ``fields``: which fields, and in which structure: ``"x"`` gives the bare array, ``("x", "y")``
+      tuples, and any nest of tuples, lists and dicts such as ``({"a": "x", "b": "z"}, "y")`` the
+      same nest of arrays. By default batches are dicts of all fields.
+    - ``shard=(rank, world)``: this rank's part of every global batch of ``batch_size * world``.
+    - ``memory``: bytes or text such as ``"2GB"`` for batches under way and decoded streams
+      together; by default an eighth of what the process may have, at most 2 GiB.
+    - ``threads``: by default chosen by what is read, and adapted.
+    - ``processes``: run the functions given to ``map`` in so many processes. Worth it for those
+      that hold the interpreter's lock.
+    - ``ragged``: samples of different shapes as a ``"list"``, ``"pad"``-ded, or ``"packed"``.
+    - ``pad_to``: the length, or a tuple of one for each axis that differs, to which samples are
+      padded in every batch, instead of the longest of the batch; for all ragged fields, or as a
+      dict of field name to length. Only with ``ragged="pad"``.
+    - ``pad_value``: what to pad with instead of 0, for all ragged fields or as such a dict.
+    - ``on_error="skip"``: leave samples out that cannot be read; ``loader.skipped`` lists them.
+    """
+    ds, share, options = settle(
+        ds, batch_size, shard=as_shard(shard), drop_last=drop_last, seed=seed, fields=fields,
+        memory=memory, threads=threads, processes=processes, ragged=ragged, on_error=on_error,
+        pad_to=pad_to, pad_value=pad_value,
+    )  # fmt: skip
+    return Loader(ds, share, shuffle, options, partial(Adapter, options.structure))

@@ -1,0 +1,258 @@
+"""Processes that run the maps of a dataset, for functions that hold the interpreter's lock.
+
+A thread reads a batch into shared memory, lends itself a process, and waits for what the maps
+made of it, which comes back through shared memory too; only what is small goes through a pipe.
+The memory has no name: it is gone with the processes that have it mapped.
+
+Guarantees:
+
+- What a map returns is the same as it would be in a thread: same batch, same generators.
+- A map that draws from a global generator (``np.random``, ``random``, ``torch``) draws numbers
+  fixed by the seed, the epoch and the position of the batch, whichever process runs it.
+- A process that dies is replaced, and whoever waited for it is told (``Died``).
+- Processes end when told to and when the process that started them is gone.
+"""
+
+import heapq
+import os
+import threading
+import traceback
+from collections.abc import Sequence
+from itertools import count as count_up
+from multiprocessing.reduction import ForkingPickler
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset.global_rng import renew_locks, seed_globals
+from ndfeed.dataset.map_steps import Batch, Step, apply_steps
+from ndfeed.errors import WorkerError
+from ndfeed.files.shared_memory import Block, Handle, attach
+from ndfeed.loading.buffer_pool import SMALL, Pool, piece_of
+from ndfeed.loading.map_rng import SampleSeeds
+from ndfeed.loading.uninterrupted import uninterrupted
+from ndfeed.loading.worker_process import Child, Died, Orphaned, Parent, start_child
+
+_ALIGNED = 64
+_MOST_LENT = 64
+
+
+class _Placed(NamedTuple):
+    """An array in a block of shared memory."""
+
+    start: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+class Processes:
+    """Runs the steps of a dataset in ``count`` processes, each lent to one thread at a time."""
+
+    def __init__(self, count: int, steps: Sequence[Step]) -> None:
+        self.count = count
+        self.pool = Pool(2 * count + 2, Block.of)
+        self._steps = steps
+        self._lock = threading.Lock()
+        self._idle: list[Child] = []
+        self._all: list[Child] = []
+        # Positions of batches that wait for a process, a heap, and where it is handed over.
+        self._waiting: list[tuple[int, int, SimpleQueue[Child | None]]] = []
+        self._number = count_up()
+        self._room = 0  # bytes that results needed so far
+        self._closed = False
+
+    def start(self) -> None:
+        """Have all processes running."""
+        self._closed = False
+        uninterrupted(self._start)
+
+    def _start(self) -> None:
+        with self._lock:
+            while len(self._all) < self.count and not self._closed:
+                self._add()
+
+    def _add(self) -> None:
+        made = start_child(_serve, tuple(self._steps))
+        self._all.append(made)
+        self._hand_over(made)
+
+    def _hand_over(self, process: Child) -> None:
+        """To the earliest batch that waits, if one does; the lock is held."""
+        if self._waiting:
+            heapq.heappop(self._waiting)[2].put(process)
+        else:
+            self._idle.append(process)
+
+    def __call__(self, batch: Batch, steps: Sequence[Step], draws: SampleSeeds) -> Batch:
+        """What the steps make of the batch, in a process."""
+        process = self._borrow(draws.first)
+        alive = False
+        try:
+            made = self._ask(process, batch, draws)
+            alive = True
+            return made
+        except Died:
+            raise
+        except BaseException:
+            alive = True  # an error of the map: the process is as good as before
+            raise
+        finally:
+            self._return(process, alive)
+
+    def _borrow(self, position: int) -> Child:
+        """A process that is idle, for the earliest batch that waits for one."""
+        handed: SimpleQueue[Child | None] = SimpleQueue()
+        with self._lock:
+            if self._closed:
+                handed.put(None)
+            elif self._idle:  # then nobody waits
+                handed.put(self._idle.pop())
+            else:
+                heapq.heappush(self._waiting, (position, next(self._number), handed))
+        found = handed.get()
+        if found is None:
+            raise WorkerError("the loader was closed")
+        return found
+
+    def _return(self, process: Child, alive: bool) -> None:
+        with self._lock:
+            if alive and not self._closed:
+                self._hand_over(process)
+                return
+            if process in self._all:
+                self._all.remove(process)
+            if not self._closed:
+                self._add()
+        process.bury()
+
+    def _ask(self, process: Child, batch: Batch, draws: SampleSeeds) -> Batch:
+        sent, blocks = _sendable(batch)
+        room = self.pool.lend(self._room) if self._room else None
+        answer = process.ask((sent, blocks, draws, _handle_of(room)))
+        if answer[0] == "room":
+            self._room = max(answer[1], self._room)
+            room = self.pool.lend(self._room)
+            answer = process.ask(_handle_of(room))
+        if answer[0] == "error":
+            _raise(answer[1], answer[2])
+        made = {name: _received(value, room) for name, value in answer[1].items()}
+        if self.pool.lent > _MOST_LENT:
+            # Each piece of shared memory takes descriptors: who keeps many gets copies.
+            return {k: np.array(v) if answer[1][k] is not v else v for k, v in made.items()}
+        return made
+
+    def close(self) -> None:
+        """End all processes; those who wait for one are told."""
+        with self._lock:
+            self._closed = True
+            ending, self._all, self._idle = self._all, [], []
+            for _, _, handed in self._waiting:
+                handed.put(None)
+            self._waiting.clear()
+        for process in ending:
+            process.terminate()
+        for process in ending:
+            process.bury()
+
+
+def _handle_of(room: NDArray[np.uint8] | None) -> Handle | None:
+    piece = None if room is None else piece_of(room)
+    return piece.handle if isinstance(piece, Block) else None
+
+
+def _sendable(batch: Batch) -> tuple[Batch, list[Handle]]:
+    """The batch with arrays in shared memory named by their places, and the blocks they are in."""
+    sent: Batch = {}
+    blocks: list[Handle] = []
+    for name, value in batch.items():
+        piece = piece_of(value) if isinstance(value, np.ndarray) else None
+        if isinstance(piece, Block):
+            start = _address(value) - _address(piece)
+            sent[name] = len(blocks), _Placed(start, value.dtype, value.shape)
+            blocks.append(piece.handle)
+        else:
+            sent[name] = -1, value
+    return sent, blocks
+
+
+def _address(array: NDArray[Any]) -> int:
+    found: int = array.__array_interface__["data"][0]
+    return found
+
+
+def _received(value: Any, room: NDArray[np.uint8] | None) -> Any:  # noqa: ANN401
+    if isinstance(value, _Placed) and room is not None:
+        return _array(room, value)
+    return value
+
+
+def _array(memory: NDArray[np.uint8], placed: _Placed) -> NDArray[Any]:
+    size = int(np.prod(placed.shape, dtype=np.int64)) * placed.dtype.itemsize
+    own = memory[placed.start : placed.start + size]
+    return own.view(placed.dtype).reshape(placed.shape)
+
+
+def _raise(error: BaseException, trace: str) -> None:
+    error.add_note(f"in a process of the loader:\n{trace}")
+    raise error
+
+
+# What follows runs in the processes.
+
+
+def _serve(parent: Parent, steps: Sequence[Step]) -> None:
+    if hasattr(os, "fork"):
+        renew_locks()
+    while True:
+        _answer(parent, steps, parent.receive())
+
+
+def _answer(parent: Parent, steps: Sequence[Step], message: Any) -> None:  # noqa: ANN401
+    sent, blocks, draws, handle = message
+    try:
+        memories = [attach(block) for block in blocks]
+        batch = {
+            name: value if block < 0 else _array(memories[block], value)
+            for name, (block, value) in sent.items()
+        }
+        seed_globals(draws.identity)
+        made = apply_steps(batch, steps, draws)
+        places, size = _laid_out(made)
+        if size > (handle.size if handle is not None else 0):
+            parent.send(("room", size))
+            handle = parent.receive()
+        if handle is not None:
+            memory = attach(handle)
+            for name, placed in places.items():
+                _array(memory, placed)[...] = made[name]
+        parent.send(("made", {name: places.get(name, value) for name, value in made.items()}))
+    except Orphaned:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer is to see it
+        _send_error(parent, error)
+
+
+def _laid_out(made: Batch) -> tuple[dict[str, _Placed], int]:
+    """Places for the large arrays of a batch, and the bytes they need together."""
+    places: dict[str, _Placed] = {}
+    end = 0
+    for name, value in made.items():
+        # No subclass: a masked array is more than its bytes.
+        if type(value) is np.ndarray and value.nbytes >= SMALL and not value.dtype.hasobject:
+            places[name] = _Placed(end, value.dtype, value.shape)
+            end += -(-value.nbytes // _ALIGNED) * _ALIGNED
+    return places, end
+
+
+def _send_error(parent: Parent, error: BaseException) -> None:
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    try:
+        # There and back: some can be pickled and not be made again.
+        ForkingPickler.loads(ForkingPickler.dumps(error))
+    except Exception:  # noqa: BLE001 - for whatever reason
+        plain = WorkerError(f"{type(error).__name__}: {error}")
+        plain.__dict__.update(ndfeed_sample=error.__dict__.get("ndfeed_sample"))
+        error = plain
+    parent.send(("error", error, trace))

@@ -1,0 +1,335 @@
+"""The arguments shared by all loaders, and the structure of their batches.
+
+The structure of a batch: which fields it holds, and in which nest of tuples, lists and dicts.
+
+    fields=None                             {"x": x, "y": y, ...}: a dict of all fields
+    fields="x"                              x
+    fields=("x", "y")                       (x, y)
+    fields=({"a": "x", "b": "z"}, "y")      ({"a": x, "b": z}, y)
+
+Everything below the adapters handles dicts of field name to array. An adapter picks the fields
+that are needed, converts them, and builds what the consumer gets: only there do tuples exist.
+
+The arguments that all loaders share, checked before anything is begun.
+
+``settle`` is the one way in: each framework's entry function hands it what the caller wrote.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AnySet
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple
+
+from ndfeed.dataset.arguments import as_bytes, as_count
+from ndfeed.dataset.column import Field
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.errors import FieldError, SchemaError
+from ndfeed.loading.ragged import (
+    RAGGED,
+    Pads,
+    PadTo,
+    PadValue,
+    Ragged,
+    added_names,
+    check,
+    make_pads,
+    owner,
+)
+from ndfeed.loading.state import LARGEST_SEED
+from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
+from ndfeed.order.rank_share import Share
+
+Fields = str | Sequence["Fields"] | Mapping[str, "Fields"]
+
+_EXPECTED = (
+    "fields must be a tuple of names, or a name, a list or a dict of them, nested in any way "
+    'such as ({"a": "x", "b": "z"}, "y")'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A nest of field names, checked; by default all fields as a dict.
+
+    ``names`` are the fields in it, each once, in the order of the nest; ``None`` means all.
+    ``flat`` is the nest itself where it is a plain tuple of names.
+    """
+
+    nest: Any = None
+    names: tuple[str, ...] | None = field(init=False)
+    flat: tuple[str, ...] | None = field(init=False)
+    _build: Callable[[Any], Any] | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        nest = None if self.nest is None else _checked(self.nest, self.nest)
+        names = None if nest is None else tuple(dict.fromkeys(_leaves(nest)))
+        if names == ():
+            raise ValueError("fields must name at least one field")
+        flat = nest if type(nest) is tuple and all(isinstance(n, str) for n in nest) else None
+        for name, value in {"nest": nest, "names": names, "flat": flat}.items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "_build", None if nest is None else builder(nest))
+
+    def pick(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The parts of a batch that are in the nest, in its order."""
+        if self.names is None:
+            return batch
+        try:
+            return {name: batch[name] for name in self.names}
+        except KeyError as error:  # a map may return other fields for some samples
+            raise FieldError(error.args[0], list(batch)) from None
+
+    def build(self, batch: dict[str, Any]) -> Any:  # noqa: ANN401 - any nest
+        """The nest with each name replaced by that part of the batch."""
+        build = self._build
+        if build is None:
+            return batch
+        try:
+            return build(batch)
+        except KeyError as error:
+            raise FieldError(error.args[0], list(batch)) from None
+
+    def with_tuples(self) -> "Structure":
+        """The same with a tuple for every list, for frameworks that take a list for an array."""
+        return Structure(_without_lists(self.nest))
+
+
+def builder(nest: Any) -> Callable[[Any], Any]:  # noqa: ANN401
+    """A function that rebuilds a nest of keys with what it finds under each key."""
+    if not isinstance(nest, tuple | list | dict):
+        return itemgetter(nest)
+    plain = not any(isinstance(one, tuple | list | dict) for one in nest)
+    if type(nest) is tuple and plain and len(nest) > 1:
+        return itemgetter(*nest)  # the common case: a tuple, made without any Python
+    return partial(_rebuild, nest)
+
+
+def _rebuild(nest: Any, parts: Any) -> Any:  # noqa: ANN401
+    if isinstance(nest, dict):
+        return {key: _rebuild(one, parts) for key, one in nest.items()}
+    if isinstance(nest, tuple | list):
+        return _like(nest, [_rebuild(one, parts) for one in nest])
+    return parts[nest]
+
+
+def _like(nest: tuple[Any, ...] | list[Any], items: list[Any]) -> Any:  # noqa: ANN401
+    """The items in a tuple, named tuple or list as ``nest`` is."""
+    if isinstance(nest, list):
+        return items
+    return type(nest)(*items) if hasattr(nest, "_fields") else tuple(items)
+
+
+def _without_lists(nest: Any) -> Any:  # noqa: ANN401
+    if isinstance(nest, dict):
+        return {key: _without_lists(one) for key, one in nest.items()}
+    if isinstance(nest, tuple | list):
+        items = [_without_lists(one) for one in nest]
+        return tuple(items) if isinstance(nest, list) else _like(nest, items)
+    return nest
+
+
+def _checked(nest: Any, fields: Any) -> Any:  # noqa: ANN401
+    """A nest of plain containers out of what a caller wrote, which is ``fields``."""
+    if isinstance(nest, str):
+        return nest
+    if isinstance(nest, AnySet):
+        names = sorted(map(str, nest))
+        written = repr(tuple(names)) if names else '("x", "y")'
+        raise TypeError(f"fields must have an order, which a set has not; write {written}")
+    if isinstance(nest, Mapping):
+        if not all(isinstance(key, str) for key in nest):
+            raise TypeError(f"{_EXPECTED}; a dict's keys are text, got {fields!r}")
+        return {str(key): _checked(one, fields) for key, one in nest.items()}
+    if isinstance(nest, Sequence) and not isinstance(nest, bytes | bytearray | memoryview | range):
+        items = [_checked(one, fields) for one in nest]
+        return _like(nest, items) if isinstance(nest, tuple) else items
+    raise TypeError(f"{_EXPECTED}, got {fields!r}")
+
+
+def _leaves(nest: Any) -> list[str]:  # noqa: ANN401
+    if isinstance(nest, str):
+        return [nest]
+    parts = nest.values() if isinstance(nest, dict) else nest
+    return [name for one in parts for name in _leaves(one)]
+
+
+OnError = Literal["raise", "skip"]
+Shuffle = bool | Sequential | Exact | Blocks | Windows
+
+_MOST_THREADS = 256
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """How batches are made; what they hold and in which order is said elsewhere."""
+
+    seed: int = 0
+    structure: Structure = dataclasses.field(default_factory=Structure)
+    memory: int = 0
+    threads: int | None = None
+    processes: int = 0
+    ragged: Ragged = "list"
+    on_error: OnError = "raise"
+    pads: Pads = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(  # noqa: PLR0913 - the arguments that every loader shares
+        cls,
+        ds: Dataset,
+        *,
+        seed: int,
+        fields: Fields | None,
+        memory: int | str | None,
+        threads: int | None,
+        processes: int,
+        ragged: Ragged,
+        on_error: OnError,
+        pad_to: PadTo | None = None,
+        pad_value: PadValue | None = None,
+    ) -> "Options":
+        """What a caller wrote, checked."""
+        check_dataset(ds)
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
+        structure = make_structure(ds, fields, ragged)
+        pads: Pads = {}
+        if pad_to is not None or pad_value is not None:
+            pads = make_pads(ds, known_fields(ds), structure.names, ragged, pad_to, pad_value)
+        return cls(
+            as_count("seed", seed, -LARGEST_SEED, LARGEST_SEED),
+            structure,
+            as_bytes(memory),
+            as_threads(threads),
+            as_count("processes", processes, 0, _MOST_THREADS),
+            ragged,
+            on_error,
+            pads,
+        )
+
+
+class Request(NamedTuple):
+    """What a loader is to deliver, all of it checked.
+
+    ``ds`` has no stored fields but those that batches are made of.
+    """
+
+    ds: Dataset
+    share: Share
+    options: Options
+
+
+def settle(  # noqa: PLR0913 - the arguments that every loader shares
+    ds: Dataset,
+    batch_size: int,
+    *,
+    shard: tuple[int, int],
+    drop_last: bool,
+    seed: int,
+    fields: Fields | None,
+    memory: int | str | None,
+    threads: int | None,
+    processes: int,
+    ragged: Ragged,
+    on_error: OnError,
+    pad_to: PadTo | None,
+    pad_value: PadValue | None,
+) -> Request:
+    """What a caller wrote, or a framework filled in, checked."""
+    options = Options.of(
+        ds,
+        seed=seed,
+        fields=fields,
+        memory=memory,
+        threads=threads,
+        processes=processes,
+        ragged=ragged,
+        on_error=on_error,
+        pad_to=pad_to,
+        pad_value=pad_value,
+    )
+    share = Share(len(ds), batch_size, *shard, bool(drop_last))
+    return Request(select_fields(ds, options.structure.names, ragged), share, options)
+
+
+def check_dataset(ds: object) -> None:
+    """Refuse a path, or another library's dataset."""
+    if not isinstance(ds, Dataset):
+        raise TypeError(f"a Dataset is needed, got {type(ds).__name__}; ndfeed.open makes one")
+
+
+def as_threads(threads: int | None) -> int | None:
+    """How many threads, or nothing where that is to be found out."""
+    return None if threads is None else as_count("threads", threads, 1, _MOST_THREADS)
+
+
+def as_shard(shard: Sequence[int] | None) -> tuple[int, int]:
+    """Rank and world."""
+    if shard is None:
+        return 0, 1
+    try:
+        rank, world = shard
+    except (TypeError, ValueError):
+        raise TypeError(f"shard must be (rank, world), got {shard!r}") from None
+    return rank, world
+
+
+def select_fields(ds: Dataset, fields: Sequence[str] | None, ragged: Ragged) -> Dataset:
+    """The dataset with nothing but what ``fields``, which are known, are made of."""
+    if fields is None or ds.steps:
+        return ds
+    needed = (name if name in ds.names else owner(name, ds.names, ragged) for name in fields)
+    return ds.select(*dict.fromkeys(name for name in needed if name))
+
+
+def refuse_dtype(ds: Dataset, field: Field, framework: str) -> SchemaError:
+    """What to raise for a field whose type a framework does not have."""
+    return SchemaError(
+        ds.first_file,
+        f"field {field.name!r} has dtype {field.dtype_text}, which {framework} cannot hold; leave "
+        "it out with select() or fields=, or make numbers of it with map()",
+    )
+
+
+def known_fields(ds: Dataset) -> Mapping[str, Field] | None:
+    """The fields of a batch; unknown where a map cannot be tried on the first sample."""
+    if ds.steps and not len(ds):
+        return None
+    try:
+        return ds.fields
+    except Exception:  # noqa: BLE001 - a map may raise anything; it is raised in its batch
+        return None
+
+
+def side_by_side(ds: Dataset, on_error: OnError) -> bool:
+    """Can batches lie side by side in one piece, each where its number says?
+
+    Not where samples differ in shape, nor where some may be left out behind a map.
+    """
+    stored = [column.field for group in ds.groups for column in group.columns]
+    known = known_fields(ds)
+    even = known is not None and not any(f.ragged for f in (*stored, *known.values()))
+    return even and not (ds.steps and on_error == "skip")
+
+
+def make_structure(ds: Dataset, fields: Fields | None, ragged: str) -> Structure:
+    """The structure of batches, of fields that are all known."""
+    if ragged not in RAGGED:
+        raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
+    stored = [column.field for group in ds.groups for column in group.columns]
+    uneven = [field for field in stored if field.ragged and field.name in ds.names]
+    for one in uneven if not ds.steps else ():
+        check(one, ragged, ds.names)  # type: ignore[arg-type]
+    structure = Structure(fields)
+    if structure.names is None:
+        return structure
+    # Behind a map the fields are what it makes of the first sample.
+    known = list(ds.fields) if len(ds) or not ds.steps else list(structure.names)
+    added = [name for field in uneven for name in added_names(field, ragged)]  # type: ignore[arg-type]
+    for name in structure.names:
+        made = ds.steps and owner(name, known, ragged)  # type: ignore[arg-type]
+        if name not in known and name not in added and not made:
+            raise FieldError(name, known, ds.first_file if len(ds) else None)
+    return structure

@@ -1,0 +1,318 @@
+"""How a dataset is read in an order: which files are decoded, and with which memory.
+
+Streams that hold many rows and must be decoded whole, and the memory they are given.
+
+Which order a dataset is read in, and what that means for its files.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ndfeed.dataset.column import Group, is_converted, widest_stored
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.decoding import Decoded, Key, key_of
+from ndfeed.dataset.gather import stream_of
+from ndfeed.dataset.large_members import (
+    Large,
+    Streams,
+    decoded_for,
+    largest_stream,
+    runs_forward,
+    stream_size,
+)
+from ndfeed.dataset.row_selection import Rows, select_rows
+from ndfeed.dataset.summary import size as shown_size
+from ndfeed.errors import ResourceError
+from ndfeed.files import scratch
+from ndfeed.formats.description import INLINE, RAW
+from ndfeed.loading.options import Shuffle
+from ndfeed.order.orders import Blocks, Epoch, Exact, Order, Sequential, Windows
+from ndfeed.order.permutation import Ints
+from ndfeed.order.rank_share import Share
+from ndfeed.order.window import make_lanes
+
+_UNDER_WAY = 8  # batches that decoded streams leave room for, or more if they are small
+_SMALL = 32 << 20  # bytes of small batches that may be under way, if memory is plenty
+
+
+class Coded:
+    """The streams of a group that hold several rows each."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.streams = Streams.of(group)
+        self.columns = self.streams.columns
+        # Per part: bytes of its streams, each counted once for all columns it holds.
+        self.sizes = self.streams.sizes
+
+    def decode(self, part: int, decoded: Decoded) -> None:
+        """Decode whatever of a part is not decoded yet, if it is to be decoded ahead."""
+        large = decoded.large
+        for column in self.columns:
+            if column.coding[part] in (RAW, INLINE):
+                continue
+            if large is not None and stream_size(column, part) > large.share:
+                large.prepare(column, part)
+            else:
+                stream_of(column, part, decoded)
+
+    def keys(self, part: int) -> list[Key]:
+        """What the streams of a part are kept under."""
+        return [key_of(column, part) for column in self.columns]
+
+
+def in_order(rows: Rows) -> bool:
+    """Do the rows of a view lie in the files in the order in which it has them?"""
+    if rows is None:
+        return True
+    if isinstance(rows, range):
+        return rows.step > 0
+    return bool((rows[1:] >= rows[:-1]).all())
+
+
+def share_out(coded: list[Coded], memory: int, batch_bytes: int) -> tuple[int, int]:
+    """The bytes that batches under way may take, and those for decoded streams.
+
+    Streams get what the batches leave; without such streams, batches get all of it.
+    """
+    if not coded:
+        return memory, 0
+    enough = max(_UNDER_WAY * batch_bytes, min(_SMALL, memory // 16))
+    buffers = min(enough, max(memory // 4, batch_bytes))
+    return buffers, max(memory - buffers, 0)
+
+
+def streams_within(coded: list[Coded], window: int, limit: int, *, forward: bool) -> Decoded:
+    """What keeps decoded streams in ``limit`` bytes of memory.
+
+    ``window`` is how many bytes of them are needed at a time, and ``forward`` says whether their
+    rows are needed in order. Refuses streams that neither memory nor a disk can hold.
+    """
+    if not coded:
+        return Decoded(0, Large(_SMALL, _SMALL, 2))
+    streams = [one.streams for one in coded]
+    together = sum(int(one.sizes.max(initial=0)) for one in streams)
+    if forward or window <= limit:
+        made = decoded_for(streams, limit)
+        for one in coded:
+            _check_scattered(one, made)
+        return made
+    large = Large(0, 0, 0, forward=False)
+    if large.budget >= window:
+        return Decoded(limit, large)
+    if together > limit:
+        largest = max(coded, key=lambda one: int(one.sizes.max(initial=0)))
+        raise _refused(largest, int(np.argmax(largest.sizes)), limit, window)
+    return Decoded(limit)  # streams are decoded again and again: slow, and right
+
+
+def _check_scattered(coded: Coded, decoded: Decoded) -> None:
+    """Refuse streams that cannot be read in order where no disk has room for them."""
+    share = decoded.limit if decoded.large is None else decoded.large.share
+    for column in coded.columns:
+        if largest_stream(column) <= share:
+            continue
+        table, arrays = column.table, column.arrays
+        big = np.flatnonzero(np.maximum(table.decoded[arrays], table.length[arrays]) > share)
+        kinds = np.stack([table.shape[arrays], table.strides[arrays], column.coding])[:, big]
+        for part in big[np.unique(kinds, axis=1, return_index=True)[1]].tolist():
+            size = stream_size(column, part)
+            if not runs_forward(column, part) and scratch.room_in(scratch.folder()) < size:
+                raise _refused(coded, part, decoded.limit, size)
+
+
+def _refused(coded: Coded, part: int, limit: int, needed: int) -> ResourceError:
+    place = scratch.folder()
+    room = f"{shown_size(scratch.room_in(place))} on a disk" if place else "no room on a disk"
+    return ResourceError(
+        coded.group.table.path(int(coded.columns[0].file[part])),
+        f"its rows are compressed together, and to read them in this order takes "
+        f"{shown_size(needed)} in memory or on a disk: there are {shown_size(limit)} and {room}; "
+        # A quarter of the memory may go to batches.
+        f"raise memory by {shown_size(needed * 4 // 3 - limit)}, set TMPDIR to a folder with more "
+        "room, or use ndfeed pack",
+    )
+
+
+def check_samples(ds: Dataset, memory: int) -> None:
+    """Refuse a sample that is larger than the memory for all batches together."""
+    for group in ds.groups:
+        if all(column.even or column.offsets is not None for column in group.columns):
+            continue
+        every = [c.nbytes for c in group.columns if c.offsets is None]
+        sizes: Ints = np.sum(every, axis=0)
+        if ds.rows is not None:
+            used = np.unique(group.locate(select_rows(ds.rows, np.arange(len(ds)))).part)
+            sizes = np.where(np.isin(np.arange(len(sizes)), used), sizes, 0)
+        at = int(np.argmax(sizes))
+        if sizes[at] > memory:
+            raise ResourceError(
+                group.table.path(int(group.columns[0].file[at])),
+                f"one sample takes {shown_size(int(sizes[at]))}, memory is {shown_size(memory)}; "
+                "raise memory, or leave the file out",
+            )
+
+
+# Decoded bytes that the files of a window have together: an eighth of all, within these bounds.
+# It goes by the data alone, since an order is fixed by the data and the seed, never by the
+# machine; and it fits in the memory of whoever gives a loader a quarter of the data's size.
+_OF_ALL = 8
+_LEAST, _MOST = 4 << 20, 128 << 20
+_LEAST_FILES = 2
+
+
+class Places:
+    """From the rows of an order to those of the dataset, where they are not the same.
+
+    A window over files needs the rows of each file side by side; a view of a dataset may have
+    them in any order.
+    """
+
+    def __init__(self, sorted_rows: Ints | None) -> None:
+        self._rows = sorted_rows
+
+    def __call__(self, rows: Ints) -> Ints:
+        """Rows of the dataset."""
+        return rows if self._rows is None else self._rows[rows]
+
+
+class Plan:
+    """The order, and what is the same in every process that follows it.
+
+    ``counts`` are the rows of each file for an order that goes by files, ``places`` turns the
+    order's rows into the dataset's, ``coded`` are the streams that have to be decoded whole, and
+    ``window`` is how many bytes of them the order needs at a time.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        counts: Ints | None,
+        places: Places,
+        coded: list[Coded],
+        *,
+        forward: bool = False,
+        lanes: Sequence[int] = (),
+    ) -> None:
+        self.order = order
+        self.counts = counts
+        self.places = places
+        self.coded = coded
+        self.shuffled = not isinstance(order, Sequential)
+        self.lanes = lanes  # which of the lanes of an order that divides files, if it does
+        self.window = sum(_window(one, order, max(len(lanes), 1)) for one in coded)
+        self._forward = forward  # are rows needed in the order of the files?
+
+    def spans(self, share: Share, number: int, start: int) -> list[tuple[int, int, int]]:
+        """The positions of a batch: beginning, end and step, for each rank of a share."""
+        if self.lanes:
+            return share.stripes(number, start)
+        return [(*span, 1) for span in share.spans(number, start)]
+
+    def begin(self, n: int, seed: int, epoch: int) -> tuple[Epoch, Sequence[Epoch]]:
+        """An epoch; and what says which rows arrive, one for each window that slides over files."""
+        order = self.order
+        found = order.begin(n, seed, epoch, self.counts)
+        if not self.lanes or not isinstance(order, Windows):
+            return found, (found,)
+        return found, order.lanes(n, seed, epoch, self.counts, self.lanes)
+
+    def share_out(self, memory: int, batch_bytes: int) -> tuple[int, Decoded]:
+        """Bytes for batches under way, and what keeps decoded streams in the rest of ``memory``.
+
+        Refuses data whose streams neither memory nor a disk can hold.
+        """
+        buffers, limit = share_out(self.coded, memory, batch_bytes)
+        return buffers, streams_within(self.coded, self.window, limit, forward=self._forward)
+
+
+def _window(coded: Coded, order: Order, windows: int) -> int:
+    """Bytes of streams that an order needs at a time: of windows, and of files just left."""
+    used = np.sort(coded.sizes)[::-1]
+    if isinstance(order, Windows):
+        return int(used[: (order.files + 1) * windows].sum())
+    if isinstance(order, Blocks):
+        rows = int(np.diff(coded.group.starts).mean()) or 1
+        return int(used[: order.window * -(-order.rows // rows)].sum())
+    return int(used[:2].sum()) if isinstance(order, Sequential) else int(used.sum())
+
+
+def make_plan(ds: Dataset, shuffle: Shuffle, share: Share) -> Plan:
+    """The order that ``shuffle`` means for a dataset, of which a share is to be read."""
+    coded = [one for one in map(Coded, ds.groups) if one.columns]
+    order = _order(shuffle, coded)
+    if not isinstance(order, Windows):
+        forward = isinstance(order, Sequential) and in_order(ds.rows)
+        return Plan(order, None, Places(None), coded, forward=forward)
+    counts, places = _by_file(ds, coded)
+    lanes = make_lanes(order.ranks, share.ranks, share.world) if order.ranks > 1 else ()
+    return Plan(order, counts, places, coded, lanes=lanes)
+
+
+def _order(shuffle: Shuffle, coded: list[Coded]) -> Order:
+    if isinstance(shuffle, Sequential | Exact | Blocks | Windows):
+        return shuffle
+    if not isinstance(shuffle, bool | np.bool_):
+        raise TypeError(
+            f"shuffle must be True, False, Exact(), Blocks() or Windows(), got {shuffle!r}"
+        )
+    if not shuffle:
+        return Sequential()
+    if not coded:
+        return Exact()
+    largest = _largest(coded)
+    used = largest.sizes[largest.sizes > 0]
+    window = min(max(int(used.sum()) // _OF_ALL, _LEAST), _MOST)
+    fitting = window // max(int(used.mean()), 1)
+    return Windows(files=max(min(fitting, len(largest.sizes)), _LEAST_FILES))
+
+
+def _largest(coded: list[Coded]) -> Coded:
+    """Whose files a window goes by: those with most to decode."""
+    return max(coded, key=lambda one: int(one.sizes.sum()))
+
+
+def _by_file(ds: Dataset, coded: list[Coded]) -> tuple[Ints, Places]:
+    """The rows of each file, and where a view has them."""
+    group = _largest(coded).group if coded else ds.groups[0]
+    if ds.rows is None:
+        return np.diff(group.starts), Places(None)
+    part = group.locate(select_rows(ds.rows, np.arange(len(ds)))).part
+    counts = np.bincount(part, minlength=len(group.starts) - 1).astype(np.int64)
+    if (part[1:] >= part[:-1]).all():
+        return counts, Places(None)
+    return counts, Places(np.argsort(part, kind="stable"))
+
+
+def batch_bytes(ds: Dataset, batch_size: int, memory: int) -> int:
+    """Bytes of a batch as it is read; refuses one that is larger than the memory given.
+
+    So it does a single sample, where samples differ in size. Fields that are converted are there
+    twice while that is done.
+    """
+    batch_size = min(batch_size, len(ds))
+    size = -(-(ds.nbytes + _converted_bytes(ds)) * batch_size // max(len(ds), 1))
+    if size > memory:
+        raise ValueError(
+            f"memory must hold a batch: {shown_size(size)} for {batch_size:,} samples, "
+            f"got {shown_size(memory)}; raise memory or lower batch_size"
+        )
+    check_samples(ds, memory)
+    return size
+
+
+def _converted_bytes(ds: Dataset) -> int:
+    """Bytes that converting the fields of all samples takes besides the result.
+
+    The stored values, and the result once more: what may not fit is converted into memory of its
+    own, and looked through.
+    """
+    found = 0.0
+    for group in ds.groups:
+        for column in group.columns:
+            if is_converted(column):
+                alone = Dataset((replace(group, columns=(column,)),), (Dataset, ()), rows=ds.rows)
+                found += alone.nbytes * (1 + widest_stored(column) / column.field.dtype.itemsize)
+    return int(found)

@@ -1,0 +1,82 @@
+"""What one thread did with its time, and how much came of it."""
+
+import time
+from dataclasses import dataclass, fields
+
+from ndfeed.dataset.read_timing import spent
+from ndfeed.files import platform_calls
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds by stage, and counts. Written by one thread, read by any."""
+
+    order: float = 0.0  # working out which rows come
+    ahead: float = 0.0  # asking for them before they are read
+    read: float = 0.0  # reading from files
+    inflate: float = 0.0  # decoding
+    copy: float = 0.0  # out of maps and decoded streams into the batch
+    transform: float = 0.0  # the functions given to map, and bringing ragged fields into form
+    idle: float = 0.0  # waiting for the consumer, or for work
+    batches: int = 0
+    rows: int = 0
+    nbytes: int = 0
+    streams: int = 0  # decoded whole, to be kept
+    asked: int = 0  # bytes asked for ahead
+
+    def __add__(self, other: "Timing") -> "Timing":
+        names = [field.name for field in fields(Timing)]
+        return Timing(*(getattr(self, name) + getattr(other, name) for name in names))
+
+    def __sub__(self, other: "Timing") -> "Timing":
+        names = [field.name for field in fields(Timing)]
+        return Timing(*(getattr(self, name) - getattr(other, name) for name in names))
+
+    def filling(self) -> "_Filling":
+        """Count what is done within as reading, inflating, and copying for the rest."""
+        return _Filling(self)
+
+
+class _Filling:
+    """A class, not a generator: it is entered for every batch."""
+
+    __slots__ = ("_began", "_clock", "_inflate", "_read", "_streams")
+
+    def __init__(self, clock: Timing) -> None:
+        self._clock = clock
+
+    def __enter__(self) -> None:
+        now = spent
+        self._read, self._inflate = now.read, now.inflate
+        self._streams = now.streams
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        clock, now = self._clock, spent
+        read, inflate = now.read - self._read, now.inflate - self._inflate
+        clock.copy += time.perf_counter() - self._began - read - inflate
+        clock.read += read
+        clock.inflate += inflate
+        clock.streams += now.streams - self._streams
+
+
+class Disk:
+    """What this process has had from disks, and how fast at best."""
+
+    def __init__(self) -> None:
+        self.peak = 0.0
+        self._first = self._last = platform_calls.disk_bytes()
+        self._at = time.perf_counter()
+
+    @property
+    def since(self) -> int | None:
+        """Bytes since the beginning."""
+        now = platform_calls.disk_bytes()
+        return None if now is None or self._first is None else now - self._first
+
+    def look(self) -> None:
+        """Take notice of the rate since the last look."""
+        now, found = time.perf_counter(), platform_calls.disk_bytes()
+        if found is not None and self._last is not None and now > self._at:
+            self.peak = max(self.peak, (found - self._last) / (now - self._at))
+        self._at, self._last = now, found

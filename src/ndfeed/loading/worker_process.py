@@ -1,0 +1,210 @@
+"""A process of our own that answers questions, and how it ends.
+
+Where processes can be forked they are, so that what they run need not be found by name, and
+they begin at once; elsewhere they are spawned. A child knows nothing of threads, locks and
+pipes that were its parent's: it closes the pipes, uses none of the locks, and never returns
+into the code that started it.
+
+Guarantees:
+
+- A child that dies, however, is seen at once by whoever waits for its answer: ``Died``.
+- A child whose parent is gone ends within a second, or with what it is at.
+- It ignores Ctrl-C, which is for the process that has the consumer, and ends on SIGTERM even
+  where the parent handles that.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection, wait
+from typing import Any, NoReturn
+
+_PATIENCE = 1.0  # seconds between looks whether the parent still lives; and for ending kindly
+_MOMENT = 0.002
+
+Pipe = Connection
+Main = Callable[["Parent", Any], None]
+
+# One at a time: a child must not inherit an end of the pipe that another is about to be given.
+_starting = threading.Lock()
+_pipes: "weakref.WeakSet[Pipe]" = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    global _starting
+    _starting = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_forked_child)
+
+
+class Died(Exception):
+    """A child ended while it was asked; ``status`` is its exit status, negative a signal."""
+
+    def __init__(self, pid: int | None, status: int | None) -> None:
+        super().__init__(pid, status)
+        self.pid, self.status = pid, status
+
+    def __str__(self) -> str:
+        if self.status is not None and self.status < 0:
+            with contextlib.suppress(ValueError):
+                return f"process {self.pid} was ended by {signal.Signals(-self.status).name}"
+        return f"process {self.pid} ended with status {self.status}"
+
+
+class Orphaned(BaseException):
+    """The parent is gone: nobody waits for an answer."""
+
+
+class Parent:
+    """The parent, as a child sees it."""
+
+    def __init__(self, pipe: Pipe, pid: int) -> None:
+        self._pipe = pipe
+        self._pid = pid
+
+    def receive(self) -> Any:  # noqa: ANN401
+        """The next question."""
+        try:
+            while not self._pipe.poll(_PATIENCE):
+                if os.getppid() != self._pid:
+                    raise Orphaned
+            return self._pipe.recv()
+        except (EOFError, OSError):
+            raise Orphaned from None
+
+    def send(self, answer: object) -> None:
+        """An answer."""
+        try:
+            self._pipe.send(answer)
+        except (BrokenPipeError, ConnectionError):
+            raise Orphaned from None
+
+
+class Child:
+    """A process, and the pipe to it. Asked by one thread at a time."""
+
+    def __init__(self, pipe: Pipe, pid: int, process: Any = None) -> None:  # noqa: ANN401
+        self.pid = pid
+        self._pipe = pipe
+        self._process = process  # only where it was spawned
+        self._status: int | None = None
+        self._end: Any = None if process is None else process.sentinel
+        if process is None and hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                self._end = os.pidfd_open(pid)
+                weakref.finalize(self, os.close, self._end)
+
+    def ask(self, question: object) -> Any:  # noqa: ANN401
+        """Send a question and wait for the answer."""
+        try:
+            self._pipe.send(question)
+            if self._end is not None:
+                wait([self._pipe, self._end])
+                if not self._pipe.poll():
+                    raise EOFError
+            return self._pipe.recv()
+        except (EOFError, OSError):
+            self.bury()
+            raise Died(self.pid, self._status) from None
+
+    def terminate(self) -> None:
+        """Tell it to end; it does so at once, whatever it is at."""
+        if not self._ended():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+
+    def bury(self) -> None:
+        """Wait for its end, and see to it."""
+        until = time.monotonic() + _PATIENCE
+        while not self._ended():
+            if time.monotonic() > until:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+            time.sleep(_MOMENT)
+        with contextlib.suppress(OSError):
+            self._pipe.close()
+
+    def _ended(self) -> bool:
+        if self._status is None and self._process is not None:
+            self._status = self._process.exitcode
+        elif self._status is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # somebody else has waited for it
+                pid, status = self.pid, 0
+            if pid:
+                self._status = os.waitstatus_to_exitcode(status)
+        return self._status is not None
+
+
+def start_child(main: Main, argument: object) -> Child:
+    """A new process that runs ``main(parent, argument)``.
+
+    Not for a thread that may be interrupted: nobody would know of the process.
+    """
+    with _starting:
+        ours, theirs = multiprocessing.Pipe()
+        _pipes.add(ours)
+        try:
+            if not hasattr(os, "fork"):
+                return _spawned(main, argument, ours, theirs)
+            return Child(ours, _forked(main, argument, theirs))
+        finally:
+            theirs.close()
+
+
+def _forked(main: Main, argument: object, pipe: Pipe) -> int:
+    parent = os.getpid()
+    for stream in (sys.stdout, sys.stderr):  # or what they hold would be written twice
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    with warnings.catch_warnings():
+        # Python and JAX warn of forks beside threads. The child touches none of their locks.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+        # A Ctrl-C before the child ignores it would be raised there, in its parent's code.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        pid = os.fork()
+        if not pid:
+            _live(main, argument, pipe, parent, blocked)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return pid
+
+
+def _live(main: Main, argument: object, pipe: Pipe, parent: int, mask: Iterable[int]) -> NoReturn:
+    """All of a forked child's life."""
+    status = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for other in list(_pipes):
+            other.close()
+        _serve(main, argument, pipe, parent)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _serve(main: Main, argument: object, pipe: Pipe, parent: int) -> None:
+    try:
+        main(Parent(pipe, parent), argument)
+    except Orphaned:
+        return
+
+
+def _spawned(main: Main, argument: object, ours: Pipe, theirs: Pipe) -> Child:
+    context = multiprocessing.get_context("spawn")
+    args = (main, argument, theirs, os.getpid())
+    process = context.Process(target=_serve, args=args, daemon=True, name="ndfeed-map")
+    process.start()
+    return Child(ours, process.pid or 0, process)

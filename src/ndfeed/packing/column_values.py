@@ -1,0 +1,166 @@
+"""Batches as the bytes of columns, and checks of ragged offsets.
+
+The offsets of a ragged column: do they rise, and to which samples do values belong?
+
+Where blocks of a column lie and which are damaged is in ``formats.checksums``.
+
+A batch as the bytes of columns: shapes compared, types cast, ragged samples end to end.
+"""
+
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset.map_steps import Batch
+from ndfeed.errors import CastError, SchemaError
+from ndfeed.files.file import File
+from ndfeed.formats.checksums import damaged as damaged
+from ndfeed.formats.checksums import rows as rows
+from ndfeed.formats.checksums import span as span
+from ndfeed.formats.dtypes import EXTENDED, cast
+from ndfeed.formats.manifest import Column, Field
+from ndfeed.index.table import Ints
+from ndfeed.packing.columns import Bytes, as_bytes
+from ndfeed.packing.source_rows import Rows
+
+
+class Order:
+    """Watches the offsets of a ragged column: do they rise from 0 to ``values``?
+
+    For blocks that several threads read in any order, each block in one piece after the other.
+    """
+
+    def __init__(self, column: Column, values: int) -> None:
+        self._values = values
+        self._first: Ints = np.zeros(column.blocks + 1, np.int64)
+        self._last: Ints = np.full(column.blocks + 1, -1)
+        self._falls = np.zeros(column.blocks + 1, bool)
+
+    def look(self, block: int, piece: NDArray[np.uint8]) -> None:
+        """See a piece of a block."""
+        if block == 0 or not len(piece):
+            return
+        numbers = piece.view("<i8")
+        if self._last[block] < 0:
+            self._first[block] = numbers[0]
+        elif numbers[0] < self._last[block]:
+            self._falls[block] = True
+        self._falls[block] |= bool((numbers[1:] < numbers[:-1]).any())
+        self._last[block] = numbers[-1]
+
+    def wrong(self) -> list[int]:
+        """Blocks whose offsets do not follow on those before, when all have been seen."""
+        falls = self._falls
+        falls[1] |= bool(self._first[1] != 0)
+        falls[2:] |= self._first[2:] < self._last[1:-1]
+        falls[-1] |= bool(self._last[-1] != self._values)
+        return np.flatnonzero(falls).tolist()
+
+
+class Offsets(Sequence[int]):
+    """Offsets in an open file, read one at a time: to search among them, however many."""
+
+    def __init__(self, file: File, column: Column) -> None:
+        self._file = file
+        self._column = column
+
+    def __len__(self) -> int:
+        return self._column.rows
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        data = self._file.read(self._column.header + 8 * index, 8)
+        return int.from_bytes(data, "little", signed=True)
+
+    def samples(self, first: int, last: int) -> tuple[int, int]:
+        """The samples [a, b) to which the values [first, last) belong."""
+        begin = max(bisect_right(self, first) - 1, 0)
+        return begin, max(min(bisect_left(self, last), len(self) - 1), begin)
+
+
+_REMEDY = "make them alike with map, or return a list of arrays for samples that differ"
+
+
+class Stored(NamedTuple):
+    """Samples of one field: their bytes, and their shapes where it is ragged."""
+
+    data: Bytes
+    shapes: Ints
+
+
+def to_stored_values(field: Field, batch: Batch, rows: Ints, source: Rows) -> Stored:
+    """The samples of a field as they are written."""
+    if field.name not in batch:
+        raise SchemaError(
+            source.path_of(int(rows[0])),
+            f"field {field.name!r} is missing in what map returned for row {rows[0]}",
+        )
+    values = batch[field.name]
+    if "values" in field.roles:
+        return _ragged(field, values, rows, source)
+    if isinstance(values, list | tuple):
+        values = _stacked(field, values, rows, source)
+    array = np.asarray(values)
+    if array.shape != (len(rows), *field.shape):
+        _refuse_shape(field, array.shape[1:], int(rows[0]), source)
+    made = _cast(field, array, np.arange(len(rows) + 1), rows, source)
+    return Stored(as_bytes(made), np.empty((0, 0), np.int64))
+
+
+def cast_flat(field: Field, values: NDArray[Any], row: int, source: Rows) -> NDArray[Any]:
+    """Some of the values of one row, in the field's type."""
+    return _cast(field, values, np.array([0, len(values)]), np.array([row]), source)
+
+
+def _stacked(field: Field, values: Any, rows: Ints, source: Rows) -> NDArray[Any]:  # noqa: ANN401
+    for row, value in zip(rows.tolist(), values, strict=True):
+        if np.shape(value) != field.shape:
+            _refuse_shape(field, np.shape(value), row, source)
+    return np.stack([np.asarray(value) for value in values])
+
+
+def _ragged(field: Field, values: Any, rows: Ints, source: Rows) -> Stored:  # noqa: ANN401
+    samples = [np.asarray(value) for value in values]
+    rank = len(field.shape)
+    for row, sample in zip(rows.tolist(), samples, strict=True):
+        pairs = zip(sample.shape, field.shape, strict=False)
+        if sample.ndim != rank or any(n != m for n, m in pairs if m is not None):
+            _refuse_shape(field, sample.shape, row, source)
+    shapes = np.array([sample.shape for sample in samples], np.int64).reshape(-1, rank)
+    flat = np.concatenate([sample.reshape(-1) for sample in samples])
+    ends = np.concatenate([[0], np.cumsum(shapes.prod(axis=1))])
+    return Stored(as_bytes(_cast(field, flat, ends, rows, source)), shapes)
+
+
+def _cast(field: Field, array: NDArray[Any], ends: Ints, rows: Ints, source: Rows) -> NDArray[Any]:
+    """The values in the field's type; ``ends`` says where each row's are in ``array``."""
+    if field.dtype in EXTENDED and array.dtype.kind == "u" and not source.ds.steps:
+        return array  # its bits, where ml_dtypes is not installed
+    made, misfit = cast(array, field.dtype)
+    if misfit is not None:
+        each = max(array.size // max(len(array), 1), 1)
+        at = int(np.searchsorted(ends, misfit.at // each, side="right")) - 1
+        row = int(rows[at])
+        name = field.dtype if field.dtype in EXTENDED else np.dtype(field.dtype).name
+        raise CastError(field.name, row, misfit.value, name, os.fsdecode(source.path_of(row)))
+    return made
+
+
+def _refuse_shape(field: Field, found: tuple[int, ...], row: int, source: Rows) -> None:
+    wanted = str(field.shape).replace("None", "…")
+    raise SchemaError(
+        source.path_of(row),
+        f"field {field.name!r}, row {row}: shape {wanted} expected as in the first rows, found "
+        f"{tuple(found)}; {_REMEDY}",
+    )

@@ -1,0 +1,369 @@
+"""The files of a packed dataset while they are written, and where rows go in them.
+
+The files of a packed dataset, while they are written: names, sizes, blocks, checksums.
+
+A *stretch* is bytes of a column that were written one behind the other. It is known by where it
+begins and ends, in bytes behind the header, and by a checksum for every block that it touches:
+of a block's part in it. Stretches that together cover a column give the checksums of its blocks
+without reading it again.
+
+Where a piece's rows go: to the next place of each column, or each to a place of its own.
+
+``InOrder`` writes rows that follow each other in the target, and knows the checksums of what it
+wrote. ``Scattered`` writes rows from anywhere to anywhere; who needs checksums reads what came
+of it when all is there.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset.row_selection import stretches
+from ndfeed.files.folder import Folder
+from ndfeed.files.write import Output
+from ndfeed.formats.checksums import combined
+from ndfeed.formats.inflate import crc32
+from ndfeed.formats.manifest import Column, Field, Part, Role, file_names, rows_per_block
+from ndfeed.formats.npy import preamble
+from ndfeed.index.table import Ints
+
+
+class Spot(NamedTuple):
+    """A column: its part, the place of its field, its role."""
+
+    part: int
+    field: int
+    role: Role
+
+    def __str__(self) -> str:
+        return f"{self.part}.{self.field}.{self.role}"
+
+
+class File(NamedTuple):
+    """A column's file: its name below the dataset's folder, and what is in it."""
+
+    name: bytes
+    rows: int
+    row_bytes: int
+    header: bytes
+    per_block: int
+
+    @property
+    def data(self) -> int:
+        """Bytes behind the header."""
+        return self.rows * self.row_bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+        return len(self.header) + self.data
+
+    @property
+    def block(self) -> int:
+        """Bytes of a whole block."""
+        return self.per_block * self.row_bytes
+
+
+@dataclass(frozen=True)
+class Columns:
+    """All columns: fields, and for each part its folder's number, rows and numbers of values.
+
+    ``values`` has a list for each part, with the number of values of each ragged field and
+    nothing for the others, or where it is not known yet.
+    """
+
+    fields: tuple[Field, ...]
+    first: int
+    rows: tuple[int, ...]
+    values: tuple[tuple[int | None, ...], ...]
+
+    def folder(self, part: int) -> str:
+        """The name of a part's folder."""
+        return f"{self.first + part:05}"
+
+    def spots(self) -> list[Spot]:
+        """Every column, in the order of the manifest."""
+        return [
+            Spot(part, number, role)
+            for part in range(len(self.rows))
+            for number, field in enumerate(self.fields)
+            for role in field.roles
+        ]
+
+    def file(self, spot: Spot) -> File:
+        """The file of a column."""
+        field = self.fields[spot.field]
+        rows = self.rows[spot.part]
+        if spot.role == "values":
+            known = self.values[spot.part][spot.field]
+            if known is None:
+                raise ValueError(f"{field}: its number of values is not known yet")
+            rows = known
+        elif spot.role == "offsets":
+            rows += 1
+        dtype, shape = field.stored(spot.role)
+        size = field.row_bytes(spot.role)
+        name = f"{self.folder(spot.part)}/{self._names[field.name, spot.role]}"
+        header = preamble(dtype, (rows, *shape))
+        return File(name.encode(), rows, size, header, rows_per_block(size, rows))
+
+    @property
+    def _names(self) -> dict[tuple[str, Role], str]:
+        found: dict[tuple[str, Role], str] | None = self.__dict__.get("names")
+        if found is None:
+            found = self.__dict__["names"] = file_names(self.fields)
+        return found
+
+    def part(self, part: int, stretches: "dict[str, list[Stretch]]") -> Part:
+        """What the manifest says of a part, all of whose columns are covered by stretches."""
+        columns = []
+        for spot in self.spots():
+            if spot.part == part:
+                file = self.file(spot)
+                sums = checksums(file, stretches.get(str(spot), []))
+                name = file.name.decode().rpartition("/")[2]
+                columns.append(
+                    Column(
+                        self.fields[spot.field].name,
+                        spot.role,
+                        name,
+                        file.rows,
+                        file.size,
+                        len(file.header),
+                        file.per_block,
+                        "".join(f"{one:08x}" for one in (crc32(file.header), *sums)),
+                    )
+                )
+        return Part(self.folder(part), self.rows[part], tuple(columns))
+
+
+class Stretch(NamedTuple):
+    """Bytes from ``start`` to ``end`` behind a header, with a checksum for each block's part."""
+
+    start: int
+    end: int
+    sums: Sequence[int]
+
+
+def checksums(file: File, stretches: Iterable[Stretch]) -> list[int]:
+    """The checksums of a column's blocks. The stretches must cover it, each byte once."""
+    blocks = -(-file.rows // file.per_block)
+    found = [0] * blocks
+    at = 0
+    for start, end, sums in sorted(stretches):
+        if start == end:
+            continue
+        if start != at:
+            raise ValueError(f"{file.name.decode()}: bytes [{at}, {start}) were not written")
+        parts = _cut(start, end, file.block)
+        for (block, length), own in zip(parts, sums, strict=True):
+            found[block] = combined(found[block], own, length)
+        at = end
+    if at != file.data:
+        raise ValueError(f"{file.name.decode()}: bytes [{at}, {file.data}) were not written")
+    return found
+
+
+def _cut(start: int, end: int, block: int) -> list[tuple[int, int]]:
+    """The blocks that bytes lie in, and how many in each."""
+    found = []
+    while start < end:
+        stop = min(start - start % block + block, end)
+        found.append((start // block, stop - start))
+        start = stop
+    return found
+
+
+def blocks_touched(file: File, start: int, end: int) -> int:
+    """How many blocks the bytes [start, end) behind a column's header lie in."""
+    return 0 if start == end else (end - 1) // file.block - start // file.block + 1
+
+
+class Writer:
+    """Writes one stretch of a column, from byte ``start`` behind the header on."""
+
+    def __init__(self, output: Output, file: File, start: int) -> None:
+        self._output = output
+        self._file = file
+        self._start = self._at = start
+        self._sums: list[int] = []
+
+    def append(self, data: memoryview) -> None:
+        """Write the next bytes."""
+        if not data:
+            return
+        self._output.write(len(self._file.header) + self._at, data)
+        done = 0
+        for _, length in _cut(self._at, self._at + len(data), self._file.block):
+            piece = data[done : done + length]
+            if not self._sums or not (self._at + done) % self._file.block:
+                self._sums.append(crc32(piece))
+            else:
+                self._sums[-1] = crc32(piece, self._sums[-1])
+            done += length
+        self._at += done
+
+    def stretch(self) -> Stretch:
+        """What was written."""
+        return Stretch(self._start, self._at, tuple(self._sums))
+
+
+Bytes = NDArray[np.uint8]
+
+_NEAR = 4096  # bytes between two offsets that are read over rather than apart
+
+
+class _Files:
+    """The open columns of a piece, synced and closed together."""
+
+    def __init__(self, folder: Folder, columns: Columns, parts: tuple[int, ...]) -> None:
+        self._folder = folder
+        self._columns = columns
+        self._starts = np.array(parts, np.int64)
+        self._stack = ExitStack()
+        self._stack.enter_context(folder)
+        self._open: dict[Spot, tuple[Output, File]] = {}
+
+    def output(self, spot: Spot) -> tuple[Output, File]:
+        """The file of a column, open for writing."""
+        if spot not in self._open:
+            file = self._columns.file(spot)
+            output = self._stack.enter_context(self._folder.output(file.name))
+            self._open[spot] = output, file
+        return self._open[spot]
+
+    def part_of(self, target: int) -> tuple[int, int]:
+        """The part that has a row of the target, and that part's first row."""
+        part = int(np.searchsorted(self._starts, target, side="right")) - 1
+        return part, int(self._starts[part])
+
+    def offsets(self, part: int, field: int, rows: Ints) -> Ints:
+        """Where the values of a part's rows, which rise, begin."""
+        file = self._columns.file(Spot(part, field, "offsets"))
+        found = np.empty(len(rows), np.int64)
+        near = _NEAR // 8
+        with self._folder.file(file.name) as source:
+            for start, end in stretches(len(rows), np.diff(rows) > near):
+                first, last = int(rows[start]), int(rows[end - 1])
+                data = source.read(len(file.header) + 8 * first, 8 * (last + 1 - first))
+                found[start:end] = np.frombuffer(data, "<i8")[rows[start:end] - first]
+        return found
+
+    def sync(self) -> None:
+        """Have the disk hold all that was written."""
+        for output, _ in self._open.values():
+            output.sync()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+
+class InOrder(_Files):
+    """Takes rows of one part that follow each other."""
+
+    def __init__(self, folder: Folder, columns: Columns, parts: tuple[int, ...]) -> None:
+        super().__init__(folder, columns, parts)
+        self._writers: dict[Spot, Writer] = {}
+
+    def writer(self, spot: Spot, first: int) -> Writer:
+        """What writes a column, beginning with its row ``first`` at the first call."""
+        if spot not in self._writers:
+            output, file = self.output(spot)
+            self._writers[spot] = Writer(output, file, first * file.row_bytes)
+        return self._writers[spot]
+
+    def rows(self, field: int, targets: Ints, data: Bytes) -> None:
+        """Write rows of a field of one shape."""
+        part, start = self.part_of(int(targets[0]))
+        self.writer(Spot(part, field, "rows"), int(targets[0]) - start).append(data.data)
+
+    def values(self, field: int, targets: Ints, counts: Ints, data: Bytes) -> None:
+        """Write the values of rows of a ragged field."""
+        part, start = self.part_of(int(targets[0]))
+        spot = Spot(part, field, "values")
+        first = 0
+        if spot not in self._writers:
+            first = int(self.offsets(part, field, targets[:1] - start)[0])
+        self.writer(spot, first).append(data.data)
+
+    def part_of_row(self, field: int, role: Role, target: int, at: int, data: Bytes) -> None:
+        """Write the bytes of one row from ``at`` on; those before them are written."""
+        targets = np.array([target])
+        if role == "rows":
+            self.rows(field, targets, data)
+        else:
+            self.values(field, targets, targets, data)
+
+    def wrote(self) -> dict[str, Stretch]:
+        """What was written, by column."""
+        return {str(spot): writer.stretch() for spot, writer in self._writers.items()}
+
+
+class Scattered(_Files):
+    """Takes rows for any places."""
+
+    def rows(self, field: int, targets: Ints, data: Bytes) -> None:
+        """Write rows of a field of one shape."""
+        order = np.argsort(targets, kind="stable")
+        sorted_rows = data.reshape(len(targets), -1)[order]
+        for part, start, first, last in self._runs(targets[order]):
+            output, file = self.output(Spot(part, field, "rows"))
+            at = len(file.header) + int(targets[order[first]] - start) * file.row_bytes
+            output.write(at, sorted_rows[first:last].reshape(-1).data)
+
+    def values(self, field: int, targets: Ints, counts: Ints, data: Bytes) -> None:
+        """Write the values of rows of a ragged field."""
+        order = np.argsort(targets, kind="stable")
+        ends = np.cumsum(counts)
+        for part, start, first, last in self._runs(targets[order]):
+            output, file = self.output(Spot(part, field, "values"))
+            own = order[first:last]
+            places = self.offsets(part, field, targets[own] - start) * file.row_bytes
+            for i, place in zip(own.tolist(), places.tolist(), strict=True):
+                end = int(ends[i]) * file.row_bytes
+                begin = end - int(counts[i]) * file.row_bytes
+                output.write(len(file.header) + place, data[begin:end].data)
+
+    def part_of_row(self, field: int, role: Role, target: int, at: int, data: Bytes) -> None:
+        """Write the bytes of one row from ``at`` on."""
+        part, start = self.part_of(target)
+        output, file = self.output(Spot(part, field, role))
+        row = target - start
+        if role == "values":
+            row = int(self.offsets(part, field, np.array([row]))[0])
+        output.write(len(file.header) + row * file.row_bytes + at, data.data)
+
+    def _runs(self, targets: Ints) -> Iterator[tuple[int, int, int, int]]:
+        """Stretches of rising rows that follow each other in a part: part, its start, from, to."""
+        starts = np.searchsorted(self._starts, targets, side="right") - 1
+        new = (np.diff(targets) != 1) | (np.diff(starts) != 0)
+        ends = [*(np.flatnonzero(new) + 1).tolist(), len(targets)]
+        for first, last in zip([0, *ends], ends, strict=False):
+            part = int(starts[first])
+            yield part, int(self._starts[part]), first, last
+
+    def wrote(self) -> dict[str, Stretch]:
+        """Nothing that is of use: stretches are not whole."""
+        return {}
+
+
+Store = InOrder | Scattered
+OFFSETS: tuple[Role, Role] = ("offsets", "shapes")
+
+
+def as_bytes(array: NDArray[Any]) -> Bytes:
+    """The bytes of an array in C order."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

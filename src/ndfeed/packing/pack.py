@@ -1,0 +1,327 @@
+"""``ndfeed.pack``: a dataset rewritten into plain columns, whole or not at all."""
+
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
+
+from ndfeed.dataset.arguments import as_count
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.open import open as open_dataset
+from ndfeed.errors import (
+    AmbiguousError,
+    CastError,
+    ChangedError,
+    ConflictError,
+    Error,
+    FormatError,
+    MissingError,
+    SchemaError,
+)
+from ndfeed.files.folder import Folder
+from ndfeed.formats.manifest import NAME, Field, Manifest
+from ndfeed.index.source import Source
+from ndfeed.index.table import Ints
+from ndfeed.packing.plan import Plan, make_plan
+from ndfeed.packing.publish import check_no_link, check_places, manifest_of, packs_of, publish
+from ndfeed.packing.repair import repair_blocks
+from ndfeed.packing.request import Forecast, Request, forecast
+from ndfeed.packing.staging_folder import StagingFolder
+from ndfeed.packing.stored_fields import probe_bytes, stored_fields
+from ndfeed.packing.tasks import forget
+from ndfeed.progress import Bar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from ndfeed.packing.executors import WorkerPool
+    from ndfeed.packing.run import Progress
+
+_MOST_WORKERS = 4096
+_MOST_PARTS = 1 << 62
+_AGAIN = "what is done is kept: run the same again to go on"
+
+
+@overload
+def pack(
+    source: "Source | Dataset | Mapping[str, Source | Dataset]",
+    target: str | os.PathLike[str],
+    *,
+    fields: Sequence[str] | None = ...,
+    dtype: Mapping[str, object] | None = ...,
+    shuffle: int | None = ...,
+    names: bool = ...,
+    rows_per_part: int | None = ...,
+    append: bool = ...,
+    repair: bool = ...,
+    executor: "Executor | None" = ...,
+    workers: int | None = ...,
+    memory: int | str | None = ...,
+    progress: "Progress | None" = ...,
+    dry_run: Literal[False] = ...,
+) -> Dataset: ...
+
+
+@overload
+def pack(
+    source: "Source | Dataset | Mapping[str, Source | Dataset]",
+    target: str | os.PathLike[str],
+    *,
+    fields: Sequence[str] | None = ...,
+    dtype: Mapping[str, object] | None = ...,
+    shuffle: int | None = ...,
+    names: bool = ...,
+    rows_per_part: int | None = ...,
+    append: bool = ...,
+    repair: bool = ...,
+    executor: "Executor | None" = ...,
+    workers: int | None = ...,
+    memory: int | str | None = ...,
+    progress: "Progress | None" = ...,
+    dry_run: Literal[True],
+) -> Forecast: ...
+
+
+def pack(  # noqa: PLR0913 - what users say about a conversion
+    source: "Source | Dataset | Mapping[str, Source | Dataset]",
+    target: str | os.PathLike[str],
+    *,
+    fields: Sequence[str] | None = None,
+    dtype: Mapping[str, object] | None = None,
+    shuffle: int | None = None,
+    names: bool = False,
+    rows_per_part: int | None = None,
+    append: bool = False,
+    repair: bool = False,
+    executor: "Executor | None" = None,
+    workers: int | None = None,
+    memory: int | str | None = None,
+    progress: "Progress | None" = None,
+    dry_run: bool = False,
+) -> Dataset | Forecast:
+    """Rewrite a dataset into plain ``.npy`` columns in the folder ``target``, and open that.
+
+    ``source`` is a dataset, with whatever ``map`` it has, or what ``ndfeed.open`` takes. The
+    target appears whole or not at all. Whatever ends the work, the same call goes on with it.
+
+    ``fields``   the fields to keep, all by default.
+    ``dtype``    types to store fields in, ``{"image": "float16"}``; a value outside the range of
+                 its new type is an error that names field, row and value.
+    ``shuffle``  a seed: rows are written in a random order fixed by it.
+    ``names``    keep the name of every row's source file too, as UTF-8 in the ragged field "file".
+    ``rows_per_part``  split the columns; by default there is one part.
+    ``append``   add rows to a packed dataset; who has it open goes on with what it was.
+    ``repair``   write damaged blocks again from the source they were made from.
+    ``executor`` who does the work: any ``concurrent.futures.Executor`` whose workers see the
+                 target's folder. By default threads, or processes where there are maps.
+    ``workers``  how many pieces are worked on at once, by default one for each core.
+    ``memory``   bytes or ``"2GB"`` for all workers together; default an eighth of RAM, at most
+                 2 GiB.
+    ``progress`` called with the rows and bytes that were just written; first with those that an
+                 earlier run had written.
+    ``dry_run``  write nothing, and return what would be written and the room it needs as a
+                 ``Forecast``. What packing would refuse at once is refused here too, but for
+                 too little room, which the forecast tells.
+    """
+    if dry_run and repair:
+        raise ValueError("dry_run with repair: ndfeed.verify says what repair would write again")
+    ds = source if isinstance(source, Dataset) else _opened(source, fields)
+    if fields is not None:
+        ds = ds.select(*([fields] if isinstance(fields, str) else fields))
+    request = Request.of(ds, target, dtype, shuffle, names, rows_per_part, append, memory)
+    if workers is not None:
+        workers = as_count("workers", workers, 1, _MOST_WORKERS)
+    if repair:
+        return repair_blocks(request)
+    # Imported late: executors bring logging with them, which ``import ndfeed`` can do without.
+    from ndfeed.packing.executors import WorkerPool  # noqa: PLC0415
+
+    pool = WorkerPool(ds, executor, workers)
+    if dry_run:
+        plan, _, _, done = _prepared(request, pool.workers)
+        work = StagingFolder(request.target, plan.digest)
+        if request.append and not done:
+            check_places(work, plan)
+        return forecast(work, plan, done=done)
+    bar = Bar("packing", len(ds))
+    with bar, pool:
+        return run_pack(request, pool, progress or (lambda rows, _: bar.advance(rows)))
+
+
+def _opened(
+    source: "Source | Mapping[str, Source | Dataset]", fields: Sequence[str] | None
+) -> Dataset:
+    """The fields to keep of what a source has: whatever is wrong with others does not matter."""
+    try:
+        return open_dataset(source, fields=fields)
+    except AmbiguousError as error:
+        # A field that is left out may tell what a sample is.
+        try:
+            return open_dataset(source)
+        except Error:
+            raise error from None
+
+
+class _Prepared(NamedTuple):
+    """A plan, the order of its rows, and what is at the target already; ``done`` if all is."""
+
+    plan: Plan
+    order: Ints | None
+    before: Manifest | None
+    done: bool = False
+
+
+def _prepared(request: Request, workers: int) -> _Prepared:
+    """What is to be done, or an error where something else is in its place. Writes nothing."""
+    before = manifest_of(request.target)
+    if request.append and before is None:
+        raise MissingError(request.target, "no packed dataset to append to; leave append out")
+    if request.append:
+        check_no_link(request.target)
+    fields = _fields(request, before if request.append else None)
+    row_bytes = probe_bytes(request.source.ds)
+    if before is None:
+        _check_free(request.target)
+    first, base = 0, ""
+    if before is not None and request.append:
+        done = _appended_before(request, before, fields, workers, row_bytes)
+        if done is not None:
+            return _Prepared(done, None, before, done=True)
+        first, base = _next_part(request, before), before.digest
+    wanted = request.wanted(workers, row_bytes, first, base)
+    plan, order = make_plan(request.source, fields, wanted)
+    if before is not None and not request.append:
+        _check_same(request, before, plan)
+        return _Prepared(plan, order, before, done=True)
+    return _Prepared(plan, order, before)
+
+
+def run_pack(request: Request, pool: "WorkerPool", progress: "Progress") -> Dataset:
+    """Do what is requested."""
+    from ndfeed.packing.run import PackRun, check_space  # noqa: PLC0415 - as above
+
+    plan, order, before, done = _prepared(request, pool.workers)
+    work = StagingFolder(request.target, plan.digest)
+    if done:
+        return _finished(work)
+    check_space(work, plan)
+    if request.append:
+        check_places(work, plan)
+    work.warn()
+    with work, _going_on(work):
+        work.remove_others(lambda: _parts_of(request.target))
+        parts = PackRun(work, plan, order, pool, progress).run()
+        request.source.check_unchanged()
+        publish(work, plan, parts, before)
+    return open_dataset(os.fsdecode(request.target))
+
+
+@contextmanager
+def _going_on(work: StagingFolder) -> Iterator[None]:
+    """Keep what was done for the same call to go on with, unless that would not help."""
+    try:
+        yield
+    except (CastError, ChangedError, ConflictError, FormatError, SchemaError):
+        _discard(work)  # to put that right makes another plan of it
+        raise
+    except BaseException as error:
+        if work.resumable:
+            error.add_note(_AGAIN)
+        else:
+            _discard(work)
+        raise
+    finally:
+        forget(work.folder)
+
+
+def _discard(work: StagingFolder) -> None:
+    """Remove a folder of work, because of an error that is the one to tell."""
+    with suppress(Error):
+        work.remove()
+
+
+def _parts_of(target: bytes) -> frozenset[str]:
+    """The parts that the manifest of a target speaks of, at this moment."""
+    manifest = manifest_of(target)
+    return frozenset(part.folder for part in manifest.parts) if manifest else frozenset()
+
+
+def _fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
+    """The fields to write: those of the dataset, or of what they are appended to."""
+    names = request.source.names
+    found = {f.name: f for f in stored_fields(request.source.ds, request.dtypes, names=names)}
+    if before is None:
+        return tuple(found.values())
+    path = os.path.join(request.target, NAME)
+    if set(found) != {field.name for field in before.fields}:
+        known = sorted(field.name for field in before.fields)
+        raise SchemaError(
+            path, f"fields {known} expected, found {sorted(found)}; choose with fields="
+        )
+    for field in before.fields:
+        new = found[field.name]
+        pairs = zip(field.shape, new.shape, strict=False)
+        alike = len(field.shape) == len(new.shape) and all(a in (None, b) for a, b in pairs)
+        if field.dtype != new.dtype or not alike:
+            raise SchemaError(
+                path,
+                f"{field}: {field.dtype} {field.shape} expected, found {new.dtype} {new.shape}; "
+                f"cast it with dtype= or convert it with map",
+            )
+    return before.fields
+
+
+def _check_free(target: bytes) -> None:
+    """Refuse at once what the target could not be moved to when all is done."""
+    parent, name = os.path.split(target)
+    with Folder(parent, followed=True) as beside:
+        status = beside.status(name)
+        if status is None:
+            return
+        if not stat.S_ISDIR(status.st_mode):
+            raise ConflictError(target, "is there and is no folder; remove it or choose another")
+        with beside.inner(name) as folder:
+            if folder.names():
+                raise ConflictError(target, "a folder with something in it; choose another")
+
+
+def _check_same(request: Request, before: Manifest, plan: Plan) -> None:
+    """Refuse what is there unless the same plan made it, in a run that was ended late."""
+    packs = packs_of(before, os.path.join(request.target, NAME))
+    if len(packs) != 1 or packs[0].plan != plan.source["plan"]:
+        raise ConflictError(
+            request.target,
+            "another packed dataset is there; remove it, add to it (append), or choose another",
+        )
+
+
+def _finished(work: StagingFolder) -> Dataset:
+    """Remove what a run that was ended late left behind."""
+    if work.leftovers():
+        with suppress(ConflictError), work:  # else somebody is about to add to it
+            work.remove_others(lambda: _parts_of(work.target))
+            work.remove()
+    return open_dataset(os.fsdecode(work.target))
+
+
+def _appended_before(
+    request: Request, before: Manifest, fields: tuple[Field, ...], workers: int, row_bytes: int
+) -> Plan | None:
+    """The plan with which these very rows were appended last, by a run that was ended late."""
+    last = packs_of(before, os.path.join(request.target, NAME))[-1:]
+    if not last or last[0].fingerprint != request.source.ds.fingerprint or not last[0].base:
+        return None  # made, not appended: the same rows may well be wanted once more
+    wanted = request.wanted(workers, row_bytes, last[0].first, last[0].base)
+    plan, _ = make_plan(request.source, fields, wanted)
+    return plan if plan.source["plan"] == last[0].plan else None
+
+
+def _next_part(request: Request, before: Manifest) -> int:
+    """The number of the first part to add, behind all that are there."""
+    packs_of(before, os.path.join(request.target, NAME))
+    used = [int(part.folder) for part in before.parts if part.folder.isdecimal()]
+    found = max(used, default=-1) + 1
+    if found + len(request.source) >= _MOST_PARTS or before.rows + len(request.source) >= 1 << 63:
+        raise SchemaError(request.target, "no more rows or parts fit; pack them to another target")
+    return found

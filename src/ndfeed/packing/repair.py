@@ -1,0 +1,313 @@
+"""Damaged blocks of a packed dataset, written again from the source they were made from.
+
+Only blocks whose checksum is wrong are touched, and only with bytes that have the right one. So
+it may end at any moment: what is repaired stays so, and the rest is for the next time. Offsets
+and shapes come first, since they say which samples the values of a block belong to.
+
+A column is written to in place if it is a plain file of this user's, of the right size, with no
+other name: copying a column for one damaged block could take hours. Any other (missing, of another
+size, hard-linked, somebody else's) is made anew in a folder of work beside the dataset, from what
+is sound of it and the source, and then takes the place of the name; what else the file was known
+by is not touched. Symbolic links, also of part folders, are refused.
+"""
+
+import hashlib
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.map_steps import Batch
+from ndfeed.dataset.open import open as open_dataset
+from ndfeed.errors import ChangedError, Error, ManifestError, MissingError, SchemaError
+from ndfeed.files.folder import Folder
+from ndfeed.files.write import Output
+from ndfeed.formats.inflate import crc32
+from ndfeed.formats.manifest import NAME, Column, Field, Manifest, Part
+from ndfeed.formats.npy import preamble
+from ndfeed.index.packed_index import open_column
+from ndfeed.index.table import Ints
+from ndfeed.order.permutation import key_of, permuted
+from ndfeed.packing import column_values
+from ndfeed.packing.column_values import Stored, to_stored_values
+from ndfeed.packing.columns import as_bytes
+from ndfeed.packing.job import DATA
+from ndfeed.packing.plan import lengths, map_names
+from ndfeed.packing.publish import Pack, check_no_link, manifest_of, packs_of
+from ndfeed.packing.request import Request
+from ndfeed.packing.source_rows import Reading, Rows
+from ndfeed.packing.staging_folder import StagingFolder
+from ndfeed.packing.stored_fields import NAMES
+
+_DIGEST = hashlib.sha256(b"repair").hexdigest()[:32]
+_NEW = b"column.npy"
+_AT_ONCE = 1 << 20
+_ROLES = {"offsets": 0, "shapes": 1, "rows": 2, "values": 3}
+
+
+class _Damage(NamedTuple):
+    """Damaged blocks of a column, and the samples that its part holds of its pack."""
+
+    pack: int
+    start: int  # row of the pack with which the part begins
+    part: Part
+    column: Column
+    field: Field
+    path: bytes
+    blocks: list[int]
+
+
+def repair_blocks(request: Request) -> Dataset:
+    """Write damaged blocks again, if they come from this source, and open the dataset."""
+    manifest = manifest_of(request.target)
+    if manifest is None:
+        raise MissingError(request.target, "no packed dataset to repair: no ndfeed.json in it")
+    check_no_link(request.target)
+    packs = packs_of(manifest, os.path.join(request.target, NAME))
+    owners = _owners(manifest, packs)
+    damages = sorted(
+        _damages(request.target, manifest, owners), key=lambda one: _ROLES[one.column.role]
+    )
+    rows = Counter[int]()
+    for pack, part in zip(owners, manifest.parts, strict=True):
+        rows[pack] += part.rows
+    problems = [(damage, _problem(request, damage, packs, rows[damage.pack])) for damage in damages]
+    with _Target(request.target) as target:
+        for damage, problem in problems:
+            if problem is None:
+                _Repair(request.source, target, damage, packs[damage.pack]).run()
+    for _, problem in problems:
+        if problem is not None:  # made from something else, which can be repaired alike
+            raise problem
+    return open_dataset(os.fsdecode(request.target))
+
+
+def _owners(manifest: Manifest, packs: list[Pack]) -> list[int]:
+    """For each part the pack that made it, -1 where none is noted."""
+    return [sum(pack.first <= n for pack in packs) - 1 for n in range(len(manifest.parts))]
+
+
+def _damages(target: bytes, manifest: Manifest, owners: list[int]) -> Iterator[_Damage]:
+    """Every column with damaged blocks."""
+    fields = {field.name: field for field in manifest.fields}
+    start, before = 0, -1
+    for pack, part in zip(owners, manifest.parts, strict=True):
+        start, before = 0 if pack != before else start, pack
+        for column in part.columns:
+            path = os.path.join(target, part.folder.encode(), column.file.encode())
+            field = fields[column.field]
+            every = range(column.blocks + 1)
+            found = list(every)
+            try:
+                with open_column(path) as file:
+                    found = column_values.damaged(file, column, field.row_bytes(column.role), every)
+                    whole = file.size == column.nbytes
+            except MissingError:
+                whole = False
+            if found or not whole:
+                yield _Damage(pack, start, part, column, field, path, found)
+        start += part.rows
+
+
+def _problem(request: Request, damage: _Damage, packs: list[Pack], rows: int) -> Error | None:
+    """Why something cannot be repaired from this source, if it cannot; ``rows`` are its pack's."""
+    if damage.pack < 0:
+        return SchemaError(damage.path, "it does not say what it was made from; pack it again")
+    made, ds = packs[damage.pack], request.source.ds
+    if made.fingerprint != ds.fingerprint:
+        return ChangedError(
+            damage.path,
+            f"made from data with fingerprint {made.fingerprint}, found "
+            f"{ds.fingerprint}; repair it with the source it was packed from",
+        )
+    if made.maps != map_names(ds):
+        return ChangedError(
+            damage.path,
+            f"made with the maps {made.maps}, found {map_names(ds)}; repair it with those",
+        )
+    if not made.rows == rows == len(ds):
+        path = os.path.join(request.target, NAME)
+        problem = f"{len(ds)} rows of this source expected, {rows} in its parts"
+        return ManifestError(path, f"{problem}, {made.rows} noted; pack it again")
+    return None
+
+
+class _Target:
+    """The dataset, open, and a folder of work for columns that are made anew, if there are any."""
+
+    def __init__(self, path: bytes) -> None:
+        self._path = path
+        self._stack = ExitStack()
+        self._work = StagingFolder(path, _DIGEST)
+        self._entered = False
+
+    def __enter__(self) -> Self:
+        self.folder = self._stack.enter_context(Folder(self._path))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._entered or self._work.begun:  # by an earlier run
+            with suppress(Error):
+                self._enter()
+                self._work.remove()
+        self._stack.close()
+
+    def _enter(self) -> None:
+        if not self._entered:
+            self._stack.enter_context(self._work)
+            self._entered = True
+
+    def new_folder(self) -> Folder:
+        """A folder for columns until they are whole."""
+        self._enter()
+        self._work.inside.inner(DATA, new=True).close()
+        return self._work.inside.inner(DATA, b"00000", new=True)
+
+
+class _Repair:
+    """Writes the damaged blocks of one column."""
+
+    def __init__(self, source: Rows, target: _Target, damage: _Damage, pack: Pack) -> None:
+        self._source = Rows(source.ds, names=pack.names)
+        self._target = target
+        self._damage = damage
+        self._shuffle = pack.shuffle
+        self._rows = pack.rows
+        self._name = damage.column.file.encode()
+
+    def run(self) -> None:
+        """Write them, each compared before it is."""
+        part = self._damage.part.folder.encode()
+        with self._target.folder.inner(part, new=True) as folder:
+            status = folder.status(self._name)
+            if self._is_ours(status):
+                with folder.output(self._name) as output:
+                    self._write(output)
+                    output.sync()
+                return
+            with self._target.new_folder() as new:
+                new.remove(_NEW)  # left by an earlier run
+                with new.output(_NEW, new=True) as output:
+                    output.allocate(self._damage.column.nbytes)
+                    if status is not None:
+                        self._copy_sound(output)
+                    self._write(output)
+                    output.sync()
+                new.move(_NEW, folder, self._name, over=True)
+            folder.sync()
+
+    def _is_ours(self, status: os.stat_result | None) -> bool:
+        """May the column be written to where it is?"""
+        return (
+            status is not None
+            and stat.S_ISREG(status.st_mode)
+            and status.st_nlink <= 1
+            and status.st_size == self._damage.column.nbytes
+            and status.st_uid == getattr(os, "geteuid", lambda: 0)()
+        )
+
+    def _copy_sound(self, output: Output) -> None:
+        """Copy what is not damaged of a column that is made anew."""
+        one, damaged = self._damage, set(self._damage.blocks)
+        size = one.field.row_bytes(one.column.role)
+        with open_column(one.path) as file:
+            for block in range(one.column.blocks + 1):
+                start, end = column_values.span(one.column, size, block)
+                for at in range(start, end if block not in damaged else start, _AT_ONCE):
+                    output.write(at, file.read(at, min(_AT_ONCE, end - at)))
+
+    def _write(self, output: Output) -> None:
+        one = self._damage
+        size = one.field.row_bytes(one.column.role)
+        for block in one.blocks:
+            start, end = column_values.span(one.column, size, block)
+            data = self._header() if block == 0 else self._block(block, output)
+            if len(data) != end - start or crc32(data) != one.column.checksum(block):
+                first = self._row(column_values.rows(one.column, block)[0] if block else 0)
+                raise ChangedError(
+                    self._source.path_of(first),
+                    f"gives other values of {one.field.name!r} than were packed; put back "
+                    f"what was, or pack again",
+                )
+            output.write(start, data)
+
+    def _header(self) -> bytes:
+        one = self._damage
+        dtype, shape = one.field.stored(one.column.role)
+        return preamble(dtype, (one.column.rows, *shape))
+
+    def _block(self, block: int, output: Output) -> bytes:
+        one = self._damage
+        first, last = column_values.rows(one.column, block)
+        if not one.field.row_bytes(one.column.role):
+            return b""
+        if one.column.role == "rows":
+            return bytes(self._read(first, last).data)
+        if one.column.role == "shapes":
+            return as_bytes(self._shapes(first, last).astype("<i8")).tobytes()
+        if one.column.role == "offsets":
+            return self._offsets(first, last, output)
+        return self._values(first, last)
+
+    def _row(self, row: int) -> int:
+        """The row of the dataset that became a row of the part."""
+        return int(self._rows_of(row, row + 1)[0]) if row < self._damage.part.rows else 0
+
+    def _rows_of(self, first: int, last: int) -> Ints:
+        at = self._damage.start + np.arange(first, last)
+        if self._shuffle is None:
+            return at
+        return permuted(at, self._rows, key_of("exact", self._shuffle, 0))
+
+    def _read(self, first: int, last: int) -> Stored:
+        """The samples of the field in rows of the part, as they are stored."""
+        rows = self._rows_of(first, last)
+        samples = self._source.samples(rows)
+        order = np.argsort(samples, kind="stable")  # streams are read forwards
+        with Reading(self._source) as reading:
+            batch = reading.read(rows[order])
+        back = np.argsort(order, kind="stable")
+        values = batch.get(self._damage.field.name)
+        turned: Batch = dict(batch)
+        if isinstance(values, np.ndarray):
+            turned[self._damage.field.name] = values[back]
+        elif values is not None:
+            turned[self._damage.field.name] = [values[i] for i in back.tolist()]
+        return to_stored_values(self._damage.field, turned, rows, self._source)
+
+    def _shapes(self, first: int, last: int) -> Ints:
+        name = self._damage.field.name
+        if self._source.ds.steps and name != NAMES:
+            return self._read(first, last).shapes
+        return self._source.shapes(name, self._rows_of(first, last))
+
+    def _offsets(self, first: int, last: int, output: Output) -> bytes:
+        """Offsets follow from the one before them and the lengths of samples."""
+        before = 0
+        if first:
+            data = output.read(self._damage.column.header + 8 * (first - 1), 8)
+            before = int.from_bytes(data, "little", signed=True)
+        counts = lengths(self._damage.field, self._shapes(max(first - 1, 0), last - 1))
+        ends = before + np.cumsum(counts)
+        found = ends if first else np.concatenate([[0], ends])
+        return as_bytes(found.astype("<i8")).tobytes()
+
+    def _values(self, first: int, last: int) -> bytes:
+        """Values [first, last), cut out of the samples that have them."""
+        one = self._damage
+        beside = next(
+            c for c in one.part.columns if c.field == one.field.name and c.role == "offsets"
+        )
+        folder = os.path.dirname(one.path)
+        with open_column(os.path.join(folder, beside.file.encode())) as file:
+            offsets = column_values.Offsets(file, beside)
+            a, b = offsets.samples(first, last)
+            begin = offsets[a]
+        data = self._read(a, b).data
+        size = one.field.row_bytes("values")
+        return data[(first - begin) * size : (last - begin) * size].tobytes()

@@ -1,0 +1,363 @@
+"""The samples to be packed: read, mapped and measured, also those larger than memory.
+
+Samples of a dataset for whoever packs it: read, mapped, and how large each is.
+
+``Reading`` belongs to one piece of work and one thread. It holds what it has open between two
+batches; compressed arrays of many rows must be asked for in rising order.
+
+Samples too large for memory: copied some elements at a time, field by field.
+
+That needs values that lie one behind the other, in a file or in a stream. What is scattered
+(Fortran order) or goes through a map is held whole, as one sample is the least to be had.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset.arguments import lazy
+from ndfeed.dataset.column import Column, Field, Group, is_converted
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.decoding import Decoded, verify
+from ndfeed.dataset.destination import Arrays
+from ndfeed.dataset.global_rng import seed_globals
+from ndfeed.dataset.map_steps import Batch, apply_steps
+from ndfeed.dataset.provenance import Origin
+from ndfeed.dataset.reader import reader_of
+from ndfeed.dataset.row_selection import select_rows
+from ndfeed.errors import ChangedError
+from ndfeed.files.file import File, Identity, changed, refuse
+from ndfeed.formats.description import DEFLATE, GZIP, INLINE, RAW
+from ndfeed.formats.dtypes import EXTENDED, delivered
+from ndfeed.formats.inflate import Decoding
+from ndfeed.index.table import Ints, Table
+from ndfeed.packing.stored_fields import NAMES
+from ndfeed.packing.streams import Cursor, stream_rows
+
+_AT_ONCE = 1 << 16
+
+
+class Rows:
+    """A dataset as what it is packed from. Shared by threads; it holds nothing open."""
+
+    def __init__(self, ds: Dataset, *, names: bool = False, in_order: bool = False) -> None:
+        self.ds = ds
+        self.names = names
+        self.streams = [stream_rows(group) for group in ds.groups]
+        # What is not read as a stream is read as the dataset reads it, but for one thing: what
+        # is read once, from the first byte to the last, is not worth a map's page faults.
+        self.others = [
+            _without(group, [c for columns in found for c in columns], mapped=not in_order)
+            for group, found in zip(ds.groups, self.streams, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.ds)
+
+    def samples(self, rows: Ints) -> Ints:
+        """The samples, in the groups, of rows of the dataset."""
+        return select_rows(self.ds.rows, rows)
+
+    @lazy
+    def rising(self) -> bool:
+        """Do the rows come in the order in which they lie?"""
+        rows = self.ds.rows
+        if rows is None or isinstance(rows, range):
+            return rows is None or rows.step > 0
+        return bool((rows[1:] >= rows[:-1]).all())
+
+    @property
+    def together(self) -> bool:
+        """Do the rows follow each other, with none left out?"""
+        rows = self.ds.rows
+        return rows is None or (isinstance(rows, range) and rows.step == 1)
+
+    @lazy
+    def row_bytes(self) -> int | None:
+        """Bytes of every sample as read; nothing where they differ."""
+        columns = [column for group in self.ds.groups for column in group.columns]
+        if self.names or not all(column.even for column in columns):
+            return None
+        return sum(int(column.nbytes[0]) for column in columns)
+
+    def sizes(self, rows: Ints) -> Ints:
+        """Bytes of some samples as read."""
+        if self.row_bytes is not None:
+            return np.full(len(rows), self.row_bytes, np.int64)
+        samples = self.samples(rows)
+        total = np.zeros(len(rows), np.int64)
+        for group in self.ds.groups:
+            for column in group.columns:
+                total += _sizes(group, column, samples)
+        if self.names:
+            total += self._path_lengths(samples)
+        return total
+
+    def shapes(self, name: str, rows: Ints) -> Ints:
+        """The shapes of samples of a stored ragged field, one in each row."""
+        samples = self.samples(rows)
+        if self.names and name == NAMES:
+            return self._path_lengths(samples).reshape(-1, 1)
+        for group in self.ds.groups:
+            for column in group.columns:
+                if column.field.name == name:
+                    return _shapes(group, column, samples)
+        raise KeyError(name)
+
+    @lazy
+    def cut_by(self) -> Group | None:
+        """The group whose parts must not be decoded twice, if there is one: the largest."""
+        held = [
+            (max(int(c.table.decoded[c.arrays].max(initial=0)) for c in group.columns), i)
+            for i, group in enumerate(self.ds.groups)
+            if not group.one_each and _coded(group)
+        ]
+        return self.ds.groups[max(held)[1]] if held else None
+
+    def path_of(self, row: int) -> str:
+        """The file that has a row."""
+        file = self._origin.files_of(self.samples(np.array([row])))[0]
+        return os.fsdecode(self._origin.table.path(int(file)))
+
+    def file_names(self, samples: Ints) -> list[NDArray[Any]]:
+        """The names of the files that have some samples, below the folder common to all."""
+        file = self._origin.files_of(samples)
+        ends, text = self._origin.table.path_ends, self._origin.table.path_bytes
+        pairs = zip(ends[file].tolist(), ends[file + 1].tolist(), strict=True)
+        return [text[start:end] for start, end in pairs]
+
+    def _path_lengths(self, samples: Ints) -> Ints:
+        file = self._origin.files_of(samples)
+        ends = self._origin.table.path_ends
+        return ends[file + 1] - ends[file]
+
+    @lazy
+    def _origin(self) -> Origin:
+        return self.ds.origin
+
+    def check_unchanged(self) -> None:
+        """Refuse sources that are no longer what they were when they were indexed."""
+        tables = {id(group.table): group.table for group in self.ds.groups}
+        for table in tables.values():
+            if not table.sealed:
+                _check_unchanged(table)
+
+
+def _sizes(group: Group, column: Column, samples: Ints) -> Ints:
+    if column.offsets is None:
+        return column.nbytes[group.locate(samples).part]
+    found: Ints = _shapes(group, column, samples).prod(axis=1) * column.field.dtype.itemsize
+    return found
+
+
+def _shapes(group: Group, column: Column, samples: Ints) -> Ints:
+    """The shapes of samples of one rank, one in each row."""
+    rank = len(column.field.shape or ())
+    if column.offsets is not None:
+        found = reader_of(group).shapes(group, column, samples)
+        return np.asarray(found, np.int64).reshape(len(samples), rank)
+    part = group.locate(samples).part
+    dims = column.table.dims[column.table.shape[column.arrays[part]]]
+    places = np.where(column.whole[part], 1, 2)[:, None] + np.arange(rank)
+    return np.take_along_axis(dims, places, axis=1)
+
+
+def _check_unchanged(table: Table) -> None:
+    for start in range(0, table.files, _AT_ONCE):
+        files = np.arange(start, min(start + _AT_ONCE, table.files))
+        expected = table.identity[files].tolist()
+        for path, before in zip(table.paths_of(files), expected, strict=True):
+            try:
+                after = Identity.of(os.stat(path))
+            except FileNotFoundError:
+                raise ChangedError(path, "removed since it was indexed; put it back") from None
+            except OSError as error:
+                refuse(path, error)
+            if tuple(after) != tuple(before):
+                raise changed(path, Identity(*before), after)
+
+
+def _without(group: Group, columns: Iterable[object], *, mapped: bool) -> Group | None:
+    dropped = {id(column) for column in columns}
+    kept = tuple(column for column in group.columns if id(column) not in dropped)
+    mapped &= group.mapped
+    if len(kept) == len(group.columns) and mapped == group.mapped:
+        return group
+    return replace(group, columns=kept, mapped=mapped) if kept else None
+
+
+def _coded(group: Group) -> bool:
+    return any(bool(((c.coding != RAW) & (c.coding != INLINE)).any()) for c in group.columns)
+
+
+# Processes that called pack: the global random generators there are the user's. In all others,
+# which work for them, maps find them seeded by the rows.
+_callers: set[int] = set()
+
+
+def mark_caller() -> None:
+    """Remember that this process called pack."""
+    _callers.add(os.getpid())
+
+
+class _Draws:
+    """Random generators fixed by the rows of a batch, whatever else is in it."""
+
+    def __init__(self, rows: Ints) -> None:
+        self._rows = rows
+
+    def batch(self, step: int) -> np.random.Generator:
+        """For the batch that begins with this row."""
+        return np.random.default_rng([step, int(self._rows[0])])
+
+    def sample(self, step: int, at: int) -> np.random.Generator:
+        """For one row."""
+        return np.random.default_rng([step, int(self._rows[at])])
+
+
+def _mapped(batch: Batch, ds: Dataset, rows: Ints) -> Batch:
+    """What the maps of a dataset make of some rows."""
+    if os.getpid() not in _callers:
+        seed_globals(rows[0].tobytes())
+    return apply_steps(batch, ds.steps, _Draws(rows))
+
+
+class _Kept(threading.local):
+    """Memory of this thread's that is filled again and again: new pages cost as much as a copy."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, NDArray[np.uint8]] = {}
+
+    def array(self, field: Field, count: int) -> NDArray[Any]:
+        """Room for samples of one shape, good until the next batch."""
+        size = count * (field.nbytes or 0)
+        held = self.buffers.get(field.name)
+        if held is None or len(held) < size:
+            held = self.buffers[field.name] = np.empty(size, np.uint8)
+        return held[:size].view(field.dtype).reshape(count, *(field.shape or ()))
+
+
+_kept = _Kept()
+
+
+def _room(group: Group, count: int) -> dict[str, Arrays]:
+    """Room for what is copied into it; what is gathered comes in memory of its own."""
+    if group.mapped and not group.by_file:
+        return {}
+    fields = [column.field for column in group.columns]
+    return {field.name: _kept.array(field, count) for field in fields if field.nbytes}
+
+
+See = Callable[[Column, Ints, Ints, Any], None]
+
+
+class Reading:
+    """Reads batches for one piece. Leaving the context without an error checks what is open.
+
+    ``see`` is shown the columns that are not read as streams, as they were read: the column, where
+    its parts begin, the samples, and their values.
+    """
+
+    def __init__(self, source: Rows, see: See | None = None) -> None:
+        self._source = source
+        self._see = see
+        self._cursors = [[Cursor(columns) for columns in found] for found in source.streams]
+        self._decoded = Decoded(0)  # the newest stream alone is kept
+
+    def read(self, rows: Ints) -> Batch:
+        """What the columns are to hold of some rows, before any cast."""
+        ds = self._source.ds
+        samples = self._source.samples(rows)
+        batch: Batch = dict.fromkeys(ds.names)
+        for group, rest, cursors in zip(ds.groups, self._source.others, self._cursors, strict=True):
+            if rest is not None:
+                room = {} if ds.steps else _room(rest, len(samples))
+                for target in reader_of(rest).fill(rest, samples, room, self._decoded):
+                    batch[target.column.field.name] = target.arrays
+                    if self._see is not None:
+                        self._see(target.column, rest.starts, samples, target.arrays)
+            for cursor in cursors:
+                every = zip(cursor.columns, cursor.read(*group.locate(samples)), strict=True)
+                batch.update({column.field.name: values for column, values in every})
+        if ds.steps:
+            batch = _mapped(batch, ds, rows)
+        if self._source.names:
+            batch[NAMES] = self._source.file_names(samples)
+        return batch
+
+    def column(self, group: Group, column: Column, samples: Ints) -> Any:  # noqa: ANN401
+        """Samples of one column as they are stored."""
+        alone = replace(group, columns=(column,))
+        return reader_of(alone).fill(alone, samples, {}, self._decoded)[0].arrays
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, *_: object) -> None:
+        for cursors in self._cursors:
+            for cursor in cursors:
+                if error is None:
+                    cursor.finish()
+                else:
+                    cursor.close()
+
+
+Chunks = Iterator[NDArray[Any]]
+
+
+def chunks(source: Rows, reading: Reading, row: int, most: int) -> Iterator[tuple[str, Chunks]]:
+    """Every field of a row, and its values in flat arrays of at most ``most`` bytes."""
+    sample = source.samples(np.array([row]))
+    for group in source.ds.groups:
+        place = group.locate(sample)
+        part, own = int(place.part[0]), int(place.row[0])
+        for column in group.columns:
+            name = column.field.name
+            if column.nbytes[part] > most and _streams(column, part):
+                yield name, _copied(column, part, own, most)
+            else:
+                values = np.asarray(reading.column(group, column, sample)[0])
+                yield name, iter([values.reshape(-1)])
+    if source.names:
+        yield NAMES, iter(source.file_names(sample))
+
+
+def _streams(column: Column, part: int) -> bool:
+    known = int(column.coding[part]) in (RAW, DEFLATE, GZIP)
+    straight = not column.strided[part] and not is_converted(column)
+    return known and straight and column.offsets is None
+
+
+def _copied(column: Column, part: int, row: int, most: int) -> Chunks:
+    table, array = column.table, int(column.arrays[part])
+    number = int(table.file[array])
+    kind = table.dtypes[table.dtype[array]]
+    dtype = delivered(kind) if kind in EXTENDED else np.dtype(kind)
+    size = int(column.nbytes[part])
+    start = int(column.first[part]) + row * size
+    step = max(most // dtype.itemsize, 1) * dtype.itemsize
+    stored = int(table.coding[array]) == RAW
+    if stored and column.whole[part]:  # else whoever packs rows sees to it, once for all of them
+        one = np.array([part])
+        verify([replace(column, arrays=column.arrays[one], whole=column.whole[one])])
+    with File(table.path(number), table.expected(number)) as file:
+        place = int(table.offset[array]), int(table.length[array])
+        facts = int(table.coding[array]), int(table.decoded[array]), int(table.crc[array])
+        decoding = None if stored else Decoding(file, place, *facts)
+        if decoding is not None:
+            decoding.skip(start)
+        for at in range(0, size, step):
+            data = np.empty(min(step, size - at), np.uint8)
+            memory: memoryview = data.data
+            if decoding is None:
+                file.read_into(start + at, [memory])
+            else:
+                decoding.read_into(memory)
+            yield data.view(dtype)
+        if decoding is not None:
+            decoding.finish()

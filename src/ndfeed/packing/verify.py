@@ -1,0 +1,270 @@
+"""Read a packed dataset whole, in parallel, and say what of it is damaged.
+
+Every byte is compared with the manifest's checksums: headers, rows, values; offsets must also
+rise from 0 to the number of values. The manifest itself is covered by its own digest. Memory is
+half a mebibyte for each thread, whatever the size of the data.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+from ndfeed.errors import ChecksumError, Error, MissingError, shown
+from ndfeed.files import platform_calls, write
+from ndfeed.files.folder import Folder, read_contents
+from ndfeed.formats.manifest import Column, Field, Manifest, Part
+from ndfeed.index.packed_index import REMEDY, check_header, folder_of, open_column, read_manifest
+from ndfeed.index.source import Name, spell_source
+from ndfeed.packing import column_values
+from ndfeed.packing.journal import MOST_JOURNAL, believed
+from ndfeed.packing.staging_folder import JOURNAL, unfinished
+from ndfeed.progress import Bar
+
+_LEAST_AT_ONCE, _MOST_AT_ONCE = 4 << 20, 64 << 20
+_TURNS = 8  # pieces of work for each thread, so that none is left alone at the end
+_MOST_THREADS = 16
+_DAMAGED = "another checksum than when it was written"
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One damaged stretch: the column's file, and the samples [first, last) that it touches."""
+
+    file: str
+    field: str
+    rows: tuple[int, int]
+    problem: str
+
+    def __str__(self) -> str:
+        first, last = self.rows
+        return f"{shown(self.file)}: field {self.field!r}, rows [{first}, {last}): {self.problem}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What ``ndfeed.verify`` found: how much was read, and what of it is damaged."""
+
+    path: str
+    rows: int
+    columns: int
+    nbytes: int
+    seconds: float
+    damaged: tuple[Damage, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Is every byte what was written?"""
+        return not self.damaged
+
+    def __str__(self) -> str:
+        what = f"{self.rows:,} rows in {self.columns:,} columns"
+        if self.ok:
+            return f"{shown(self.path)}: {what}, all sound"
+        more = f" and {len(self.damaged) - 1:,} more" if len(self.damaged) > 1 else ""
+        return f"{shown(self.path)}: {what}, damaged: {self.damaged[0]}{more}; {REMEDY}"
+
+
+class _Found(NamedTuple):
+    """A damaged block; ``problem`` says what is wrong with it, or with all of its column."""
+
+    at: int  # the column's place among all
+    block: int
+    problem: str
+
+
+class _Work(NamedTuple):
+    """A column of a part that begins with sample ``start`` of the dataset."""
+
+    at: int
+    part: Part
+    start: int
+    column: Column
+    field: Field
+    path: bytes
+    order: column_values.Order | None
+
+
+def verify(path: Name, *, threads: int | None = None, progress: bool = True) -> Verified:
+    """Read the packed dataset at ``path`` whole and compare it with its checksums.
+
+    Damaged data is listed in what is returned, with the columns and the rows it touches; a
+    damaged manifest is ``ManifestError``, since nothing can be compared then. Of a pack that was
+    not finished the journal is checked: ``ChecksumError`` where it is damaged, or else
+    ``MissingError`` that says how far it is. ``threads`` is how many read at once; a
+    bar is shown if it takes more than a second, unless ``progress=False``.
+    """
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be a number from 1 up, got {threads!r}")
+    (spelling,) = spell_source(path)
+    folder = folder_of(spelling)
+    if folder is None:
+        _refuse_unfinished(spelling)
+        if not write.present(spelling):
+            raise MissingError(spelling, "no such folder; check the path")
+        raise MissingError(
+            spelling, "no packed dataset: there is no ndfeed.json in it; ndfeed pack makes one"
+        )
+    began = time.perf_counter()
+    manifest = read_manifest(folder)
+    work = list(_work(folder, manifest))
+    nbytes = sum(one.column.nbytes for one in work)
+    count = threads or min(max(platform_calls.cores(), 4), _MOST_THREADS)
+    at_once = min(max(nbytes // (count * _TURNS), _LEAST_AT_ONCE), _MOST_AT_ONCE)
+    with Bar("verifying", nbytes, wanted=progress) as bar:
+        found = _checked(work, count, at_once, bar.advance)
+    return Verified(
+        os.fsdecode(folder),
+        manifest.rows,
+        len(work),
+        nbytes,
+        time.perf_counter() - began,
+        tuple(_damages(work, found)),
+    )
+
+
+def _refuse_unfinished(path: bytes) -> None:
+    """Say of a pack that was not finished how far it is, and whether its journal is sound."""
+    found = unfinished(path)
+    if found is None:
+        return
+    place, seal = found
+    if seal is None:
+        raise MissingError(
+            place,
+            "looks like an unfinished pack, but this user's ndfeed did not make it here; run the "
+            "pack again, and remove this if you know what it is",
+        )
+    with Folder(place) as folder:
+        data = read_contents(folder, JOURNAL, MOST_JOURNAL) or b""
+    records, end = believed(data, seal)
+    if end < len(data):
+        raise ChecksumError(
+            os.path.join(place, JOURNAL),
+            f"the journal of an unfinished pack is damaged from line {len(records) + 1} on; "
+            f"run the same pack again: what it notes from there on is done again",
+            end,
+        )
+    steps = f"{len(records):,} step{'s' * (len(records) != 1)} done"
+    raise MissingError(
+        place,
+        f"an unfinished pack, its journal sound with {steps}; run the same pack again to go on",
+    )
+
+
+def _work(folder: bytes, manifest: Manifest) -> Iterator[_Work]:
+    """Every column of every part."""
+    fields = {field.name: field for field in manifest.fields}
+    at = start = 0
+    for part in manifest.parts:
+        for column in part.columns:
+            if column.role == "values":
+                values = column.rows
+            order = column_values.Order(column, values) if column.role == "offsets" else None
+            path = os.path.join(folder, part.folder.encode(), column.file.encode())
+            yield _Work(at, part, start, column, fields[column.field], path, order)
+            at += 1
+        start += part.rows
+
+
+def _checked(
+    work: list[_Work], threads: int, at_once: int, advance: Callable[[int], None]
+) -> list[_Found]:
+    """Every damaged block of every column, by some threads."""
+    # Imported late: it brings logging with it, which ``import ndfeed`` need not wait for.
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
+
+    found: list[_Found] = []
+    pool = ThreadPoolExecutor(threads, "ndfeed-verify")
+    try:
+        pieces = [piece for one in work for piece in _cut(one, at_once)]
+        for damaged, nbytes in pool.map(_check, pieces):
+            found += damaged
+            advance(nbytes)
+    finally:
+        pool.shutdown(cancel_futures=True)  # whoever presses Ctrl-C waits for one piece at most
+    broken = {one.at for one in found}
+    for one in work:
+        if one.order is not None and one.at not in broken:
+            problem = "offsets do not rise from 0 to the number of values"
+            found += [_Found(one.at, block, problem) for block in one.order.wrong()]
+    return sorted(found)
+
+
+class _Piece(NamedTuple):
+    """Some blocks of a column."""
+
+    work: _Work
+    blocks: range
+
+
+def _cut(one: _Work, at_once: int) -> list[_Piece]:
+    size = one.column.rows_per_block * one.field.row_bytes(one.column.role)
+    step = max(at_once // max(size, 1), 1)
+    last = one.column.blocks + 1
+    return [_Piece(one, range(a, min(a + step, last))) for a in range(0, last, step)]
+
+
+def _check(piece: _Piece) -> tuple[list[_Found], int]:
+    """The damaged ones of some blocks, and the bytes they have."""
+    one, chosen = piece
+    column, size = one.column, one.field.row_bytes(one.column.role)
+    look = None if one.order is None else one.order.look
+    nbytes = (
+        column_values.span(column, size, chosen[-1])[1]
+        - column_values.span(column, size, chosen[0])[0]
+    )
+    try:
+        with open_column(one.path) as file:
+            damaged = column_values.damaged(file, column, size, chosen, look)
+            if chosen[0] == 0 and file.size != column.nbytes:
+                check_header(file, column, one.field)
+    except Error as error:
+        problem = getattr(error, "problem", str(error)).partition(";")[0]
+        return [_Found(one.at, 0, problem)], nbytes
+    return [_Found(one.at, block, _DAMAGED) for block in damaged], nbytes
+
+
+def _damages(work: list[_Work], found: list[_Found]) -> Iterator[Damage]:
+    """Damaged blocks as samples, neighbours together; a header stands for all of its column."""
+    for at, group in groupby(found, key=lambda one: one.at):
+        one, own = work[at], list(group)
+        file = os.fsdecode(one.path)
+        if own[0].block == 0:
+            whole = one.start, one.start + one.part.rows
+            yield Damage(file, one.field.name, whole, own[0].problem)
+            continue
+        runs: list[list[_Found]] = []
+        for this in own:
+            if (
+                runs
+                and this.block == runs[-1][-1].block + 1
+                and this.problem == runs[-1][0].problem
+            ):
+                runs[-1].append(this)
+            else:
+                runs.append([this])
+        broken = {work[other.at].path for other in found}
+        for run in runs:
+            first = column_values.rows(one.column, run[0].block)[0]
+            last = column_values.rows(one.column, run[-1].block)[1]
+            a, b = _samples(one, work, (first, last), broken)
+            yield Damage(file, one.field.name, (one.start + a, one.start + b), run[0].problem)
+
+
+def _samples(
+    one: _Work, work: list[_Work], span: tuple[int, int], broken: set[bytes]
+) -> tuple[int, int]:
+    """The samples of its part that rows of a column touch."""
+    first, last = span
+    if one.column.role == "offsets":  # one ends a sample and begins the next
+        return max(first - 1, 0), min(last, one.part.rows)
+    if one.column.role != "values":
+        return span
+    beside = work[one.at + 1]
+    if beside.path in broken:
+        return 0, one.part.rows
+    with open_column(beside.path) as file:
+        return column_values.Offsets(file, beside.column).samples(first, last)

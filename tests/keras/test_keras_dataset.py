@@ -1,0 +1,189 @@
+"""``ndfeed.keras.dataset``: batches by number, for every backend."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+pytest.importorskip("keras")
+
+import keras
+from loader_contract import ArgumentContract
+from loading.making import MADE, compressed, epoch_of, images, labels, made, noisy, numbers
+from tf_making import run, same
+
+import ndfeed
+import ndfeed.keras
+from ndfeed.dataset.read_timing import spent
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Fortran")
+
+
+@pytest.fixture(scope="module")
+def ds(tmp_path_factory):
+    return images(tmp_path_factory.mktemp("images"))
+
+
+class TestArguments(ArgumentContract):
+    make = staticmethod(ndfeed.keras.dataset)
+    listed = tuple if keras.backend.backend() == "tensorflow" else list
+    padded = {}  # always  # noqa: RUF012
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_batches_are_those_of_the_loader(tmp_path, name):
+    """Whatever the files are like, and in any order of asking."""
+    ds = made(tmp_path / "x", name)
+    data = ndfeed.keras.dataset(ds, 7, shuffle=True, seed=2)
+    loader = ndfeed.loader(ds, 7, shuffle=True, seed=2, ragged="pad")
+    for _ in range(2):
+        expected = list(loader)
+        found = {i: data[i] for i in reversed(range(len(data)))}
+        data.epoch += 1
+
+        same([found[i] for i in range(len(data))], expected)
+
+
+def test_maps_draw_as_in_the_loader(tmp_path):
+    """A draw depends on the place in the order, not on who asks when."""
+    ds = numbers(tmp_path, 50).map(noisy)
+    data = ndfeed.keras.dataset(ds, 8, shuffle=True, seed=3)
+
+    same([data[i] for i in range(len(data))], epoch_of(ds, 8, shuffle=True, seed=3))
+
+
+def test_ranks_and_drop_last(ds):
+    """The words of the loader."""
+    words = {"shuffle": True, "shard": (1, 2), "drop_last": True, "fields": ("label",)}
+    data = ndfeed.keras.dataset(ds, 7, **words)
+
+    same([data[i] for i in range(len(data))], ndfeed.loader(ds, 7, **words))
+
+
+def test_an_epoch_is_one_that_was_begun(ds):
+    """Keras says that one ended before any was begun."""
+    data = ndfeed.keras.dataset(ds, 10, shuffle=True)
+    data.on_epoch_end()
+    assert data.epoch == 0
+    data.on_epoch_begin()
+    data.on_epoch_end()
+    data.on_epoch_end()
+
+    assert data.epoch == 1
+
+
+def test_it_travels_to_other_processes(ds):
+    """In a few kilobytes, with its epoch and without its open files."""
+    data = ndfeed.keras.dataset(ds, 10, shuffle=True)
+    data.epoch = 3
+    expected = labels(data[i] for i in range(10))
+    travelled = pickle.dumps(data)
+    again = pickle.loads(travelled)
+
+    assert len(travelled) < 4096
+    assert labels(again[i] for i in range(10)) == expected
+
+
+def test_compressed_files_are_not_decoded_for_every_batch(tmp_path):
+    """Those of a window are kept while they are needed."""
+    ds, _ = compressed(tmp_path / "c", 6, 50)
+    data = ndfeed.keras.dataset(ds, 10, shuffle=True)
+    before = spent.streams  # those of this thread
+    for i in range(len(data)):
+        data[i]
+
+    assert spent.streams - before == 12  # two a file
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "match"),
+    [
+        ({"fields": ("imago",)}, ndfeed.FieldError, "no field 'imago'; the fields are 'image'"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
+        ({"workers": -1}, ValueError, r"workers must be in \[0, "),
+        ({"shuffle": "yes"}, TypeError, "shuffle must be True"),
+    ],
+)
+def test_wrong_words_are_refused_at_once(ds, words, error, match):
+    """Not in the middle of a training."""
+    with pytest.raises(error, match=match):
+        ndfeed.keras.dataset(ds, **({"batch_size": 10} | words))
+
+
+def test_types_that_keras_lacks_are_refused(tmp_path):
+    """At once, by field, with a remedy."""
+    np.savez(tmp_path / "x.npz", bad=np.zeros(4, "M8[s]"), good=np.arange(4))
+    ds = ndfeed.open(tmp_path / "x.npz", sample="row")
+
+    with pytest.raises(ndfeed.SchemaError, match=r"'bad'.*cannot hold; leave it out"):
+        ndfeed.keras.dataset(ds, 2)
+    assert len(ndfeed.keras.dataset(ds, 2, fields=("good",))) == 2
+
+
+BACKEND = """
+import json, sys
+import numpy as np
+import keras, ndfeed, ndfeed.keras
+
+ds = ndfeed.open(sys.argv[1])
+
+
+def model():
+    made = keras.Sequential([keras.Input((1,)), keras.layers.Lambda(lambda x: x)])
+    made.compile(loss=lambda y, p: keras.ops.mean(y, axis=-1))
+    return made
+
+
+class Steps(keras.callbacks.Callback):
+    "The mean of each batch, out of the mean of all so far."
+    def __init__(self):
+        super().__init__()
+        self.means = []
+    def on_epoch_begin(self, epoch, logs=None):
+        self.total = 0.0
+    def on_train_batch_end(self, batch, logs=None):
+        total = logs["loss"] * (batch + 1)
+        self.means.append(round(float(total - self.total), 1))
+        self.total = total
+
+
+def both(batch):
+    label = batch["label"].astype("float32")[:, None]
+    return {"x": label, "y": label}
+
+
+found = {"backend": keras.backend.backend(), "alone": "tensorflow" not in sys.modules}
+pairs = ds.map(both)
+for workers, processes in ((0, False), (1, False), (3, False), (2, True)):
+    data = ndfeed.keras.dataset(pairs, 10, shuffle=True, seed=1, fields=("x", "y"),
+                                workers=workers, use_multiprocessing=processes)
+    steps = Steps()
+    one = model()
+    if workers > 1:
+        one.test_on_batch(*data[0])  # or Keras would do so in fit, and use what it fetched twice
+    one.fit(data, epochs=2, verbose=0, shuffle=False, callbacks=[steps])
+    held = ndfeed.keras.dataset(pairs, 10, fields=("x", "y"), workers=workers)
+    given = one.predict(ndfeed.keras.dataset(pairs, 10, fields=("x",), workers=workers), verbose=0)
+    found[f"{workers} {processes}"] = {
+        "means": steps.means,
+        "evaluated": round(float(one.evaluate(held, verbose=0)), 3),
+        "predicted": np.asarray(given)[:, 0].tolist(),
+    }
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+def test_every_backend_gets_the_same(ds, backend):
+    """``fit``, ``evaluate``, ``predict``, with workers of every kind: one order, all rows."""
+    pytest.importorskip(backend)
+    found, _ = run(BACKEND, ds.files[0], KERAS_BACKEND=backend)
+    loader = ndfeed.loader(ds, 10, shuffle=True, seed=1)
+    means = [round(float(np.mean(batch["label"])), 1) for _ in range(2) for batch in loader]
+
+    assert found["backend"] == backend
+    assert found["alone"] or backend == "tensorflow"
+    for kind in ("0 False", "1 False", "3 False", "2 True"):
+        assert found[kind]["means"] == pytest.approx(means, abs=0.11)
+        assert found[kind]["evaluated"] == 49.5
+        assert found[kind]["predicted"] == list(range(100))

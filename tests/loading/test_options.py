@@ -1,0 +1,150 @@
+"""Wrong arguments fail where they are given, in one line that has the remedy."""
+
+import numpy as np
+import pytest
+from loading.making import large_rows, numbers, ragged, threads
+
+import ndfeed
+from ndfeed.dataset.arguments import as_bytes
+
+
+@pytest.fixture
+def ds(tmp_path):
+    return large_rows(tmp_path, 20, size=400)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+        ({"batch_size": -1}, ValueError, "batch_size must be at least 1, got -1"),
+        ({"batch_size": 2.5}, TypeError, "batch_size must be an integer, got 2.5"),
+        ({"batch_size": True}, TypeError, "batch_size must be an integer, got True"),
+        ({"batch_size": "4"}, TypeError, "batch_size must be an integer, got '4'"),
+        ({"batch_size": None}, TypeError, "batch_size must be an integer, got None"),
+        ({"fields": ("x",)}, ndfeed.FieldError, "no field 'x'; the fields are 'image', 'label'"),
+        ({"fields": "imago"}, ndfeed.FieldError, "no field 'imago'"),
+        ({"fields": (1,)}, TypeError, "fields must be a tuple of names"),
+        ({"fields": ()}, ValueError, "fields must name at least one field"),
+        ({"fields": 3}, TypeError, "fields must be a tuple of names"),
+        ({"shard": (2, 2)}, ValueError, r"rank must be in \[0, 2\), got 2"),
+        ({"shard": (-1, 2)}, ValueError, r"rank must be in \[0, 2\), got -1"),
+        ({"shard": (0, 0)}, ValueError, "world must be at least 1, got 0"),
+        ({"shard": (0.5, 2)}, TypeError, "rank must be an integer, got 0.5"),
+        ({"shard": 3}, TypeError, r"shard must be \(rank, world\), got 3"),
+        ({"shard": (1, 2, 3)}, TypeError, r"shard must be \(rank, world\)"),
+        ({"shard": "01"}, TypeError, "must be an integer|shard must be"),
+        ({"memory": 1000}, ValueError, "memory must hold a batch: 1.63 kB .* got 1 kB; raise mem"),
+        ({"memory": "1kB"}, ValueError, "raise memory or lower batch_size"),
+        ({"memory": "2XB"}, ValueError, 'such as "2GB" or "512MiB", got \'2XB\''),
+        ({"memory": ""}, ValueError, "memory must be bytes or text"),
+        ({"memory": "2iB"}, ValueError, "memory must be bytes or text"),
+        ({"memory": 0}, ValueError, "memory must"),
+        ({"memory": -5}, ValueError, "memory must be at least 1 byte, got -5"),
+        ({"memory": 2e9}, TypeError, "memory must be bytes or text"),
+        ({"threads": 0}, ValueError, r"threads must be in \[1, 256\], got 0"),
+        ({"threads": 1.0}, TypeError, "threads must be a whole number, got 1.0"),
+        ({"threads": True}, TypeError, "threads must be a whole number, got True"),
+        ({"processes": -1}, ValueError, r"processes must be in \[0, 256\], got -1"),
+        ({"processes": None}, TypeError, "processes must be a whole number, got None"),
+        ({"seed": 1.5}, TypeError, "seed must be a whole number, got 1.5"),
+        ({"seed": None}, TypeError, "seed must be a whole number, got None"),
+        ({"seed": 2**300}, ValueError, "seed must be in"),
+        ({"ragged": "x"}, ValueError, "ragged must be one of 'list', 'pad', 'packed', got 'x'"),
+        ({"on_error": "x"}, ValueError, 'on_error must be "raise" or "skip", got \'x\''),
+        ({"shuffle": "yes"}, TypeError, r"shuffle must be True, False, Exact\(\).* got 'yes'"),
+        ({"shuffle": None}, TypeError, "shuffle must be True, False"),
+        ({"shuffle": 1}, TypeError, "shuffle must be True, False"),
+        ({"shuffle": ndfeed.Exact}, TypeError, "shuffle must be True, False"),
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_fails_at_construction(ds, options, error, match):
+    """Not at epoch 3, and not with a traceback out of a thread."""
+    with pytest.raises(error, match=match) as caught:
+        ndfeed.loader(ds, **{"batch_size": 4, **options})
+
+    assert "\n" not in str(caught.value)
+    assert not threads()
+
+
+@pytest.mark.parametrize("source", ["x.npy", b"x.npy", None, [1, 2], np.arange(3)], ids=str)
+def test_a_path_is_no_dataset(source):
+    """The way to get one is in the message."""
+    with pytest.raises(TypeError, match=r"a Dataset is needed, got .*; ndfeed\.open makes one"):
+        ndfeed.loader(source, 4)
+
+
+def test_a_word_that_does_not_exist_is_python_s_own_error(ds):
+    """No **kwargs that swallow num_workers."""
+    with pytest.raises(TypeError, match="num_workers"):
+        ndfeed.loader(ds, 4, num_workers=2)
+    with pytest.raises(TypeError, match="positional"):
+        ndfeed.loader(ds, 4, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("100", 100),
+        ("100B", 100),
+        ("2kB", 2000),
+        ("2 KiB", 2048),
+        ("1.5MB", 1_500_000),
+        ("512MiB", 512 << 20),
+        ("2g", 2_000_000_000),
+        (" 1 TB ", 10**12),
+        (12345, 12345),
+    ],
+)
+def test_memory_in_words(text, size):
+    """Both kinds of units, as people write them."""
+    assert as_bytes(text) == size
+
+
+def test_memory_by_default_is_an_eighth_of_the_machine_and_at_most_2_gib():
+    """So that a loader never needs to be told on a laptop."""
+    import psutil
+
+    assert as_bytes(None) == min(psutil.virtual_memory().total // 8, 2 << 30)
+
+
+def test_memory_for_just_one_batch_is_accepted(ds):
+    """Four samples of 400 and 8 bytes."""
+    with ndfeed.loader(ds, 4, memory=4 * 408) as loader:
+        assert len(list(loader)) == 5
+    with pytest.raises(ValueError, match="memory must hold a batch"):
+        ndfeed.loader(ds, 4, memory=4 * 408 - 1)
+
+
+@pytest.mark.parametrize("form", ["pad", "packed"])
+def test_samples_of_different_ranks_have_no_other_form_than_a_list(tmp_path, form):
+    """Said before anything is read."""
+    np.save(tmp_path / "a.npy", np.zeros((2, 2)))
+    np.save(tmp_path / "b.npy", np.ones((2, 2, 3)))
+    ds = ndfeed.open(tmp_path, sample="file")
+    with pytest.raises(ValueError, match=r"'data' has samples of .* use ragged=\"list\""):
+        ndfeed.loader(ds, 2, ragged=form)
+    with ndfeed.loader(ds, 2) as loader:
+        (batch,) = loader
+
+    assert [x.shape for x in batch["data"]] == [(2, 2), (2, 2, 3)]
+
+
+@pytest.mark.parametrize(("form", "name"), [("pad", "x_length"), ("packed", "x_offsets")])
+def test_a_name_that_is_taken_is_refused(tmp_path, form, name):
+    """What comes beside a ragged field would overwrite a field."""
+    ds = ragged(tmp_path, [3, 1, 2], **{name: np.arange(3)})
+    with pytest.raises(ValueError, match=f"ragged='{form}' would add '{name}', which is a field"):
+        ndfeed.loader(ds, 2, ragged=form)
+
+    ndfeed.loader(ds, 2)
+    ndfeed.loader(ds.select("x"), 2, ragged=form)
+
+
+def test_even_samples_take_any_form(tmp_path):
+    """Nothing is ragged, so nothing is added."""
+    ds = numbers(tmp_path, 5)
+    for form in ("list", "pad", "packed"):
+        with ndfeed.loader(ds, 5, ragged=form) as loader:
+            assert list(next(iter(loader))) == ["data"]

@@ -1,0 +1,165 @@
+"""What a loader says of itself: figures that add up, and one sentence that names the limit."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+from loading.making import LARGE, compressed, epoch_of, large_rows, numbers
+
+import ndfeed
+from ndfeed.files.platform_calls import can
+
+
+def test_before_during_and_after(tmp_path):
+    """print(loader) works at any time, and says what it knows by then."""
+    loader = ndfeed.loader(large_rows(tmp_path, 64), 8, shuffle=True, threads=2)
+    before = str(loader)
+    batches = iter(loader)
+    next(batches)
+    during = str(loader)
+    for _ in batches:
+        pass
+    after = str(loader)
+    loader.close()
+    closed = str(loader)
+
+    assert before.splitlines()[0] == "ndfeed.Loader: Exact(), 2 threads"
+    assert "limit: nothing was read yet" in before
+    for text in (during, after, closed):
+        assert "rows/s" in text
+        assert "limit: " in text
+    assert "64 rows in 8 batches" in after
+    assert after.splitlines()[1].split(" s:")[0] == closed.splitlines()[1].split(" s:")[0]
+
+
+def test_figures_add_up(tmp_path):
+    """Rows, bytes and batches are those of one pass, not of all since the beginning."""
+    ds = large_rows(tmp_path, 64)
+    with ndfeed.loader(ds, 8, threads=2) as loader:
+        for _ in range(3):
+            list(loader)
+            report = loader.report()
+
+            assert (report.rows, report.batches, report.nbytes) == (64, 8, ds.nbytes)
+            assert report.threads == 2
+            assert report.ready == 0
+            assert report.batch_bytes == ds.nbytes // 8
+            assert report.seconds > 0
+            assert report.rows_per_second == 64 / report.seconds
+            assert report.bytes_per_second == ds.nbytes / report.seconds
+            assert sum(report.stages.values()) <= 2 * report.seconds
+            assert 0 <= report.consumer_waiting <= report.seconds
+
+
+def test_it_is_json(tmp_path):
+    """For dashboards; a batch in, a stage in seconds each."""
+    with ndfeed.loader(large_rows(tmp_path, 64), 8) as loader:
+        early = loader.report().as_dict()
+        list(loader)
+        found = json.loads(json.dumps(loader.report().as_dict()))
+
+    assert set(early) == set(found)
+    assert json.dumps(early)
+    assert set(found["stages"]) == {"order", "ahead", "read", "inflate", "copy", "transform"}
+    assert found["rows"] == 64
+    assert found["limit"]
+
+
+def test_memory_that_is_in_use_can_be_seen(tmp_path):
+    """Batches under way stay within what was allowed, the consumer's own counted in."""
+    with ndfeed.loader(large_rows(tmp_path, 64), 8, memory=10 * 8 * LARGE // 4) as loader:
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+            report = loader.report()
+            assert report.depth * report.batch_bytes <= report.memory
+            assert report.ready <= report.depth
+            assert report.memory == 10 * 8 * LARGE // 4
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_slow_transform_is_named(tmp_path, processes):
+    """With the remedy: more processes, by number."""
+
+    def slow(batch):
+        time.sleep(0.02)
+        return batch
+
+    with ndfeed.loader(numbers(tmp_path, 40).map(slow), 4, processes=processes) as loader:
+        list(loader)
+        limit = loader.report().limit
+
+    assert limit.startswith("your transform takes ")
+    assert "% of the time; " in limit
+    assert "processes=" in limit or "make it cheaper" in limit
+
+
+def test_a_slow_consumer_is_named(tmp_path):
+    """Then nothing here needs to be faster."""
+    with ndfeed.loader(numbers(tmp_path, 40), 4) as loader:
+        for _ in loader:
+            time.sleep(0.02)
+        limit = loader.report().limit
+
+    assert limit.startswith("your code: batches were ready")
+
+
+def test_inflating_is_named(tmp_path):
+    """Packing undoes it once for all."""
+    ds, _ = compressed(tmp_path, files=6, rows=400, width=2000)
+    with ndfeed.loader(ds.select("x"), 100, threads=1) as loader:
+        for _ in loader:
+            pass
+        report = loader.report()
+
+    assert max(report.stages, key=report.stages.get) == "inflate"
+    assert report.limit.startswith("inflating takes ")
+    assert "pack" in report.limit
+
+
+def test_inflating_again_and_again_is_named_with_the_memory_it_needs(tmp_path, monkeypatch):
+    """An exact shuffle of compressed rows with too little memory, and no disk to help out."""
+    monkeypatch.setattr(can, "scratch", False)
+    ds, _ = compressed(tmp_path, files=10, rows=50, width=2000)
+    with ndfeed.loader(ds, 10, shuffle=ndfeed.Exact(), memory="150kB", threads=1) as loader:
+        list(loader)
+        report = loader.report()
+
+    assert report.streams > 20
+    assert "inflated again and again" in report.limit
+    assert "raise memory to " in report.limit
+
+
+def test_no_batches_are_explained(tmp_path):
+    """drop_last with a batch larger than the data: the classic silent empty loop."""
+    with ndfeed.loader(numbers(tmp_path, 3), 4, drop_last=True) as loader:
+        assert "drop_last leaves no batch: 3 samples are fewer than 4" in str(loader)
+        assert list(loader) == []
+        assert "lower batch_size" in str(loader)
+    assert "there are no samples" in str(ndfeed.loader(numbers(tmp_path, 3).take([]), 4))
+
+
+def test_every_sentence_is_one_line(tmp_path):
+    """It is printed in a table of its own."""
+    for batch_size in (1, 4, 64):
+        ds = large_rows(tmp_path / str(batch_size), 64)
+        with ndfeed.loader(ds, batch_size, shuffle=True) as loader:
+            list(loader)
+            limit = loader.report().limit
+
+            assert "\n" not in limit
+            assert limit
+            assert not limit.endswith(".")
+
+
+def test_a_ragged_form_has_its_share(tmp_path):
+    """Bringing samples into form is work of ours, not of the user's transform."""
+    for i in range(20):
+        np.save(tmp_path / f"{i}.npy", np.zeros((2000 + i, 20 + i)))
+    ds = ndfeed.open(tmp_path, sample="file")
+    with ndfeed.loader(ds, 5, ragged="packed", threads=1) as loader:
+        list(loader)
+
+        assert "your transform takes" not in loader.report().limit
+    assert epoch_of(ds, 5, ragged="packed")[0]["data_offsets"][-1] > 0

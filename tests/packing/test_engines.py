@@ -1,0 +1,145 @@
+"""Whoever does the work, it comes out the same; whoever dies over it is replaced."""
+
+import multiprocessing
+import os
+import sys
+import warnings
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from faults.seam import tree
+from packing import making
+
+import ndfeed
+
+distributed = pytest.importorskip("distributed")
+pytest.importorskip("ndfeed.ray", exc_type=ImportError)
+
+SMALL = 2000  # bytes of memory, so that there are pieces enough
+
+
+@pytest.fixture
+def ds(folder):
+    return making.npz_of_rows(folder / "source", files=8, rows=50)
+
+
+@pytest.fixture
+def expected(ds, folder):
+    """What comes out without any of this."""
+    packed = ndfeed.pack(ds.map(making.slow), folder / "expected", memory="1MB")
+    return packed[:]["label"].tolist()
+
+
+def processes(count=2):
+    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"))
+
+
+def pack(ds, folder, **options):
+    found = ndfeed.pack(ds, folder / "packed", memory=SMALL, **options)
+    assert sorted(name for name in os.listdir(folder) if "packed" in name) == ["packed"]
+    return found[:]["label"].tolist()
+
+
+def test_executors_of_others(ds, folder, expected):
+    """Threads and processes, the same bytes."""
+    mapped = ds.map(making.slow)
+    trees = []
+    for name, executor in (("a", ThreadPoolExecutor(3)), ("b", processes())):
+        with executor:
+            ndfeed.pack(mapped, folder / name, memory="1MB", workers=1, executor=executor)
+        trees.append(tree(folder / name))
+
+    assert trees[0] == trees[1]
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_processes_do_not_draw_the_same_numbers(ds, folder, method):
+    """Forked ones begin with copies of one generator, and all have PyTorch's default seed."""
+    mapped = ds.map(making.drawn)
+    with ProcessPoolExecutor(3, multiprocessing.get_context(method)) as executor:
+        packed = ndfeed.pack(mapped, folder / "packed", memory=SMALL, executor=executor)
+
+    for name in ("numpy", "python", "torch"):
+        assert len(np.unique(packed[:][name])) == len(ds)
+
+
+def test_packing_leaves_the_caller_s_generators_alone(ds, folder):
+    """What runs in threads of the caller's process draws from the caller's generators."""
+    np.random.seed(3)  # noqa: NPY002
+    expected = np.random.random(len(ds))  # noqa: NPY002
+    np.random.seed(3)  # noqa: NPY002
+    ndfeed.pack(ds.map(making.slow), folder / "packed", memory=SMALL, workers=1)
+
+    assert (np.random.random(len(ds)) == expected).all()  # noqa: NPY002
+
+
+def test_a_process_that_dies_is_replaced(ds, folder, expected):
+    """Our own pool: a new one goes on, with nothing done twice that was noted."""
+    mapped = ds.map(making.Deadly(folder / "deaths", 2))
+
+    assert pack(mapped, folder, workers=2) == expected
+    assert not os.listdir(folder / "deaths")
+
+
+def test_a_piece_that_kills_whoever_does_it(ds, folder, expected):
+    """It is named with its files after a few times; the same again goes on."""
+    mapped = ds.map(making.Deadly(folder / "deaths", 3))
+
+    with pytest.raises(ndfeed.WorkerError, match=r"3 times over piece 'rows .*\.npz to .*\.npz"):
+        pack(mapped, folder, workers=1)
+    assert not (folder / "packed").exists()
+    assert pack(mapped, folder, workers=1) == expected
+
+
+def test_a_broken_pool_of_the_callers(ds, folder, expected):
+    """Nobody but the caller can replace it."""
+    mapped = ds.map(making.Deadly(folder / "deaths", 1))
+    with processes() as executor, pytest.raises(ndfeed.WorkerError, match="run the same again"):
+        pack(mapped, folder, executor=executor)
+    with processes() as executor:
+        assert pack(mapped, folder, executor=executor) == expected
+
+
+def test_errors_come_back_from_processes(ds, folder):
+    """As they were raised."""
+    with processes(1) as executor, pytest.raises(ndfeed.CastError, match=r"in row .* cannot hold"):
+        pack(ds, folder, executor=executor, dtype={"label": "i1"})
+
+
+def test_a_worker_that_does_not_see_the_folder(ds, folder):
+    """It says where it is, and what is needed."""
+    with pytest.raises(ndfeed.WorkerError, match=r"worker on host .* does not see .*packing"):
+        pack(ds, folder, executor=making.Elsewhere())
+
+
+def test_dask_with_a_worker_killed(ds, folder, expected):
+    """A real local cluster: Dask restarts the worker, and gives its piece to another."""
+    mapped = ds.map(making.Deadly(folder / "deaths", 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with (
+            distributed.LocalCluster(
+                n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
+            ) as cluster,
+            distributed.Client(cluster) as client,
+        ):
+            assert pack(mapped, folder, executor=client.get_executor()) == expected
+    assert not os.listdir(folder / "deaths")
+
+
+def test_ray_with_a_worker_killed(ds, folder, expected, monkeypatch):
+    """A real local Ray: it starts another worker."""
+    # Its workers find the map by name, as they find ndfeed.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    mapped = ds.map(making.Deadly(folder / "deaths", 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with ndfeed.ray.Executor() as executor:
+            assert pack(mapped, folder, executor=executor) == expected
+            with pytest.raises(ndfeed.CastError, match="cannot hold"):
+                ndfeed.pack(ds, folder / "cast", executor=executor, dtype={"label": "i1"})
+    assert not os.listdir(folder / "deaths")
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        executor.submit(print)

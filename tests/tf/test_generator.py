@@ -1,0 +1,373 @@
+"""Going on in the middle of an epoch: what the consumer has had, and nothing else, counts."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from loading.making import chained, images, labels, numbers, rows_of  # noqa: E402
+from tf_making import environment, recorder  # noqa: E402
+
+import ndfeed  # noqa: E402
+import ndfeed.keras  # noqa: E402
+import ndfeed.tf  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def ds(tmp_path_factory):
+    return images(tmp_path_factory.mktemp("images"))
+
+
+def used(data, state, most=None):
+    """The labels of batches, each counted when it was used."""
+    found = []
+    for number, batch in enumerate(data):
+        if number == most:
+            break
+        found.append(labels([batch]))
+        state.advance()
+    return found
+
+
+def whole(ds, size, epochs, **words):
+    """The labels of all batches of some epochs, as the loader has them."""
+    loader = ndfeed.loader(ds, size, shuffle=True, **words)
+    return [labels([batch]) for _ in range(epochs) for batch in loader]
+
+
+@settings(max_examples=15)
+@given(
+    n=st.integers(1, 50),
+    size=st.integers(1, 12),
+    then=st.integers(1, 12),
+    at=st.integers(0, 60),
+    epochs=st.sampled_from([1, 2, 3]),
+)
+def test_what_is_left_is_exact(tmp_path_factory, n, size, then, at, epochs):
+    """Left anywhere, gone on with any batch size: every row of the chain once, in order."""
+    ds = numbers(tmp_path_factory.mktemp("n"), n)
+    first = ndfeed.tf.State()
+    data = ndfeed.tf.dataset(ds, size, shuffle=True, seed=4, state=first, epochs=epochs)
+    had = []
+    for number, batch in enumerate(data):
+        if number == at:
+            break
+        had += rows_of([as_numpy(batch)])
+        first.advance()
+    saved = json.loads(json.dumps(first.state_dict()))
+    second = ndfeed.tf.State()
+    second.load_state_dict(saved)
+    rest = ndfeed.tf.dataset(ds, then, shuffle=True, state=second, epochs=epochs)
+    for batch in rest:
+        had += rows_of([as_numpy(batch)])
+        second.advance()
+
+    loader = ndfeed.loader(ds, n, shuffle=True, seed=4)
+    passes = epochs if at < len(data) else 2 * epochs
+    assert had == chained([rows_of(loader) for _ in range(passes)])
+    assert second.left == len(rest)
+
+
+def as_numpy(batch):
+    return {name: values.numpy() for name, values in batch.items()}
+
+
+def test_the_pass_behind_is_whole_again(ds):
+    """Only the first is shorter; TensorFlow knows the number of the others."""
+    state = ndfeed.tf.State()
+    loader = ndfeed.loader(ds, 10, shuffle=True)
+    state.load_state_dict(loader.state_dict() | {"epoch": 2, "samples": 70})
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, state=state)
+    expected = whole(ds, 10, 5)
+
+    assert (state.epoch, state.left, len(data)) == (2, 3, 10)
+    assert used(data, state) == expected[27:30]
+    assert used(data, state) == expected[30:40]
+    assert used(data, state) == expected[40:50]
+
+
+def test_a_short_pass_takes_nothing_from_the_next(ds):
+    """TensorFlow may drop an iterator at any moment, also just when its generator has ended."""
+    state = ndfeed.tf.State()
+    state.load_state_dict(ndfeed.loader(ds, 10, shuffle=True).state_dict() | {"samples": 70})
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, state=state)
+    list(data.passes.arrays())  # all that TensorFlow asks for, and no more
+    state.advance(3)
+
+    assert used(data, state) == whole(ds, 10, 2)[10:]
+
+
+def test_batches_made_ahead_are_not_counted(ds):
+    """TensorFlow has long asked for all of them when the first is used."""
+    state = ndfeed.tf.State()
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, state=state).prefetch(10)
+    used(data, state, 3)
+
+    assert state.state_dict()["samples"] == 30
+
+
+def test_a_pass_nothing_was_counted_of_was_none(ds):
+    """Keras takes a batch to build a model with, and drops the pass."""
+    state = ndfeed.tf.State()
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, state=state)
+    next(iter(data))
+    expected = whole(ds, 10, 3)
+
+    assert used(data, state, 4) == expected[:4]
+    assert used(data, state) == expected[10:20]  # left early, and counts as begun
+    assert used(data, state) == expected[20:30]
+
+
+def test_it_is_saved_with_a_checkpoint(ds, tmp_path):
+    """Beside the model, in ``tf.train.Checkpoint``."""
+    weight = tf.Variable(0.0)
+    state = ndfeed.tf.State()
+    checkpoint = tf.train.Checkpoint(weight=weight, data=state)
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, epochs=None, state=state)
+    used(data, state, 13)
+    weight.assign(13.0)
+    path = checkpoint.save(tmp_path / "saved")
+    used(data, state, 2)
+
+    restored, again = tf.Variable(0.0), ndfeed.tf.State()
+    tf.train.Checkpoint(weight=restored, data=again).restore(path).assert_consumed()
+    rest = ndfeed.tf.dataset(ds, 10, shuffle=True, epochs=None, state=again)
+    assert (float(restored), again.epoch, again.samples) == (13.0, 1, 30)
+    assert used(rest, again, 9) == whole(ds, 10, 3)[13:22]
+
+
+def test_a_state_of_other_data_is_refused(ds):
+    """When the dataset is made, or when it is restored."""
+    saved = ndfeed.loader(ds.take(range(90)), 10).state_dict()
+    early, late = ndfeed.tf.State(), ndfeed.tf.State()
+    early.load_state_dict(saved)
+    ndfeed.tf.dataset(ds, 10, state=late)
+
+    with pytest.raises(ndfeed.ResumeError, match="of other data"):
+        ndfeed.tf.dataset(ds, 10, state=early)
+    with pytest.raises(ndfeed.ResumeError, match="of other data"):
+        late.load_state_dict(saved)
+    with pytest.raises(ndfeed.ResumeError, match="no JSON"):
+        late.deserialize("{")
+    with pytest.raises(ndfeed.ResumeError, match="no JSON"):
+        late.deserialize("[" * 100_000)
+
+
+def test_a_state_needs_its_one_dataset(ds):
+    """Without one it stands nowhere; of two it could not say which."""
+    state = ndfeed.tf.State()
+    with pytest.raises(RuntimeError, match=r"ndfeed\.tf\.dataset\(\.\.\., state=state\) first"):
+        state.advance()
+    ndfeed.tf.dataset(ds, 10, state=state)
+
+    with pytest.raises(ValueError, match="belongs to one dataset"):
+        ndfeed.tf.dataset(ds, 10, state=state)
+
+
+def test_a_promise_of_full_batches_is_kept(ds):
+    """Restored when the shapes are fixed already, at a place where they do not come out."""
+    state = ndfeed.tf.State()
+    data = ndfeed.tf.dataset(ds, 10, state=state)
+    state.load_state_dict(state.state_dict() | {"samples": 7})
+
+    with pytest.raises(tf.errors.OpError, match="restore the state before the dataset is made"):
+        next(iter(data))
+
+
+def test_somebody_must_count(tmp_path):
+    """Else every pass would begin at the same place, and nobody would notice."""
+    data = ndfeed.tf.dataset(numbers(tmp_path, 600), 2, shuffle=True, state=ndfeed.tf.State())
+    assert len(list(data)) == 300
+
+    with pytest.raises(tf.errors.OpError, match=r"call state\.advance\(\) behind each"):
+        next(iter(data))
+
+
+# Keras.
+
+
+@pytest.mark.parametrize("at_a_time", [1, 3, 4, 64])
+@pytest.mark.parametrize("start", [0, 30])
+def test_several_steps_at_a_time_count_no_more_than_there_are(ds, at_a_time, start):
+    """Keras counts them by the time, also where the last time there were fewer."""
+    state = ndfeed.tf.State()
+    state.load_state_dict(ndfeed.loader(ds, 10, shuffle=True).state_dict() | {"samples": start})
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, state=state)
+    model = recorder(steps_per_execution=at_a_time)
+    model.fit(data, epochs=3, shuffle=False, verbose=0, callbacks=[ndfeed.keras.Resume(state)])
+
+    assert model.seen == whole(ds, 10, 3)[start // 10 :]
+    assert (state.epoch, state.samples) == (3, 0)
+
+
+def test_fit_goes_on_where_it_was(ds, tmp_path):
+    """Stopped in an epoch, gone on by another model: the same batches, and no more epochs."""
+    state = ndfeed.tf.State()
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, state=state)
+    first = recorder()
+    saved = []
+
+    class Stop(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if len(first.seen) == 14:
+                raise KeyboardInterrupt
+
+    resume = ndfeed.keras.Resume(state, lambda: saved.append(state.state_dict()), every=1)
+    with pytest.raises(KeyboardInterrupt):
+        first.fit(data, epochs=4, verbose=0, shuffle=False, callbacks=[resume, Stop()])
+
+    again, second = ndfeed.tf.State(), recorder()
+    again.load_state_dict(saved[-1])
+    rest = ndfeed.tf.dataset(ds, 10, shuffle=True, state=again)
+    history = second.fit(rest, initial_epoch=again.epoch, epochs=4, verbose=0, shuffle=False,
+                         callbacks=[ndfeed.keras.Resume(again)])  # fmt: skip
+    assert first.seen + second.seen == whole(ds, 10, 4)
+    assert history.epoch == [1, 2, 3]
+    assert (again.epoch, again.samples) == (4, 0)
+
+
+class Interrupt(tf.keras.callbacks.Callback):
+    """Somebody presses Ctrl-C behind so many batches."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.left = after
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+class Epochs(tf.keras.callbacks.Callback):
+    """How many batches each epoch of fit had."""
+
+    def __init__(self):
+        super().__init__()
+        self.lengths = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.lengths.append(0)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.lengths[-1] += 1
+
+
+def test_fit_that_was_interrupted_is_called_again(ds):
+    """In the same notebook: first what is left of the epoch, then whole ones."""
+    state = ndfeed.tf.State()
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, state=state)
+    model, epochs = recorder(), Epochs()
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(data, epochs=5, verbose=0, shuffle=False,
+                  callbacks=[ndfeed.keras.Resume(state), Interrupt(6)])  # fmt: skip
+    assert (state.epoch, state.samples) == (0, 60)
+    model.fit(data, epochs=5, verbose=0, shuffle=False,
+              callbacks=[ndfeed.keras.Resume(state), epochs])  # fmt: skip
+
+    assert epochs.lengths == [4, 10, 10, 10, 10]
+    assert model.seen == whole(ds, 10, 5)
+    assert (state.epoch, state.samples) == (5, 0)
+
+
+def test_an_evaluation_in_the_middle_of_an_epoch_is_not_counted(ds):
+    """It reads an epoch of its own; training and its state go on as if nothing had been."""
+    state = ndfeed.tf.State()
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, state=state)
+    model, other, places = recorder(), recorder(), []
+
+    class Evaluate(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch in (2, 9):
+                other.fit(data, verbose=0, shuffle=False)
+                places.append((state.epoch, state.samples))
+
+    model.fit(data, epochs=2, verbose=0, shuffle=False,
+              callbacks=[ndfeed.keras.Resume(state), Evaluate()])  # fmt: skip
+
+    assert model.seen == whole(ds, 10, 2)
+    assert places == [(0, 30), (1, 0), (1, 30), (2, 0)]
+    assert [sorted(chained(other.seen[i : i + 10])) for i in (0, 10, 20, 30)] == [[*range(100)]] * 4
+
+
+def test_a_loop_behind_an_interrupted_fit_counts_what_it_uses(ds):
+    """It begins the pass again that was interrupted, and so does what it counts."""
+    state = ndfeed.tf.State()
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, state=state)
+    with pytest.raises(KeyboardInterrupt):
+        recorder().fit(data, verbose=0, shuffle=False,
+                       callbacks=[ndfeed.keras.Resume(state), Interrupt(6)])  # fmt: skip
+
+    assert used(data, state) == whole(ds, 10, 1)
+    assert (state.epoch, state.samples) == (1, 0)
+
+
+def test_several_steps_an_execution_are_counted(ds):
+    """Keras calls back once for all of them."""
+    state = ndfeed.tf.State()
+    model = recorder(steps_per_execution=4)
+    data = ndfeed.tf.dataset(ds, 10, shuffle=True, state=state, epochs=None)
+    model.fit(data, epochs=2, steps_per_epoch=12, verbose=0, shuffle=False,
+              callbacks=[ndfeed.keras.Resume(state)])  # fmt: skip
+
+    assert (state.epoch, state.samples) == (2, 40)
+
+
+TRAIN = """
+import json, os, signal, sys
+import numpy as np, tensorflow as tf
+import ndfeed, ndfeed.keras, ndfeed.tf
+
+source, folder, kill = sys.argv[1], sys.argv[2], int(sys.argv[3])
+tf.keras.utils.set_random_seed(0)
+layers = tf.keras.layers
+model = tf.keras.Sequential([tf.keras.Input((1,)), layers.Dense(4), layers.Dense(1)])
+model.compile(tf.keras.optimizers.Adam(0.01), "mse")
+model.optimizer.build(model.trainable_variables)
+state = ndfeed.tf.State()
+checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer, data=state)
+manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=1)
+manager.restore_or_initialize()
+ds = ndfeed.open(source)
+data = ndfeed.tf.dataset(ds, 7, shuffle=True, seed=5, fields=("x", "y"), state=state)
+
+class Kill(tf.keras.callbacks.Callback):
+    count = 0
+    def on_train_batch_end(self, batch, logs=None):
+        self.count += 1
+        if self.count == kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+model.fit(data, initial_epoch=state.epoch, epochs=3, verbose=0, shuffle=False,
+          callbacks=[ndfeed.keras.Resume(state, manager.save, every=2), Kill()])
+print(json.dumps([w.tolist() for w in model.get_weights()]))
+"""
+
+
+def test_a_killed_training_ends_with_the_same_weights(tmp_path):
+    """Killed in the second epoch, behind the last checkpoint: not one bit differs."""
+    rng = np.random.default_rng(0)
+    x = rng.random((50, 1)).astype("<f4")
+    np.savez(tmp_path / "t.npz", x=x, y=3 * x)
+
+    def train(folder, kill):
+        words = [sys.executable, "-c", TRAIN, tmp_path / "t.npz", tmp_path / folder, str(kill)]
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=100, env=environment(), check=False
+        )
+
+    at_once = train("whole", 0)
+    assert at_once.returncode == 0, at_once.stderr
+    assert train("cut", 11).returncode == -signal.SIGKILL
+    gone_on = train("cut", 0)
+    assert gone_on.returncode == 0, gone_on.stderr
+
+    assert json.loads(gone_on.stdout) == json.loads(at_once.stdout)
+    assert "ran out of data" not in gone_on.stderr
