@@ -5,6 +5,7 @@ function counts as well as one at the top.
 """
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -152,9 +153,15 @@ def compares(path):
     return path.relative_to(ROOT).as_posix() in COMPARES
 
 
-each_module = pytest.mark.parametrize(
-    "path", sorted(ROOT.rglob("*.py")), ids=lambda p: p.relative_to(ROOT).as_posix()
-)
+def check_each(check):
+    """Apply a check, which gives what is wrong, to every module; all that is wrong at once."""
+    wrong = {
+        path.relative_to(ROOT).as_posix(): problems
+        for path in sorted(ROOT.rglob("*.py"))
+        if (problems := check(path))
+    }
+
+    assert not wrong
 
 
 def test_table_points_down():
@@ -165,59 +172,86 @@ def test_table_points_down():
         above.add(layer)
 
 
-@each_module
-def test_module_belongs_to_a_layer(path):
+def test_modules_belong_to_layers():
     """A new package is first given its place in the table."""
-    assert layer_of(path) in MAY_IMPORT.keys() | ABOVE_THE_LAYERS
+    known = MAY_IMPORT.keys() | ABOVE_THE_LAYERS
+
+    check_each(lambda path: layer_of(path) not in known)
 
 
-@each_module
-def test_no_relative_imports(path):
+def test_no_relative_imports():
     """They would hide from the tests below."""
-    relative = [f"line {line}: {full}" for line, full, _ in imports(parse(path)) if full[0] == "."]
-
-    assert not relative
+    check_each(lambda path: [full for _, full, _ in imports(parse(path)) if full[0] == "."])
 
 
-@each_module
-def test_imports_point_down(path):
+def test_imports_point_down():
     """A lower layer knows nothing of a higher one, so it can be read and tested alone."""
-    layer = layer_of(path)
-    if layer in ABOVE_THE_LAYERS:
-        return
-    allowed = MAY_IMPORT.get(layer, set()) | {layer}
-    for line, full, _ in imports(parse(path)):
-        top, *rest = full.split(".")
-        if top != "ndfeed":
-            continue
-        used = rest[0] if rest and rest[0] in MAY_IMPORT else None
 
-        if used is None:
-            assert layer in USERS_OF_THE_PACKAGE, f"line {line}: {layer} imports the package"
-        else:
-            assert used in allowed, f"line {line}: {layer} imports {used}"
+    def upward(path):
+        layer = layer_of(path)
+        allowed = MAY_IMPORT.get(layer, set()) | {layer}
+        for line, full, _ in imports(parse(path)):
+            top, *rest = full.split(".")
+            used = rest[0] if rest and rest[0] in MAY_IMPORT else None
+            right = used in allowed if used else layer in USERS_OF_THE_PACKAGE
+            if top == "ndfeed" and not right and layer not in ABOVE_THE_LAYERS:
+                yield f"line {line}: {layer} imports {used or 'the package'}"
+
+    check_each(lambda path: list(upward(path)))
 
 
-@each_module
-def test_frameworks_stay_in_their_adapters(path):
+def test_frameworks_stay_in_their_adapters():
     """Who uses one framework need not have the others."""
-    layer = layer_of(path)
-    foreign = {name for name, adapters in FRAMEWORKS.items() if layer not in adapters}
 
-    assert compares(path) or not found(parse(path), foreign)
+    def foreign(path):
+        layer = layer_of(path)
+        names = {name for name, adapters in FRAMEWORKS.items() if layer not in adapters}
+        return not compares(path) and found(parse(path), names)
+
+    check_each(foreign)
 
 
-@each_module
-def test_nothing_can_run_code_from_a_file(path):
+def test_nothing_can_run_code_from_a_file():
     """No input file may run code; what is not there cannot be reached by mistake."""
-    assert compares(path) or not found(parse(path), BANNED)
+    check_each(lambda path: not compares(path) and found(parse(path), BANNED))
 
 
-@each_module
-def test_only_files_touches_the_disk(path):
+def test_only_files_touches_the_disk():
     """Read-only, checked and guarded: those rules hold because they are kept in one place."""
-    if layer_of(path) != "files" and not compares(path):
-        assert not found(parse(path), DISK)
+
+    def disk(path):
+        return layer_of(path) != "files" and not compares(path) and found(parse(path), DISK)
+
+    check_each(disk)
+
+
+def test_architecture_names_every_module():
+    """The map is true: no module is missing from it, and none is named that is gone."""
+    text = (ROOT.parent.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `([\w/]+)` \|", text, re.M))
+    modules = {
+        path.relative_to(ROOT).with_suffix("").as_posix()
+        for path in ROOT.glob("*/**/*.py")
+        if path.name != "__init__.py"
+    }
+
+    assert named == modules
+
+
+def test_nothing_hides_a_module():
+    """``import ndfeed.loading.plan as p`` and ``ndfeed.loader(...)`` both work."""
+
+    def hidden(path):
+        if path.name != "__init__.py":
+            return []
+        package = ".".join(("ndfeed", *path.parent.relative_to(ROOT).parts))
+        beside = {one.stem for one in path.parent.glob("*.py")}
+        beside |= {one.parent.name for one in path.parent.glob("*/__init__.py")}
+        tree = parse(path)
+        bound = {name for _, full, name in imports(tree) if full != f"{package}.{name}"}
+        return sorted(beside & (bound | set(module_names(tree))))
+
+    check_each(hidden)
 
 
 @pytest.mark.parametrize(
