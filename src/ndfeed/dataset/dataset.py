@@ -258,10 +258,9 @@ class Dataset(Stored):
     def with_origin(self, *, file: str = "file", row: str = "row") -> "Dataset":
         """Return the dataset with two more fields: the file of each sample, and its row there.
 
-        They are integers, as ``locate`` returns them: ``ds.files[batch["file"][0]]`` is where the
-        first sample of a batch comes from. An earlier ``map`` does not see them. Take, split and
-        add first: the numbers are those of this dataset's files. They take 16 bytes of memory for
-        each sample of the files.
+        They are integers, as ``locate`` returns them: ``ds.files[batch["file"][0]]`` is the file of
+        a batch's first sample. An earlier ``map`` does not see them. Take, split and add first: the
+        numbers are those of this dataset's files. Takes 16 bytes for each sample of the files.
         """
         _check_unnumbered(self, "with_origin()")
         for name in (file, row):
