@@ -121,7 +121,7 @@ _DIGITS = re.compile(r"\d+")
 
 
 def suggest_field_dict(table: Table) -> str:
-    """Return the call that opens a few .npy files of different names as fields of one dataset.
+    """Suggest the call that opens a few .npy files of different names as fields of one dataset.
 
     Empty where there are many files, or they are numbered: those are of one kind.
     """

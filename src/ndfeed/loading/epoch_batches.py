@@ -27,7 +27,7 @@ _FAR_AHEAD = 64 << 20  # bytes to prefetch
 _BATCHES_AHEAD = 4  # or this many batches, if that is more
 _PAGE = 4096
 _NONE = np.empty(0, np.int64)
-_WARM = 16  # most batches in a row that are not checked once everything was in memory
+_WARM = 16  # most checks in a row that are skipped once everything was in memory
 
 
 def _cut(joint: Batch, start: int, end: int) -> Batch:
@@ -65,7 +65,7 @@ class EpochBatches:
         self._chunks: dict[int, Ints] = {}  # rows of some batches, by the first of them
         self._asking = threading.Lock()
         self._asked = 0  # batches checked, and prefetched if necessary
-        self._unasked = 0  # times that nothing was checked
+        self._unasked = 0  # checks skipped in a row
         self._patience = 0
         self._schedule: Schedule | None = None
         if plan.coded and self._epoch.arriving(start, start) is not None:
