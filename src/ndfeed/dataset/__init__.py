@@ -1,6 +1,6 @@
-"""Samples and fields over a table of arrays: planned, filled, viewed.
+"""Samples and fields over a table of arrays: planned, read, viewed.
 
-``samples`` decides what a sample is, ``column`` knows where each one lies, ``fill`` copies
-them (``rows`` from maps, ``whole`` file by file, ``members`` out of compressed ones),
+``samples`` decides what a sample is, ``column`` knows where each one lies, ``reader`` copies them
+(``gather`` from mapped files, ``whole_files`` file by file, ``decoding`` from compressed ones),
 ``dataset`` is what users hold, ``open`` is how they get it.
 """

@@ -1,11 +1,4 @@
-"""Check the arguments that callers write, and compute properties on first use.
-
-What callers write: amounts of memory, counts, fractions, names and types of fields.
-
-What a caller probably meant: text for errors.
-
-Properties computed when they are first asked for, and kept.
-"""
+"""Check the arguments that callers write, and compute properties on first use."""
 
 import math
 import operator
@@ -27,7 +20,7 @@ _BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def as_bytes(memory: int | str | None) -> int:
-    """``2_000_000_000``, ``"2GB"``, ``"512MiB"``; by default an eighth of all, at most 2 GiB."""
+    """Parse ``2_000_000_000``, ``"2GB"``, ``"512MiB"``; default: an eighth of all, up to 2 GiB."""
     if memory is None:
         return min(platform_calls.memory_bytes() // 8, _MOST_MEMORY)
     if isinstance(memory, str):
@@ -46,7 +39,7 @@ def as_bytes(memory: int | str | None) -> int:
 
 
 def as_count(name: str, value: int, least: int, most: int) -> int:
-    """A whole number in [least, most]."""
+    """Check an integer in [least, most]."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     number = operator.index(value)
@@ -56,9 +49,9 @@ def as_count(name: str, value: int, least: int, most: int) -> int:
 
 
 def as_fractions(given: Sequence[object]) -> tuple[float, ...]:
-    """Fractions that sum to 1, of one or several, which may come as one list.
+    """Check fractions that sum to 1, given as arguments or as one list.
 
-    One alone is followed by what is left.
+    A single one is followed by the remainder.
     """
     one = given[0] if len(given) == 1 else None
     if not isinstance(one, str | bytes) and isinstance(one, Iterable):
@@ -84,7 +77,7 @@ def as_fractions(given: Sequence[object]) -> tuple[float, ...]:
 
 
 def check_arguments(source: object, on_error: object, **flags: object) -> None:
-    """Refuse arguments that nothing else would notice."""
+    """Refuse arguments that nothing else would check."""
     if isinstance(source, np.lib.npyio.NpzFile):
         raise TypeError("a source is a path, got an open .npz; give the path instead of np.load()")
     if on_error not in ("raise", "skip"):
@@ -96,7 +89,7 @@ def check_arguments(source: object, on_error: object, **flags: object) -> None:
 
 
 def as_names(fields: object) -> tuple[str, ...] | None:
-    """The names that the caller chose, in order."""
+    """Check the field names that the caller chose, in order."""
     if fields is None or isinstance(fields, str):
         return None if fields is None else (fields,)
     if not isinstance(fields, Sequence):
@@ -109,10 +102,10 @@ def as_names(fields: object) -> tuple[str, ...] | None:
 
 
 def as_casts(dtype: object) -> object:
-    """The caller's ``dtype``; a dict of fields as one of names that pickles."""
+    """Return the caller's ``dtype``; a dict of fields as one of names that pickles."""
     if not isinstance(dtype, Mapping):
         return dtype
-    if {"names", "formats"} <= dtype.keys():  # NumPy's own dict for a structured type
+    if {"names", "formats"} <= dtype.keys():  # NumPy's own dict for a structured dtype
         return np.dtype(dict(dtype))  # type: ignore[call-overload]
     found: dict[str, str] = {}
     for name, wanted in dtype.items():
@@ -128,9 +121,9 @@ _DIGITS = re.compile(r"\d+")
 
 
 def suggest_field_dict(table: Table) -> str:
-    """The call that opens a few .npy files of different names as the fields of one dataset.
+    """Suggest the call that opens a few .npy files of different names as fields of one dataset.
 
-    Nothing where there are many files, or they are numbered: those are of one kind.
+    Empty where there are many files, or they are numbered: those are of one kind.
     """
     if not 2 <= table.files <= _MOST_FILES or table.names != ("",):
         return ""
@@ -155,10 +148,10 @@ T = TypeVar("T")
 
 
 class lazy(Generic[T]):
-    """A property that is computed once for each object, or by two threads at once twice.
+    """A property that is computed once for each object, or twice if two threads race.
 
-    ``functools.cached_property`` without its lock: up to Python 3.11 there is one for all objects
-    together, and a child forked while another thread holds it would wait for it for ever.
+    ``functools.cached_property`` without its lock: up to Python 3.11 all objects share one, and a
+    child forked while another thread holds it would wait for ever.
     """
 
     def __init__(self, function: Callable[[Any], T]) -> None:

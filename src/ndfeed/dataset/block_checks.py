@@ -1,7 +1,7 @@
-"""Checksums of packed columns, compared block by block when a block is first read.
+"""Compares packed columns with their checksums, block by block when a block is first read.
 
-``verify=True`` at ``ndfeed.open`` asks for it. A block that was compared is not compared again in
-this process, nor in processes forked from it; when all are, nothing is left to look at.
+Enabled by ``verify=True`` in ``ndfeed.open``. A block that was compared is not compared again in
+this process, nor in processes forked from it; when all are, nothing is left to check.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from ndfeed.formats import checksums, manifest
 from ndfeed.index.packed_index import REMEDY
 from ndfeed.index.table import Ints, Table
 
-# Rows of a block in parts that have no checksums: all are in block 0, which is never looked at.
+# Rows of a block in parts that have no checksums: all are in block 0, which is never checked.
 _NONE = 1 << 62
 
 
@@ -28,7 +28,7 @@ class _Stored(NamedTuple):
 
 
 class _Role:
-    """The columns of one role, part by part; -1 as the first block of parts that have none."""
+    """The columns of one role, part by part; the first block is -1 for parts that have none."""
 
     def __init__(self, stored: Sequence[_Stored | None]) -> None:
         counts = [1 if one is None else max(one.column.blocks, 1) for one in stored]
@@ -46,7 +46,7 @@ class _Role:
         """Compare the blocks of rows [first, last) of some parts; ``array`` is per part."""
         if not (some := last > first).all():
             part, first, last = part[some], first[some], last[some]
-        # Numbers where there is one part: many times faster than a vector of the same number.
+        # Plain numbers where there is one part: many times faster than a vector of equal numbers.
         alone = len(self._per) == 1
         per = int(self._per[0]) if alone else self._per[part]
         base = 0 if alone else self._base[part]
@@ -81,8 +81,7 @@ class _Role:
 
 
 class Checks:
-    """The checksums of one field. Safe to use from several threads: at worst a block is compared
-    twice."""
+    """The checksums of one field. Thread-safe: at worst a block is compared twice."""
 
     def __init__(self, parts: "Sequence[dict[manifest.Role, _Stored]]") -> None:
         self.parts = tuple(parts)
@@ -91,11 +90,11 @@ class Checks:
 
     @property
     def left(self) -> int:
-        """Blocks that were not compared yet."""
+        """Number of blocks that were not compared yet."""
         return sum(role.left for role in self._roles.values())
 
     def check_places(self, column: Column, place: Place) -> None:
-        """Compare what says where ragged samples lie."""
+        """Compare the arrays that say where ragged samples lie."""
         for role, arrays, more in (
             ("offsets", column.offsets, 2),
             ("shapes", column.extents, 1),
@@ -121,7 +120,7 @@ class Checks:
 
 
 def make_checks(table: Table, found: manifest.Manifest, path: bytes) -> dict[str, Checks]:
-    """The checksums of every field of a packed dataset."""
+    """Load the checksums of every field of a packed dataset."""
     if found.digest != table.digest:
         raise ChangedError(path, "another manifest than when it was opened; open it again")
     return {
@@ -142,7 +141,7 @@ def make_checks(table: Table, found: manifest.Manifest, path: bytes) -> dict[str
 def join_checks(
     first: Checks | None, parts: int, second: Checks | None, others: int
 ) -> Checks | None:
-    """The checksums of one field's parts and then of another's, of which some may have none."""
+    """Join the checksums of two fields' parts, of which some may have none."""
     if first is None and second is None:
         return None
     mine = ({},) * parts if first is None else first.parts

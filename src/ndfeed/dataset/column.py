@@ -1,12 +1,8 @@
 """Fields of a sample, and where their values lie in files.
 
-Fields: what a sample is made of.
-
-Where the samples of a field lie: vectors over parts, and from rows to bytes.
-
 A *part* is an array of some file; its samples are the rows of its first axis, or (``whole``)
-the array itself, one sample, or (``located``) stretches of its rows whose ends are in another
-array, as packed datasets keep ragged fields. The parts of a column follow each other, so sample
+the array itself, one sample, or (``located``) ranges of its rows whose ends are in another
+array, as packed datasets store ragged fields. The parts of a column follow each other, so sample
 ``i`` belongs to the part whose ``starts`` bracket it. A *group* is columns over the same parts
 of the same files: they are located once and, where files are read whole, opened once.
 """
@@ -31,8 +27,8 @@ class Field:
     """One named array of a sample.
 
     ``shape`` has ``None`` where samples differ, and is ``None`` itself where they differ in
-    rank. ``dtype`` is what NumPy delivers; ``type`` names the element also where NumPy has no
-    such type and delivers its bits (``bfloat16`` without ml_dtypes).
+    rank. ``dtype`` is what NumPy delivers; ``type`` names the element type even where NumPy does
+    not have it and delivers its bits (``bfloat16`` without ml_dtypes).
     """
 
     name: str
@@ -57,7 +53,7 @@ class Field:
 
     @property
     def dtype_text(self) -> str:
-        """The element type by its plainest name."""
+        """The simplest name of the element type."""
         return self.type if self.type in EXTENDED else str(self.dtype)
 
     @property
@@ -85,7 +81,7 @@ class Column:
     """One field's samples. Per part: its place in the table, and whether it is one sample.
 
     ``offsets`` are the places of the arrays that say where samples end, ``extents`` those of
-    their shapes, if these are kept; -1 for parts that have none.
+    their shapes, if these are stored; -1 for parts that have none.
     """
 
     field: Field
@@ -119,7 +115,7 @@ class Column:
 
     @lazy
     def nbytes(self) -> Ints:
-        """Per part: bytes of one sample as read; where they are located, of one of their values."""
+        """Per part: bytes of one sample as read; for located samples, of one of their values."""
         known, shape = _sizes(self.table), self.table.shape[self.arrays]
         elements = np.where(self.whole, known.whole[shape], known.row[shape])
         sizes: Ints = elements * itemsize(self.field.type)
@@ -127,12 +123,12 @@ class Column:
 
     @lazy
     def swapped(self) -> NDArray[np.bool_]:
-        """Per part: are its elements in the other byte order?"""
+        """Per part: are its elements in non-native byte order?"""
         return _sizes(self.table).swapped[self.table.dtype[self.arrays]]
 
     @lazy
     def plain(self) -> bool:
-        """Is every part raw, in C order, with samples of one size, of the field's type?"""
+        """Is every part raw, in C order, with samples of one size and the field's dtype?"""
         raw = not self.coding.any() and not self.strided.any()
         return bool(raw and not self.field.ragged and not is_converted(self))
 
@@ -143,17 +139,17 @@ class Column:
 
     @lazy
     def even(self) -> bool:
-        """Have all samples the same size?"""
+        """Do all samples have the same size?"""
         same = len(self.nbytes) and (self.nbytes == self.nbytes[0]).all()
         return bool(same and self.offsets is None)
 
     @lazy
     def any_swapped(self) -> bool:
-        """Is any part in the other byte order?"""
+        """Is any part in non-native byte order?"""
         return bool(self.swapped.any())
 
     def shapes(self, part: Ints) -> list[tuple[int, ...]]:
-        """The shape of one sample of each part; of located ones ``ragged`` has them."""
+        """Return the shape of one sample of each part; for located ones see ``offsets``."""
         dims = self.table.dims[self.table.shape[self.arrays[part]]].tolist()
         skipped = np.where(self.whole[part], 1, 2).tolist()
         return [tuple(row[s : 1 + row[0]]) for row, s in zip(dims, skipped, strict=True)]
@@ -167,7 +163,7 @@ class Column:
 
 
 def is_converted(column: Column) -> bool:
-    """Has any part another type than the field, but for the byte order? Worked out once."""
+    """Does any part have another dtype than the field, apart from byte order? Computed once."""
     found: bool | None = column.__dict__.get("_is_converted")
     if found is None:
         other = _sizes(column.table).plain != column.field.type
@@ -177,18 +173,18 @@ def is_converted(column: Column) -> bool:
 
 
 def widest_stored(column: Column) -> int:
-    """Bytes of one element of the widest type that a part has stored."""
+    """Bytes of one element of the widest dtype that is stored in any part."""
     types = np.unique(column.table.dtype[column.arrays]).tolist()
     return max(itemsize(column.table.dtypes[number]) for number in types)
 
 
 def with_type(column: Column, kind: str) -> Column:
-    """The same column with a field of another type."""
+    """Return the column with another dtype for its field."""
     return replace(column, field=replace(column.field, dtype=delivered(kind), type=kind))
 
 
 def as_stored(column: Column) -> Column:
-    """The column before anything is converted, where all parts have one type."""
+    """Return the column before any conversion, where all parts have one dtype."""
     if not is_converted(column):
         return column
     found: Column | None = column.__dict__.get("_as_stored")
@@ -200,7 +196,7 @@ def as_stored(column: Column) -> Column:
 
 
 class _Sizes(NamedTuple):
-    """Of each shape: its elements, and those of a row. Of each type: other byte order, name."""
+    """Per shape: its elements, and those of a row. Per dtype: swapped or not, name."""
 
     whole: Ints
     row: Ints
@@ -208,7 +204,7 @@ class _Sizes(NamedTuple):
     plain: NDArray[np.str_]  # without the byte order
 
 
-# A table may have 100,000 columns of as many shapes: these are worked out once for all of them.
+# A table may have 100,000 columns of as many shapes: computed once for all of them.
 _known_sizes: WeakKeyDictionary[Table, _Sizes] = WeakKeyDictionary()
 
 
@@ -228,7 +224,7 @@ def _sizes(table: Table) -> _Sizes:
 
 
 def lengths(table: Table, arrays: Ints) -> Ints:
-    """The first length of each of some arrays, which have one."""
+    """Return the first length of each of some arrays, which have one."""
     found: Ints = table.dims[table.shape[arrays], 1]
     return found
 
@@ -268,7 +264,7 @@ class Group:
         return int(counts[0]) if len(counts) and (counts == counts[0]).all() else 0
 
     def locate(self, samples: Ints) -> Place:
-        """The part and row of each sample."""
+        """Find the part and row of each sample."""
         if len(self.starts) == 2:
             return Place(np.zeros(len(samples), np.int64), samples)
         if self.one_each:

@@ -1,8 +1,8 @@
 """A dataset: samples of several fields, read in any order.
 
-It is a value: groups of columns, a choice of rows, steps to take on every batch. Views
-(``select``, ``take``, ``split``, ``map``, ``+``) are new values over the same files. It pickles
-as the way it was made, in a few kilobytes, and opens its files when it first reads.
+It is an immutable value: groups of columns, a selection of rows, steps that run on every batch.
+Views (``select``, ``take``, ``split``, ``map``, ``+``) are new values over the same files. It
+pickles as the way it was made, in a few kilobytes, and opens its files when it first reads.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,11 +56,11 @@ class Dataset(Stored):
     """Samples of several fields in files, read in any order; made by ``ndfeed.open``.
 
     ``ds[7]`` is one sample, ``ds[10:20]``, ``ds[[3, 1, 4]]`` and ``ds[mask]`` are batches: dicts
-    of arrays that are the caller's own, writable, in C order and native byte order. A field
+    of arrays that belong to the caller, writable, in C order and native byte order. A field
     whose samples differ in shape comes as a list of arrays in a batch.
 
     ``groups``, ``rows``, ``steps`` and ``names``, those of the stored fields, are what a loader
-    works with; ``why`` says why samples were understood as they were.
+    works with; ``why`` says why samples were interpreted as they were.
     """
 
     def __init__(  # noqa: PLR0913 - a view changes any of them
@@ -100,7 +100,7 @@ class Dataset(Stored):
         return dict(self._fields)
 
     def _known(self) -> Mapping[str, Field]:
-        """The fields, as far as they are known without a sample."""
+        """The fields, as far as they are known without reading a sample."""
         return self.fields if len(self) or not self.steps else {}
 
     def _unmapped(self) -> "Dataset":
@@ -116,11 +116,11 @@ class Dataset(Stored):
         if at is None:
             return self.read(as_rows(index, len(self), from_end=True))  # type: ignore[arg-type]
         batch = self._made_of(np.array([at]))
-        # With the dots an array of its own even where a sample is one number.
+        # The ellipsis keeps it an array even where a sample is one number.
         return {k: v[0, ...] if isinstance(v, np.ndarray) else v[0] for k, v in batch.items()}
 
     def read(self, rows: ArrayLike, *, rng: np.random.Generator | None = None) -> Batch:
-        """The samples ``rows``, in that order, in memory of the caller's own.
+        """Read the samples ``rows``, in that order, into new arrays.
 
         Rows must be in [0, len(self)). A function given to ``map`` that takes ``rng`` gets this
         one, or one fixed by the rows: the same read gives the same batch. A field that a map makes
@@ -131,7 +131,7 @@ class Dataset(Stored):
         return with_lists(batch, self._behind()) if self.steps else batch
 
     def _made_of(self, wanted: Ints, rng: np.random.Generator | None = None) -> Batch:
-        """What the steps make of rows that are in range."""
+        """Read rows that are in range, and apply the steps."""
         samples = wanted if self.rows is None else select_rows(self.rows, wanted)
         batch: Batch = self._empty.copy()  # has the names in their order
         try:
@@ -159,8 +159,8 @@ class Dataset(Stored):
         """Copy sample ``rows[i]`` of every field in ``out`` to ``out[name][i]``.
 
         The arrays must be writable, in C order, of the fields' dtypes, one sample long for each
-        row. After any error their contents are unspecified. Behind a ``map`` the result is
-        copied; without one the samples are read straight into ``out``.
+        row. After any error their contents are unspecified. After a ``map`` the result is copied;
+        without one the samples are read straight into ``out``.
         """
         wanted = as_rows(rows, len(self))
         if self.steps:
@@ -182,7 +182,7 @@ class Dataset(Stored):
             reader_of(group).fill(group, samples, out)
 
     def select(self, *names: str) -> "Dataset":
-        """The same samples with these fields only, in this order."""
+        """Return the same samples with these fields only, in this order."""
         if not names:
             raise ValueError("select at least one field")
         if self.steps:
@@ -198,7 +198,7 @@ class Dataset(Stored):
         return self._like(Dataset.select, *names, groups=groups, names=names)
 
     def rename(self, names: Mapping[str, str]) -> "Dataset":
-        """The same samples with other names for some fields: ``{"data": "image"}``."""
+        """Return the same samples with other names for some fields: ``{"data": "image"}``."""
         if not isinstance(names, Mapping):
             raise TypeError(f'rename takes a dict such as {{"data": "image"}}, got {names!r}')
         new: list[object] = list(names.values())
@@ -212,7 +212,7 @@ class Dataset(Stored):
         return self._like(Dataset.rename, dict(names), groups=groups, names=made)
 
     def take(self, rows: ArrayLike | slice) -> "Dataset":
-        """The samples ``rows`` as a dataset: a slice, row numbers, or a mask."""
+        """Return the samples ``rows`` as a dataset: a slice, row numbers, or a mask."""
         _check_unnumbered(self, "take()")
         taken: range | Ints
         if isinstance(rows, Travelling):
@@ -224,10 +224,10 @@ class Dataset(Stored):
         return self._like(Dataset.take, Travelling(taken), rows=compose(self.rows, taken))
 
     def split(self, *fractions: float | Sequence[float], seed: int = 0) -> "tuple[Dataset, ...]":
-        """Datasets of a random part of the samples each, which together have every sample once.
+        """Split into datasets of randomly chosen samples that together have every sample once.
 
-        ``split(0.9)`` gives two: that fraction of the samples, and the others. ``split(0.8, 0.1,
-        0.1)`` gives three. Fixed by the seed; within each the samples keep their order.
+        ``split(0.9)`` returns two: that fraction of the samples, and the others. ``split(0.8, 0.1,
+        0.1)`` returns three. Fixed by the seed; within each the samples keep their order.
         """
         _check_unnumbered(self, "split()")
         parts = as_fractions(fractions)
@@ -235,10 +235,10 @@ class Dataset(Stored):
         return tuple(_part(self, parts, seed, which, own) for which, own in enumerate(rows))
 
     def map(self, function: Callable[..., Mapping[str, Any]], *, batched: bool = True) -> "Dataset":
-        """The dataset with ``function`` applied to every batch that is read.
+        """Return the dataset with ``function`` applied to every batch that is read.
 
-        It gets a dict of arrays and returns one. With ``batched=False`` it gets single samples.
-        If it has a parameter ``rng`` it is given a random generator fixed by what is read.
+        It gets a dict of arrays and returns one. With ``batched=False`` it gets single samples. If
+        it has a parameter ``rng``, it gets a random generator that is fixed by what is read.
         """
         if not callable(function):
             raise TypeError(f"map takes a function, got {type(function).__name__}")
@@ -256,12 +256,11 @@ class Dataset(Stored):
         return self._like(Dataset.__add__, other, groups=groups, **_sum(self, other, alike=True))
 
     def with_origin(self, *, file: str = "file", row: str = "row") -> "Dataset":
-        """The dataset with two more fields: the file of each sample, and its row in that file.
+        """Return the dataset with two more fields: the file of each sample, and its row there.
 
-        They are whole numbers, as ``locate`` gives them: ``ds.files[batch["file"][0]]`` is where
-        the first sample of a batch comes from. A ``map`` that was given before does not see them.
-        Take, split and add first: the numbers are those of this dataset's files. They take 16
-        bytes of memory for each sample of the files.
+        They are integers, as ``locate`` returns them: ``ds.files[batch["file"][0]]`` is the file of
+        a batch's first sample. An earlier ``map`` does not see them. Take, split and add first: the
+        numbers are those of this dataset's files. Takes 16 bytes for each sample of the files.
         """
         _check_unnumbered(self, "with_origin()")
         for name in (file, row):
@@ -270,7 +269,7 @@ class Dataset(Stored):
         return _with_origin(self, file, row)
 
     def in_memory(self) -> "Dataset":
-        """The same samples, decoded once into shared memory: one copy for all processes.
+        """Return the same samples, decoded once into shared memory: one copy for all processes.
 
         Forked and spawned processes map the same pages. A ``map`` still runs at every read.
         """
@@ -289,7 +288,7 @@ class Dataset(Stored):
         return summary.table(self)
 
     def _like(self, made: Callable[..., "Dataset"], *args: object, **changes: Any) -> "Dataset":  # noqa: ANN401
-        """A view: this dataset with something changed, by ``made(self, *args)``."""
+        """Return a view: this dataset with something changed, by ``made(self, *args)``."""
         own: dict[str, Any] = {
             "groups": self.groups,
             "rows": self.rows,
@@ -312,7 +311,7 @@ def _map(ds: Dataset, function: Callable[..., Mapping[str, Any]], batched: bool)
 def _part(
     ds: Dataset, fractions: tuple[float, ...], seed: int, which: int, rows: Ints | None = None
 ) -> Dataset:
-    """One of the parts of a split."""
+    """Return one of the parts of a split."""
     if rows is None:
         rows = split_rows(len(ds), fractions, seed)[which]
     return ds._like(_part, fractions, seed, which, rows=compose(ds.rows, rows))
@@ -327,7 +326,7 @@ def _check_unnumbered(ds: Dataset, what: str) -> None:
 
 
 def _with_origin(ds: Dataset, file: str, row: str) -> Dataset:
-    """The dataset with two fields more that say where each sample lies."""
+    """Add two fields that say where each sample lies."""
     fields = [Field(name, np.dtype(np.int64), (), "<i8") for name in (file, row)]
 
     def fill(room: Room) -> None:
@@ -348,7 +347,7 @@ def _with_origin(ds: Dataset, file: str, row: str) -> Dataset:
 
 
 def _sum(first: Dataset, second: Dataset, *, alike: bool) -> dict[str, Any]:
-    """What a sum has besides groups, names and steps; if ``alike`` the groups tell most."""
+    """Return what a sum has besides groups, names and steps; if ``alike``, groups tell most."""
     rows: Rows = None
     identity = ""
     origins: tuple[Origin, ...] = ()
@@ -365,7 +364,7 @@ def _sum(first: Dataset, second: Dataset, *, alike: bool) -> dict[str, Any]:
 
 
 def _add_mapped(first: Dataset, second: Dataset, names: tuple[str, ...] | None) -> Dataset:
-    """A sum of datasets whose batches go through steps of their own."""
+    """Add datasets whose batches go through different steps."""
     sides = (first.groups, first.steps), (second.groups, second.steps)
     groups, step, alike = route_steps(*sides, names)
     beside = _sum(first, second, alike=alike)

@@ -1,7 +1,7 @@
-"""Arrays that cannot be mapped as they are: decoded, strided, or kept in the index itself.
+"""Decodes arrays that cannot be mapped: compressed, strided, or stored in the index itself.
 
-``view`` lays an array over bytes that hold its stream; ``decode`` fetches and decodes a
-stream; ``Decoded`` keeps those that will be asked for again.
+``view`` lays an array over the bytes of its stream; ``decode`` reads and decodes a stream;
+``Decoded`` caches those that will be needed again.
 """
 
 import threading
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from ndfeed.dataset.large_members import Large
 
 Bytes = NDArray[np.uint8]
-Key = tuple[int, int, int]  # a table, a file of it, and where a stream begins in that
+Key = tuple[int, int, int]  # a table, a file in it, and where a stream starts in that
 
 _AT_ONCE = 1 << 20
 _MOST_KEPT = 512 << 20
 
 
 def view(column: Column, part: int, data: Bytes, start: int) -> NDArray[np.generic]:
-    """The samples of a part, with ``data[start]`` the first byte of its first element."""
+    """View the samples of a part; ``data[start]`` is the first byte of its first element."""
     table, array = column.table, int(column.arrays[part])
     name = table.dtypes[table.dtype[array]]
     dtype = delivered(name) if name in EXTENDED else np.dtype(name)
@@ -47,14 +47,14 @@ def view(column: Column, part: int, data: Bytes, start: int) -> NDArray[np.gener
 
 
 def inline_all(column: Column, part: Ints) -> NDArray[np.generic]:
-    """Scalars that the index holds itself, one for each ``part``."""
+    """Return scalars that the index holds itself, one for each ``part``."""
     dtype = delivered(column.field.type)
     bits = column.table.offset[column.arrays[part]].astype("<i8").view(np.uint8)
     return np.ascontiguousarray(bits.reshape(-1, 8)[:, : dtype.itemsize]).view(dtype).reshape(-1)
 
 
 def decode(file: File, column: Column, part: int) -> Bytes:
-    """The whole stream of a part, decoded, or read where it is raw."""
+    """Read the whole stream of a part, decoded unless it is raw."""
     table, array = column.table, int(column.arrays[part])
     offset, length = int(table.offset[array]), int(table.length[array])
     coding = int(table.coding[array])
@@ -76,7 +76,7 @@ def decode(file: File, column: Column, part: int) -> Bytes:
 def decode_into(
     file: File, column: Column, part: int, out: memoryview, skip: int | None = None
 ) -> None:
-    """Decode a part's stream, ``out`` beginning ``skip`` bytes in: by default its elements."""
+    """Decode a part's stream into ``out``, from byte ``skip`` on: by default its elements."""
     table, array = column.table, int(column.arrays[part])
     offset, length = int(table.offset[array]), int(table.length[array])
     coding, crc = int(table.coding[array]), int(table.crc[array])
@@ -124,34 +124,34 @@ def _from_text(file: File, table: Table, array: int) -> bytes:
 
 
 class Decoded:
-    """Decoded streams, the least recently used given up first. Safe from several threads.
+    """A cache of decoded streams, least recently used dropped first. Thread-safe.
 
-    Holds at most ``limit`` bytes, with those being decoded counted in, except that the newest
-    stream is always kept: it had to be decoded whole anyway, and the next row is most likely in
-    it too. Streams for which that is too much are in the care of ``large``, if there is one. A
-    stream that several threads want is decoded by one of them.
+    Holds at most ``limit`` bytes, including streams being decoded, except that the newest stream
+    is always kept: it had to be decoded whole anyway, and the next row is most likely in it too.
+    Streams too large for that are handled by ``large``, if there is one. A stream that several
+    threads want is decoded by one of them.
     """
 
     def __init__(self, limit: int, large: "Large | None" = None) -> None:
         self.limit = limit
-        self.large = large  # has the streams that are not to be decoded whole in memory
+        self.large = large  # handles the streams that are not to be decoded whole in memory
         self._lock = threading.Lock()
         self._streams: OrderedDict[Key, Bytes] = OrderedDict()
-        self._under_way: dict[Key, SimpleQueue[None]] = {}  # and where its end is told
+        self._under_way: dict[Key, SimpleQueue[None]] = {}  # with a queue that signals the end
         self._held = 0
 
     @property
     def held(self) -> int:
-        """Bytes of memory of all streams kept or being decoded."""
+        """Bytes of memory of all streams cached or being decoded."""
         return self._held + (0 if self.large is None else self.large.held)
 
     @property
     def room(self) -> int:
-        """Bytes that may be decoded ahead of use: of memory, or of a disk if that is used."""
+        """Bytes that may be decoded ahead of use: of memory, or of a disk if one is used."""
         return self.limit if self.large is None or self.large.forward else self.large.budget
 
     def stream(self, key: Key, size: int, decode: Callable[[], Bytes]) -> Bytes:
-        """The stream kept under ``key``, or else what ``decode`` gives: ``size`` bytes."""
+        """Return the stream cached under ``key``, or else ``size`` bytes from ``decode``."""
         mine: SimpleQueue[None] = SimpleQueue()
         found = None
         try:
@@ -167,7 +167,7 @@ class Decoded:
                         self._under_way[key] = mine
                         break
                 told.get()
-                told.put(None)  # for the next who waits
+                told.put(None)  # for the next thread that waits
             found = decode()
             return found
         finally:
@@ -188,14 +188,14 @@ class Decoded:
             del self._streams[oldest]
 
     def retire(self, keys: Iterable[Key]) -> None:
-        """Give up these streams before any other: nobody will ask for them soon."""
+        """Drop these streams before any others: they will not be needed soon."""
         with self._lock:
             for key in keys:
                 if key in self._streams:
                     self._streams.move_to_end(key, last=False)
 
     def clear(self) -> None:
-        """Give up every stream."""
+        """Drop every stream."""
         with self._lock:
             self._held -= sum(stream.nbytes for stream in self._streams.values())
             self._streams.clear()
@@ -204,12 +204,12 @@ class Decoded:
 
 
 def kept_by_default() -> int:
-    """Bytes of decoded streams that reading keeps for each source, if nobody says otherwise."""
+    """Bytes of decoded streams that reading caches for each source by default."""
     return min(_MOST_KEPT, platform_calls.memory_bytes() // 16)
 
 
 def key_of(column: Column, part: int) -> Key:
-    """What a part's stream is kept under."""
+    """Return the key under which a part's stream is cached."""
     table, array = column.table, int(column.arrays[part])
     return id(table), int(table.file[array]), int(table.offset[array])
 

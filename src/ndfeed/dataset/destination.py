@@ -1,16 +1,12 @@
 """Where samples are read to, and how they are converted to another dtype.
 
-Where samples go: one array for samples of one shape, an array each for ragged ones.
+Samples of one shape are read into one array, ragged ones into an array each, or into one buffer
+in which each has its own offset.
 
-Ragged samples may also be laid out in one piece of memory, each from a byte of its own.
-
-Samples in another type than the files have: read as they are stored, then converted.
-
-A field has one type. Files may have others where text differs in width, or where the caller asked
-for a type. The parts of a group are sorted into variants by the types that they have stored; the
-samples of each variant are read by a reader of its own, which knows nothing of conversions, and
-its arrays are converted into the batch. A value that the field's type cannot hold is a
-``CastError``.
+A field has one dtype. Files may have others where text differs in width, or where the caller asked
+for a dtype. The parts of a group are sorted into variants by their stored dtypes; the samples of
+each variant are read by a separate reader, which knows nothing of conversions, and its arrays are
+converted into the batch. A value that the field's dtype cannot hold is a ``CastError``.
 """
 
 import math
@@ -32,13 +28,13 @@ from ndfeed.index.table import Ints
 
 
 class Laid(NamedTuple):
-    """Memory, as bytes, and where in it each sample begins."""
+    """Memory, as bytes, and where each sample starts in it."""
 
     memory: NDArray[np.uint8]
     starts: Ints
 
 
-Arrays = NDArray[Any] | list[NDArray[Any]] | Laid  # of samples of one shape, or one for each
+Arrays = NDArray[Any] | list[NDArray[Any]] | Laid  # one for samples of one shape, or one for each
 
 
 def check_fits(field: Field, out: NDArray[Any], count: int) -> None:
@@ -56,10 +52,10 @@ def check_fits(field: Field, out: NDArray[Any], count: int) -> None:
 
 
 class Destination:
-    """Room for the samples of one field of a batch, as bytes.
+    """Memory for the samples of one field of a batch.
 
-    Samples of one shape are one array: the caller's, or made when first asked for, so that a
-    call that makes its own result can hand it over with ``adopt``.
+    Samples of one shape are one array: the caller's, or allocated on first use, so that a call
+    that makes its own result can pass it to ``adopt``.
     """
 
     __slots__ = ("_array", "_memory", "_part", "_ragged", "column", "laid")
@@ -79,7 +75,7 @@ class Destination:
 
     @property
     def array(self) -> NDArray[Any]:
-        """Samples of one shape."""
+        """The array of samples of one shape."""
         if self._array is None:
             field = self.column.field
             self._array = np.empty((len(self._part), *field.shape), field.dtype)  # type: ignore[misc]
@@ -87,7 +83,7 @@ class Destination:
 
     @property
     def ragged(self) -> list[NDArray[Any]]:
-        """Samples that differ in shape."""
+        """The arrays of samples that differ in shape."""
         if self._ragged is None:
             dtype = self.column.field.dtype
             shapes = self.column.shapes(self._part)
@@ -98,15 +94,15 @@ class Destination:
 
     @property
     def given(self) -> bool:
-        """Is there already room for ragged samples?"""
+        """Is there already memory for ragged samples?"""
         return self._ragged is not None or self.laid is not None
 
     def hold(self, arrays: list[NDArray[Any]]) -> None:
-        """Take ``arrays`` as the room for ragged samples."""
+        """Use ``arrays`` as the memory for ragged samples."""
         self._ragged = arrays
 
     def lay(self, laid: Laid, shapes: Ints) -> None:
-        """Take ``laid``, which is of this field's elements, as the room for ragged samples."""
+        """Use ``laid``, which has this field's elements, as the memory for ragged samples."""
         dtype = self.column.field.dtype
         values = laid.memory.view(dtype)
         ends = (laid.starts // dtype.itemsize).tolist()
@@ -122,7 +118,7 @@ class Destination:
         return self.array.reshape(-1).view(np.uint8)
 
     def adopt(self, records: NDArray[np.void]) -> None:
-        """Fill with ``records``, or hand them over as they are where there is nothing to fill."""
+        """Copy ``records`` into the array, or use them as the array if there is none yet."""
         if self._array is not None:
             self.flat.view(records.dtype)[...] = records
             return
@@ -130,13 +126,13 @@ class Destination:
         self._array = records.view(field.dtype).reshape(len(records), *field.shape)  # type: ignore[misc]
 
     def sample(self, at: int) -> NDArray[Any]:
-        """Sample ``at`` as an array to write to."""
+        """Return sample ``at`` as an array to write to."""
         if self.column.field.ragged:
             return self.ragged[at]
-        return self.array[at, ...]  # with the dots a view even where samples are scalars
+        return self.array[at, ...]  # with the ellipsis a view even where samples are scalars
 
     def memory(self, at: int, size: int) -> memoryview:
-        """The bytes of sample ``at``, of which there are ``size``."""
+        """Return the bytes of sample ``at``, of which there are ``size``."""
         if self.column.field.ragged:
             return self.ragged[at].reshape(-1).view(np.uint8).data
         if self._memory is None:
@@ -144,11 +140,11 @@ class Destination:
         return self._memory[at * size : at * size + size]
 
     def copy(self, source: int, at: int) -> None:
-        """Make sample ``at`` the same as sample ``source``."""
+        """Copy sample ``source`` to sample ``at``."""
         self.sample(at)[...] = self.sample(source)
 
     def swap(self, which: NDArray[np.bool_]) -> None:
-        """Turn the bytes of some samples round."""
+        """Swap the bytes of some samples."""
         if not self.column.field.ragged and which.all():
             self.array.byteswap(inplace=True)
             return
@@ -157,11 +153,11 @@ class Destination:
 
 
 class Variants:
-    """The parts of a group by the types that they have stored, each a group of its own."""
+    """The parts of a group by their stored dtypes, a group for each combination."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        # Two byte orders are one type.
+        # Two byte orders count as one dtype.
         kinds = [plain(name) for name in group.table.dtypes]
         number = np.array([kinds.index(kind) for kind in kinds])
         stored = np.stack([number[c.table.dtype[c.arrays]] for c in group.columns])
@@ -179,7 +175,7 @@ class Variants:
         return len(self._types)
 
     def group(self, variant: int) -> Group:
-        """The parts of one variant, with fields of the types that these have stored."""
+        """Return the parts of one variant, with fields of their stored dtypes."""
         parts, whole = self._parts[variant], self._group
         columns = tuple(
             _some(with_type(column, kind), parts)
@@ -191,7 +187,7 @@ class Variants:
 
 
 def _some(column: Column, parts: Ints) -> Column:
-    """Some parts of a column."""
+    """Select some parts of a column."""
     offsets, extents = (
         None if places is None else places[parts] for places in (column.offsets, column.extents)
     )
@@ -209,10 +205,10 @@ def fill_converted(
     arrays: Mapping[str, Arrays],
     filling: Callable[[int], tuple[Group, Fill]],
 ) -> list[Destination]:
-    """Fill the fields of a group: with what ``filling`` gives for each variant that is needed."""
+    """Fill the fields of a group, using the reader from ``filling`` for each variant needed."""
     place = group.locate(samples)
     targets = [Destination(c, place.part, arrays.get(c.field.name)) for c in group.columns]
-    # What is not converted can be read to its place, unless other variants share that.
+    # Values that are not converted can be read in place, unless several variants share it.
     kept = [len(variants) == 1 and not is_converted(column) for column in group.columns]
     names = [c.field.name for c, keep in zip(group.columns, kept, strict=True) if keep]
     room = {name: arrays[name] for name in names if name in arrays}
@@ -238,7 +234,7 @@ def fill_converted(
 
 
 def _make_room(target: Destination, parts: list[tuple[Ints, Destination]]) -> None:
-    """Room for samples that are located: their shapes are known as soon as they are read."""
+    """Allocate memory for located samples: their shapes are known once they are read."""
     if target.given and target.laid is None:
         return
     found = {i: v.shape for at, m in parts for i, v in zip(at.tolist(), m.ragged, strict=True)}
@@ -275,11 +271,11 @@ def _convert(values: NDArray[Any], target: Destination, at: Ints, place: Place) 
         return
     if values.dtype.kind == dtype.kind == "f" and field.type not in EXTENDED:
         try:
-            with np.errstate(over="raise"):  # the processor notices what becomes infinite
+            with np.errstate(over="raise"):  # the processor detects overflow to infinity
                 _assign(target, at, values)
             return
         except FloatingPointError:
-            pass  # looked for below
+            pass  # located below
     made, misfit = cast(values, field.type)
     if misfit is not None:
         sample = int(at[misfit.at * len(values) // values.size])
@@ -301,5 +297,5 @@ def _assign(target: Destination, at: Ints, values: NDArray[Any]) -> None:
 
 
 def _harmless(old: np.dtype, new: np.dtype) -> bool:
-    """Does every value of one type have its place in the other?"""
+    """Can the new dtype hold every value of the old one?"""
     return new.kind not in "Mm" and np.can_cast(old, new, "safe")

@@ -1,12 +1,12 @@
-"""Rows of arrays that hold many: gathered from maps, read by position, or out of members.
+"""Gathers rows of arrays that hold many: from mapped files, by position, or from members.
 
 Rows of one size from raw files are copied as opaque bytes, in one NumPy call for any number
 of files:
 
 - one file: ``np.take`` of records of a row's size, straight into the batch;
 - many files, small rows: the maps' addresses make one record array over the whole address
-  span, with a stride of one byte, indexed with each row's own address;
-- many files, large rows: a copy each, which lets other threads run meanwhile.
+  span, with a stride of one byte, indexed with each row's address;
+- many files, large rows: one copy per row, which releases the GIL.
 
 Without maps, rows are sorted by place and neighbours read together.
 """
@@ -27,7 +27,7 @@ from ndfeed.files.maps import Maps
 from ndfeed.formats.description import INLINE, RAW
 from ndfeed.index.table import Ints
 
-# Above this a copy each beats one call that holds the interpreter lock.
+# Above this one copy per row beats one call that holds the GIL.
 LARGE_ROW = 16 << 10
 _MOST_TOGETHER = 64 << 20
 
@@ -50,13 +50,13 @@ def gather(column: Column, place: Place, target: Destination, maps: Maps) -> Non
 
 
 def by_address(maps: Maps, file: Ints, start: Ints, size: int) -> NDArray[np.void]:
-    """New records of ``size`` bytes, each from its place in a file that was entered."""
+    """Return new records of ``size`` bytes, each from its place in a file that was entered."""
     low, records = maps.records(size)
     start += maps.address[file]
     start -= low
     if not size & (size - 1) and not np.bitwise_or.reduce(start) & (size - 1):
-        # Numbers that all begin at multiples of their size are elements of one plain array,
-        # which NumPy takes from several times faster.
+        # Elements that all start at multiples of their size form one plain array, from which
+        # NumPy takes several times faster.
         return maps.records(size, size)[1].take(start >> size.bit_length() - 1)
     return records[start]
 
@@ -82,7 +82,7 @@ def take(records: NDArray[np.void], rows: Ints, out: NDArray[np.void]) -> None:
 
 
 def records_of(column: Column, maps: Maps) -> NDArray[np.void]:
-    """The samples of a plain column's only part, each one opaque element. It is entered."""
+    """View the samples of a plain column's only part as opaque elements. It is entered."""
     first, count = (
         int(column.first[0]),
         int(column.table.dims[column.table.shape[column.arrays[0]], 1]),
@@ -92,7 +92,7 @@ def records_of(column: Column, maps: Maps) -> NDArray[np.void]:
 
 
 def consecutive(rows: Ints) -> bool:
-    """Is this a slice? Then it is one copy."""
+    """Are the rows a slice? Then it is one copy."""
     count = len(rows)
     return bool(rows[-1] - rows[0] == count - 1 and (count < 3 or (np.diff(rows) == 1).all()))
 
@@ -119,14 +119,14 @@ def read(column: Column, place: Place, target: Destination) -> None:
 
 
 def by_file(file: Ints) -> list[slice]:
-    """Stretches of equal numbers."""
+    """Split into slices of equal file numbers."""
     return [slice(a, b) for a, b in stretches(len(file), file[1:] != file[:-1])]
 
 
 def _read_rows(
     file: File, start: Ints, new: NDArray[np.bool_], at: Ints, target: Destination, size: int
 ) -> None:
-    """Rows of one file, sorted by place: neighbours in one call, duplicates copied."""
+    """Read rows of one file, sorted by place: neighbours in one call, duplicates copied."""
     most = max(_MOST_TOGETHER // max(size, 1), 1)
     buffers: list[memoryview] = []
     begin = source = -1
@@ -150,7 +150,7 @@ def _read_rows(
 
 
 def _follow(numbers: Ints, step: int) -> bool:
-    """Does each number follow the one before it?"""
+    """Is each number the one before it plus ``step``?"""
     return bool((np.diff(numbers) == step).all())
 
 
@@ -233,7 +233,7 @@ def _from_stream(
 
 
 def stream_of(column: Column, part: int, decoded: Decoded) -> Bytes:
-    """A part's decoded stream, from those kept or anew."""
+    """Return a part's decoded stream, from the cache or newly decoded."""
     table, array = column.table, int(column.arrays[part])
     number = int(table.file[array])
 

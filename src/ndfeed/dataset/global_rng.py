@@ -1,11 +1,11 @@
-"""The global random generators of a worker process: NumPy's, Python's and PyTorch's.
+"""Seeds the global random generators of a worker process: NumPy's, Python's and PyTorch's.
 
-A forked process begins with copies of its parent's generators, and a spawned one that imports
+A forked process starts with copies of its parent's generators, and a spawned one that imports
 PyTorch with PyTorch's default seed. Two workers would therefore draw the same numbers. Workers
 seed the global generators before every batch instead, from what identifies the batch, so that a
 map draws the same numbers whichever worker runs it.
 
-Only for processes that belong to us: elsewhere these generators are the user's.
+Only for our worker processes: elsewhere these generators belong to the user.
 """
 
 import contextlib
@@ -28,19 +28,19 @@ _torch_usable = True
 
 
 def renew_locks() -> None:
-    """In a process that was just forked: wait for no lock that another thread held meanwhile."""
+    """After a fork: replace locks that another thread may have held."""
     global _torch_usable
     np.random.set_bit_generator(np.random.MT19937(0))  # type: ignore[attr-defined] # has its own
-    # PyTorch's cannot be renewed. If it is held, a map that draws from PyTorch has to wait for
-    # ever, as it would without us; all others work as long as we do not ask for it either.
+    # PyTorch's cannot be replaced. If it is held, a map that draws from PyTorch waits for ever, as
+    # it would without us; all others work as long as we do not acquire it either.
     torch = sys.modules.get("torch")
     _torch_usable = torch is None or _can_be_seeded(torch)
 
 
 def _can_be_seeded(torch: ModuleType) -> bool:
-    """Try it in another process: who waits for this lock holds the GIL."""
+    """Try it in another process: waiting for this lock keeps the GIL."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of forking beside threads, of which there are none here
+        warnings.simplefilter("ignore")  # about forking with threads, of which there are none here
         pid = os.fork()
     if not pid:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends the process
@@ -53,8 +53,7 @@ def _can_be_seeded(torch: ModuleType) -> bool:
 def seed_globals(identity: bytes) -> None:
     """Seed the global generators of this process from whatever identifies a batch.
 
-    PyTorch is not imported for it: if a map imports it later, it is seeded then. Takes about
-    15 µs.
+    Does not import PyTorch: if a map imports it later, it is seeded then. Takes about 15 µs.
     """
     digest = hashlib.blake2b(identity, digest_size=32, person=b"ndfeed-globals").digest()
     with contextlib.suppress(TypeError):  # raised where a map chose another bit generator
@@ -71,7 +70,7 @@ def seed_globals(identity: bytes) -> None:
 
 
 def _seed_torch(torch: ModuleType, number: int) -> None:
-    # Not torch.manual_seed: it takes a hundred times as long, and asks for devices.
+    # Not torch.manual_seed: it takes a hundred times as long, and queries devices.
     generator = getattr(torch, "default_generator", None)  # none while it is being imported
     if generator is not None:
         generator.manual_seed(number)

@@ -1,8 +1,7 @@
 """Samples decoded once into shared memory, as one file that nobody can change.
 
-Samples of one shape lie row by row; ragged ones end to end, each from a multiple of 64
-bytes. The memory is described by a table like any file, so it is read as files are, only
-without guarding.
+Samples of one shape lie row by row; ragged ones end to end, each from a multiple of 64 bytes. A
+table describes the memory like any file, so it is read as files are, only without guarding.
 """
 
 import math
@@ -72,7 +71,7 @@ def _arrived(fields: tuple[Field, ...], count: int, table: Shared, memory: Share
 
 
 def _placed(table: Table, memory: Shared) -> Table:
-    """The table with its one file being ``memory``."""
+    """Return the table with ``memory`` as its one file."""
     path_bytes, path_ends = joined_paths(b"", [memory.path])
     return replace(
         table, base=b"", path_bytes=path_bytes, path_ends=path_ends, owner=memory, sealed=True
@@ -84,7 +83,7 @@ Room = dict[str, list[NDArray[Any]] | NDArray[Any]]
 
 
 def hold(fields: Sequence[Field], count: int, shapes: Shapes, fill: Callable[[Room], None]) -> Held:
-    """Room for ``count`` samples, filled by ``fill``; ``shapes`` has those of ragged fields."""
+    """Allocate ``count`` samples and ``fill`` them; ``shapes`` has those of ragged fields."""
     arrays: list[Array] = []
     end = 0
     for field in fields:
@@ -100,7 +99,7 @@ def hold(fields: Sequence[Field], count: int, shapes: Shapes, fill: Callable[[Ro
 
 
 def _views(fields: Sequence[Field], arrays: Sequence[Array], data: NDArray[np.uint8]) -> Room:
-    """The memory as arrays to fill, by field: one, or one for each ragged sample."""
+    """Return the memory as arrays to fill, by field: one, or one for each ragged sample."""
     found: dict[str, list[NDArray[Any]]] = {field.name: [] for field in fields}
     dtypes = {field.name: field.dtype for field in fields}
     for array in arrays:
@@ -110,7 +109,7 @@ def _views(fields: Sequence[Field], arrays: Sequence[Array], data: NDArray[np.ui
 
 
 def load_in_memory(ds: "Dataset") -> Held:
-    """Every sample of ``ds`` in shared memory."""
+    """Load every sample of ``ds`` into shared memory."""
     for group in ds.groups:
         if not group.by_file:  # whole files are compared as they are read
             verify(group.columns)
@@ -144,7 +143,7 @@ _memory_of_zeros: list[Shared] = []  # one for all that need no more
 
 
 def make_constant(fields: Sequence[Field], count: int, number: int | None = None) -> Group:
-    """``count`` samples that take no memory: zeros, or ``number`` in fields of one whole number.
+    """Make ``count`` samples that take no memory: zeros, or ``number`` in integer fields.
 
     Ragged samples have no elements.
     """
@@ -168,7 +167,7 @@ def make_constant(fields: Sequence[Field], count: int, number: int | None = None
 
 
 def _zeros(size: int) -> Shared:
-    """Memory of at least ``size`` zeros."""
+    """Return memory of at least ``size`` zeros."""
     if _memory_of_zeros and size <= _ZEROS:
         return _memory_of_zeros[0]
     made = Shared(max(size, _ZEROS))

@@ -1,8 +1,8 @@
-"""Datasets one after the other: their columns, part behind part.
+"""Joins datasets: the samples of one after those of the other.
 
-Where their steps differ, a field that nobody sees says which dataset a sample is of. Stored
-fields that one of them lacks, or has in another form, are constant in its samples, which takes no
-memory: no step looks at them there.
+Where their steps differ, a hidden field says which dataset a sample belongs to. Stored fields
+that one of them lacks, or has in another form, are constant in its samples, which takes no
+memory: no step uses them there.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +23,7 @@ _MOST_ROUTES = (1 << 16) - 1
 
 
 def join_groups(first: Sequence[Group], second: Sequence[Group]) -> tuple[Group, ...]:
-    """Groups of the samples of ``first`` and then those of ``second``."""
+    """Return groups of the samples of ``first`` and then those of ``second``."""
     names, others = (_names(groups) for groups in (first, second))
     if sorted(sum(names, ())) != sorted(sum(others, ())):
         raise SchemaError(
@@ -48,7 +48,7 @@ def _names(groups: Sequence[Group]) -> list[tuple[str, ...]]:
 
 
 def _singly(groups: Sequence[Group]) -> list[Group]:
-    """A group for each column, by name."""
+    """Make a group for each column, by name."""
     alone = [replace(group, columns=(c,)) for group in groups for c in group.columns]
     return sorted(alone, key=lambda group: group.columns[0].field.name)
 
@@ -93,7 +93,7 @@ def _refuse_types(a: Column, b: Column) -> NoReturn:
 def _places(
     first: Ints | None, second: Ints | None, a: Column, b: Column, shift: int
 ) -> Ints | None:
-    """Places in the table of one column's parts and then of another's, where any has one."""
+    """Join the table places of two columns' parts, where any has one."""
     if first is None and second is None:
         return None
     mine = np.full(len(a.arrays), -1) if first is None else first
@@ -108,7 +108,7 @@ def _shape(a: Field, b: Field) -> tuple[int | None, ...] | None:
 
 
 def rename_fields(groups: Sequence[Group], names: Mapping[str, str]) -> tuple[Group, ...]:
-    """The groups with other names for some of their fields."""
+    """Return the groups with other names for some of their fields."""
     return tuple(
         replace(
             group,
@@ -122,7 +122,7 @@ def rename_fields(groups: Sequence[Group], names: Mapping[str, str]) -> tuple[Gr
 
 
 def renamed_names(known: Sequence[str], names: Mapping[str, str], path: str) -> tuple[str, ...]:
-    """The known names, some of them replaced; refuses unknown ones, and two that are the same."""
+    """Return the known names with some replaced; refuses unknown names and duplicates."""
     for name in names if known else ():
         if name not in known:
             raise FieldError(name, known, path)
@@ -139,7 +139,7 @@ def renamed_names(known: Sequence[str], names: Mapping[str, str], path: str) -> 
 def agreed_names(
     first: Mapping[str, Field], second: Mapping[str, Field], path: str
 ) -> tuple[str, ...] | None:
-    """The fields that two datasets make, which must agree; nothing where neither says any."""
+    """Return the fields that two datasets make, which must agree; ``None`` if neither says any."""
     if not first or not second:
         return tuple(first or second) or None
     if set(first) != set(second):
@@ -165,7 +165,7 @@ _Side = tuple[Sequence[Group], tuple[Step, ...]]
 def route_steps(
     first: _Side, second: _Side, names: tuple[str, ...] | None
 ) -> tuple[tuple[Group, ...], Routed, bool]:
-    """Groups of the samples of both sides, a step that sends each on its way, and: are they alike?
+    """Return groups of the samples of both, a step that routes each sample, and: are they alike?
 
     They are if all stored fields of one are in the other, in the same form.
     """
@@ -192,7 +192,7 @@ def _stored(groups: Sequence[Group]) -> dict[str, Field]:
 def _placed(
     side: _Side, routes: Sequence[Route], known: Mapping[str, Field]
 ) -> tuple[tuple[Group, ...], Route]:
-    """A side's groups, with fields named as those known that have the same form, or else anew."""
+    """Rename a side's fields to known ones that have the same form, or else to new names."""
     alike: dict[tuple[object, ...], str] = {}
     for route in routes:
         for stored, name in route.fields:
@@ -208,7 +208,7 @@ def _placed(
 
 
 def _padded(first: Sequence[Group], second: Sequence[Group]) -> tuple[tuple[Group, ...], bool]:
-    """Groups of both, where fields that one side lacks are constant there; does none lack any?"""
+    """Join groups; fields that one side lacks are constant there. Does neither lack any?"""
     sides = first, second
     shared = _stored(first).keys() & _stored(second).keys()
     both = [_only(side, shared) for side in sides]
@@ -224,7 +224,7 @@ def _padded(first: Sequence[Group], second: Sequence[Group]) -> tuple[tuple[Grou
 
 
 def _only(groups: Sequence[Group], names: Collection[str]) -> list[Group]:
-    """The groups with some of their fields; those left without any are left out."""
+    """Return the groups with only some of their fields; groups without any are dropped."""
     kept = (
         replace(group, columns=tuple(c for c in group.columns if c.field.name in names))
         for group in groups

@@ -1,10 +1,10 @@
-"""Streams that are too large to be kept decoded in memory.
+"""Reads rows of streams that are too large to be kept decoded in memory.
 
-Rows that come in order are taken out of a window that moves over the stream: it is decoded
-forwards, and what lies behind is forgotten, all but the last ``keep`` bytes. A row before the
-window means decoding from the beginning again. Once as much was decoded as the stream is long,
-and where rows do not lie in one stretch (Fortran order), the stream is decoded into a file
-without a name on a disk and read from there; see ``files.scratch``.
+Rows that come in order are taken from a window that moves over the stream: it is decoded
+forwards, and all but the last ``keep`` bytes are dropped. A row before the window means decoding
+from the start again. Once as much was decoded as the stream is long, and where rows are not
+contiguous (Fortran order), the stream is decoded into an unnamed file on disk and read from
+there; see ``files.scratch``.
 """
 
 import codecs
@@ -37,7 +37,7 @@ _TOGETHER = 8 << 20  # bytes of the stream from which rows are taken at a time
 
 
 class _Stretch(NamedTuple):
-    """Rows of a stream: where the first begins, how far apart they are, and how long."""
+    """Rows of a stream: where the first starts, how far apart they are, and how long."""
 
     first: int
     step: int
@@ -45,7 +45,7 @@ class _Stretch(NamedTuple):
 
 
 def _stretch(column: Column, part: int) -> _Stretch | None:
-    """How the rows of a part lie in its stream; nothing where a row is scattered over it."""
+    """Say how the rows of a part lie in its stream; ``None`` where rows are not contiguous."""
     table, array = column.table, int(column.arrays[part])
     if column.coding[part] not in (DEFLATE, GZIP) or column.whole[part]:
         return None
@@ -65,7 +65,7 @@ def stream_size(column: Column, part: int) -> int:
 
 
 def largest_stream(column: Column) -> int:
-    """Bytes of the largest stream of a column once it is decoded; worked out once."""
+    """Bytes of the largest stream of a column once it is decoded; computed once."""
     found: int | None = column.__dict__.get("_largest_stream")
     if found is None:
         table, arrays = column.table, column.arrays
@@ -75,7 +75,7 @@ def largest_stream(column: Column) -> int:
 
 
 def runs_forward(column: Column, part: int) -> bool:
-    """Can rows that come in order be taken out of a stream that is decoded once?"""
+    """Can rows that come in order be taken from a stream that is decoded once?"""
     return can.sparse and _stretch(column, part) is not None
 
 
@@ -84,11 +84,11 @@ class Streams(NamedTuple):
 
     columns: list[Column]  # those that have any
     sizes: Ints  # per part: bytes of all its streams together
-    most: int  # streams that a part has, at most
+    most: int  # most streams that a part has
 
     @classmethod
     def of(cls, group: Group) -> "Streams":
-        """The streams of a group."""
+        """List the streams of a group."""
         columns = [] if group.by_file else [c for c in group.columns if _coded(c, group).any()]
         sizes = np.zeros(len(group.starts) - 1, np.int64)
         counts = np.zeros(len(group.starts) - 1, np.int64)
@@ -128,7 +128,7 @@ class _Window:
         spent.streams += 1
 
     def reach(self, start: int, end: int, keep: int) -> None:
-        """Have the bytes [start, end), and ``keep`` of those before them if they are there."""
+        """Decode up to the bytes [start, end), keeping ``keep`` bytes before them if available."""
         if start - keep > self.at:
             self._memory.forget(self.low, self.at + _STEP)
             self._decoding.skip(start - keep - self.at)
@@ -157,15 +157,15 @@ class _Entry:
         self.lock = threading.Lock()
         self.window: _Window | None = None
         self.piece: Piece | None = None
-        self.spent = 0  # bytes decoded in windows that are gone
+        self.spent = 0  # bytes decoded in windows that were dropped
 
 
 class Large:
-    """Hands out rows of large streams. Safe to use from several threads.
+    """Reads rows of large streams. Thread-safe.
 
-    Streams of more than ``share`` bytes are large. Windows keep ``keep`` bytes, and there are
-    at most ``windows`` of them. ``forward=False`` has every stream decoded to the disk at once:
-    for rows that come in no order.
+    Streams of more than ``share`` bytes are large. Windows keep ``keep`` bytes, and there are at
+    most ``windows`` of them. With ``forward=False`` every stream is decoded to disk at once: for
+    rows that come in no order.
     """
 
     def __init__(self, share: int, keep: int, windows: int, *, forward: bool = True) -> None:
@@ -187,15 +187,15 @@ class Large:
 
     @property
     def on_disk(self) -> int:
-        """Bytes of streams that were decoded to the disk."""
+        """Bytes of streams that were decoded to disk."""
         with self._lock:
             pieces = [entry.piece for entry in self._entries.values()]
         return sum(p.data.nbytes for p in pieces if p is not None and not p.given_up)
 
     def rows(self, column: Column, part: int, rows: Ints) -> Iterator[tuple[Chosen, Bytes]]:
-        """Some of ``rows`` at a time, by their place, and the stream with at least their bytes.
+        """Yield some of ``rows`` at a time, by their place, and a stream with at least their bytes.
 
-        What was handed out is good until the next is asked for.
+        What is yielded is valid until the next iteration.
         """
         entry = self._entry(column, part)
         stretch = _stretch(column, part) if self.forward and can.sparse else None
@@ -212,13 +212,13 @@ class Large:
         yield slice(None), piece.data
 
     def prepare(self, column: Column, part: int) -> None:
-        """Decode a stream that is to be read from the disk, unless that is done."""
+        """Decode a stream that is to be read from disk, unless that is done."""
         if not self.forward:
             for _ in self.rows(column, part, np.empty(0, np.int64)):
                 pass
 
     def clear(self) -> None:
-        """Give up every stream."""
+        """Drop every stream."""
         with self._lock:
             self._entries.clear()
             if self._slabs is not None:
@@ -243,7 +243,7 @@ class Large:
     def _goes_on(
         self, entry: _Entry, column: Column, part: int, stretch: _Stretch, rows: Ints
     ) -> bool:
-        """May these rows be taken from a window? Not if that would be decoded anew too often."""
+        """Can these rows come from a window? Not if it would have to restart too often."""
         window = entry.window
         if not len(rows):
             return True
@@ -251,7 +251,7 @@ class Large:
         if window is not None and start >= window.low:
             return True
         if window is not None:
-            # Rows read in order to the end and now from the beginning are another pass.
+            # Rows read in order to the end and now from the start are another pass.
             over = window.at >= stream_size(column, part) and start <= self._keep
             entry.spent = 0 if over else entry.spent + window.at
             entry.window = None
@@ -260,7 +260,7 @@ class Large:
         try:
             self._disk(stream_size(column, part))
         except ResourceError:
-            return True  # slow, and right
+            return True  # slow but correct
         return False
 
     def _forwards(
@@ -311,7 +311,7 @@ class Large:
 
 
 def decoded_for(streams: Sequence[Streams], limit: int, keep: int | None = None) -> Decoded:
-    """What keeps decoded streams in ``limit`` bytes of memory, read mostly in order.
+    """Return a cache for decoded streams in ``limit`` bytes of memory, read mostly in order.
 
     A batch needs a stream of every column, so all of a part's together must fit; where they do
     not, those that have more than their share are large.
@@ -319,13 +319,13 @@ def decoded_for(streams: Sequence[Streams], limit: int, keep: int | None = None)
     together = sum(int(one.sizes.max(initial=0)) for one in streams)
     count = max(sum(one.most for one in streams), 1)
     share = limit if together <= limit else limit // count
-    # Two windows for each: one file may be left only when the next has been begun.
+    # Two windows each: one file may be left only after the next was started.
     kept = share // 2 if keep is None else min(share // 2, keep)
     return Decoded(limit, Large(share, max(kept, _STEP), 2 * count))
 
 
 def _pieces(file: File, column: Column, part: int) -> Iterator[memoryview]:
-    """The stream of a part, decoded, in pieces; its checksum is compared at the end."""
+    """Decode the stream of a part in chunks; its checksum is compared at the end."""
     table, array = column.table, int(column.arrays[part])
     offset, length = int(table.offset[array]), int(table.length[array])
     coding, crc = int(column.coding[part]), int(table.crc[array])

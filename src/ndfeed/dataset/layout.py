@@ -1,12 +1,9 @@
 """The fields that files have, and where each lies in the table of arrays.
 
-Files that hold a list of like things, which are rows, or one sample with a field for each.
-
-In the table such a file has the format "pt list", and its arrays are named within their item: a
+A file may hold a list of similar items, read as rows, or as one sample with a field for each. In
+the table such a file has the format "pt list", and its arrays are named within their item: a
 list of 20 dicts with the keys "x" and "y" has 20 arrays "x" and 20 arrays "y", item by item. Read
-as a whole file, each array is a field of its own, with the position before its name.
-
-The fields that files have, and where each lies: arrays of a table by field and part.
+as a whole file, each array is a separate field, with the position before its name.
 """
 
 import warnings
@@ -28,7 +25,7 @@ _FORMAT = "pt list"
 
 
 def are_lists(table: Table) -> NDArray[np.bool_] | None:
-    """Per file: is it a list of like things? Nothing where no file is."""
+    """Per file: is it a list of similar items? ``None`` where no file is."""
     if _FORMAT not in table.formats:
         return None
     found = table.format == table.formats.index(_FORMAT)
@@ -44,7 +41,7 @@ def count_items(table: Table, lists: NDArray[np.bool_]) -> Ints:
 
 
 def by_position(table: Table, lists: NDArray[np.bool_]) -> Table:
-    """The table with every array of a list named by its position too: ``3``, or ``3/x``."""
+    """Return the table with every array of a list named by its position too: ``3``, or ``3/x``."""
     counts = np.bincount(table.file, minlength=table.files)
     place = np.arange(len(table.file)) - (np.cumsum(counts) - counts)[table.file]
     item = place // np.maximum(counts // count_items(table, lists), 1)[table.file]
@@ -67,17 +64,17 @@ Sample = Literal["auto", "row", "file"]
 class Layout(NamedTuple):
     """The arrays of a table by field and part: ``arrays[i, part]`` is a place in the table.
 
-    A part is a file, or an item of a list where a file holds one. ``lengths`` has how many rows
-    each array is: its first length, -1 where there is no axis; an item is one. A file may hold
-    100,000 fields, so what is asked about every field is asked about all of them at once.
+    A part is a file, or an item of a list where a file holds one. ``lengths`` is the number of rows
+    of each array: its first length, -1 where there is no axis; an item is one. A file may hold
+    100,000 fields, so checks are vectorized over all fields.
     """
 
     table: Table
     names: tuple[str, ...]
     arrays: Ints
     lengths: Ints
-    typed: bool  # did opaque elements get a type?
-    types: tuple[str, ...]  # per field: the type it is read as
+    typed: bool  # did opaque elements get a dtype?
+    types: tuple[str, ...]  # per field: the dtype it is read as
     items: NDArray[np.bool_]  # per part: is it an item of a list?
     as_files: Optional["Layout"] = None  # how lists may be read as whole files, if they may
 
@@ -89,7 +86,7 @@ def layout(
     prefix: str | None,
     sample: Sample = "auto",
 ) -> Layout:
-    """The fields that every file of the table has, under the names that the dataset uses."""
+    """Find the fields that every file of the table has, under the dataset's names."""
     listed = are_lists(table)
     if listed is None:
         return _layout(table, fields, dtype, prefix, np.ones(table.files, np.int64))
@@ -124,7 +121,7 @@ def _layout(
     counts: Ints,
     listed: NDArray[np.bool_] | None = None,
 ) -> Layout:
-    """The same for files with ``counts`` arrays of each field: one, or one for each item."""
+    """Do the same for files with ``counts`` arrays of each field: one, or one per item."""
     known = [_field_name(own, prefix) for own in table.names]
     names = tuple(dict.fromkeys(known if fields is None else fields))
     there = set(known)
@@ -157,13 +154,13 @@ def _field_name(own: str, prefix: str | None) -> str:
 
 
 def _by_field(table: Table, names: tuple[str, ...], known: list[str], each: Ints) -> Ints:
-    """The arrays of each of ``names``, file by file.
+    """Find the arrays of each of ``names``, file by file.
 
     Every file must have as many of each as ``each`` says. ``known`` has the field of each of the
-    table's own names. An array that is bare in some files and named in others has two.
+    table's own names. An array that is unnamed in some files and named in others has two.
     """
     places = {name: place for place, name in enumerate(names)}
-    # As small a type as can be: NumPy sorts numbers of up to 16 bits in linear time.
+    # As small a dtype as possible: NumPy sorts integers of up to 16 bits in linear time.
     place_of = np.array([places.get(name, len(names)) for name in known])
     field = place_of.astype(np.min_scalar_type(len(names)))[table.name]
     arrays = np.argsort(field, kind="stable")
@@ -179,7 +176,7 @@ def _by_field(table: Table, names: tuple[str, ...], known: list[str], each: Ints
 
 
 def _check_present(table: Table, name: str, arrays: Ints, each: Ints) -> None:
-    """Every file must have the field, as often as ``each`` says."""
+    """Check that every file has the field, as often as ``each`` says."""
     present = np.bincount(table.file[arrays], minlength=table.files)
     if (present == each).all():
         return
@@ -196,7 +193,7 @@ def _check_present(table: Table, name: str, arrays: Ints, each: Ints) -> None:
 
 
 def _casts(table: Table, dtype: object, known: list[str]) -> dict[str, str] | None:
-    """The types that fields are to be read as; ``None`` unless the caller gave a dict."""
+    """Return the dtypes that fields are read as; ``None`` unless the caller gave a dict."""
     if not isinstance(dtype, Mapping):
         return None
     for name in dtype:
@@ -206,7 +203,7 @@ def _casts(table: Table, dtype: object, known: list[str]) -> dict[str, str] | No
 
 
 def _typed(table: Table, names: tuple[str, ...], arrays: Ints, dtype: object) -> tuple[str, ...]:
-    """Give opaque elements their type: the caller's, or bfloat16 for those of two bytes."""
+    """Give opaque elements their dtype: the caller's, or bfloat16 for those of two bytes."""
     used = np.unique(table.dtype[arrays]).tolist()
     opaque = [t for t in used if table.dtypes[t] in ("|V1", "|V2")]
     dtypes = list(table.dtypes)
@@ -233,7 +230,7 @@ def _typed(table: Table, names: tuple[str, ...], arrays: Ints, dtype: object) ->
 
 
 def _meant(dtype: object, names: tuple[str, ...], opaque: list[bool]) -> str | None:
-    """The type that the caller gave for all opaque fields of one width, if any."""
+    """Return the dtype that the caller gave for all opaque fields of one width, if any."""
     if not isinstance(dtype, Mapping):
         return None if dtype is None else named(dtype)
     meant = {dtype[n]: n for n, one in zip(names, opaque, strict=True) if one and n in dtype}
@@ -250,7 +247,7 @@ def all_raw(table: Table) -> bool:
 def _types(
     table: Table, names: tuple[str, ...], arrays: Ints, casts: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """The type of each field: what all files have, the widest of several texts, or the caller's."""
+    """Return each field's dtype: that of all files, the widest text, or the caller's."""
     dtype = table.dtype[arrays]
     kinds = [plain(name) for name in table.dtypes]
     types = [kinds[t] for t in dtype[:, 0].tolist()]
@@ -268,7 +265,7 @@ def _types(
 
 
 def _refuse_odd(table: Table, name: str, arrays: Ints) -> NoReturn:
-    """Name the first file of the rarest type, and how many agree on another."""
+    """Name the first file of the rarest dtype, and how many agree on another."""
     kinds = [plain(table.dtypes[t]) for t in table.dtype[arrays].tolist()]
     (usual, most), *_, (odd, _) = Counter(kinds).most_common()
     other = table.path(int(table.file[arrays[kinds.index(usual)]]))

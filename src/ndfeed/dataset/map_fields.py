@@ -1,13 +1,13 @@
-"""What the maps of a dataset make of its fields, learned by running them on a few samples.
+"""Learns which fields the maps of a dataset make, by running them on a few samples.
 
-Where stored samples differ in shape, so do those that are tried, in every axis that does: then one
-can tell whether a map leaves a field ragged. Functions of single samples are tried on some more,
-since what they return may differ in shape of its own accord, as random crops do. A field that is
-found to be ragged is a list in every batch, also where the samples of a batch happen to have one
-shape. The rule for a field that a map returns:
+Where stored samples differ in shape, so do those that are tried, in every axis that does: this
+shows whether a map leaves a field ragged. Functions of single samples are tried on some more,
+since their results may differ in shape by themselves, as random crops do. A field that is found
+to be ragged is a list in every batch, even where the samples of a batch happen to have one shape.
+The rule for a field that a map returns:
 
 - An array is of one shape, unless there are functions of single samples, whose results are stacked
-  if possible, and all samples that could be tried had one shape to begin with: then a field of the
+  if possible, and all samples that could be tried had one shape to start with: then a field of the
   same name and rank is as ragged as it is stored.
 - In a list, the axes differ that do so among the samples tried. In a field that keeps its name and
   its rank those that differ as it is stored do so, too. If there are none, all may differ.
@@ -40,10 +40,10 @@ class Samples(Protocol):
 
 
 def learn_fields(ds: Samples, make: Callable[[Ints], Batch]) -> dict[str, Field]:
-    """The fields that the steps of a dataset make; ``make`` runs them on some of its samples."""
+    """Learn the fields that the steps of a dataset make; ``make`` runs them on samples."""
     groups = ds.groups
     tried = np.union1d(_varied(groups, ds.rows, len(ds)), _one_of_each(ds))
-    # Results for single samples are stacked wherever that is possible: it says nothing of others.
+    # Results for single samples are stacked where possible: that says nothing about others.
     singly = _singly(ds.steps)
     certain = len(tried) > 1 or not singly
     stored = {column.field.name: column.field for group in groups for column in group.columns}
@@ -53,12 +53,12 @@ def learn_fields(ds: Samples, make: Callable[[Ints], Batch]) -> dict[str, Field]
     except Exception:
         if not singly:
             raise
-        made = make(tried)  # some samples are refused: those that are needed may do
+        made = make(tried)  # some samples make it fail: those that are needed may work
     return {name: _field(name, made[name], stored, certain) for name in made}
 
 
 def _one_of_each(ds: Samples) -> Ints:
-    """A row of each of the datasets that were added, if each has steps of its own."""
+    """Return a row of each of the datasets that were added, if they have different steps."""
     name = route_field(ds.steps)
     if name is None:
         return np.zeros(1, np.int64)
@@ -85,9 +85,9 @@ def _singly(steps: Sequence[Step]) -> bool:
 
 
 def differing_fields(ds: Samples, known: Callable[[], Mapping[str, Field]]) -> Mapping[str, Field]:
-    """The ``known`` fields of what maps make, if what they return may differ in shape.
+    """Return the ``known`` fields of what maps make, if what they return may differ in shape.
 
-    None where a map cannot be tried: it raises in its batch what it raises.
+    Empty where a map cannot be tried: it raises its error in its batch.
     """
     try:
         return known() if may_differ(ds.groups, ds.steps) else {}
@@ -96,7 +96,7 @@ def differing_fields(ds: Samples, known: Callable[[], Mapping[str, Field]]) -> M
 
 
 def with_lists(batch: Batch, fields: Mapping[str, Field]) -> Batch:
-    """The batch with a list for every ragged one of ``fields``."""
+    """Return the batch with a list for every ragged one of ``fields``."""
     return {
         name: list(values)
         if name in fields and fields[name].ragged and not isinstance(values, list | tuple)
@@ -123,7 +123,7 @@ def _field(
         if not differing and certain:
             differing = set(range(first.ndim))
         shape = tuple(None if axis in differing else n for axis, n in enumerate(first.shape))
-    found = getattr(values, "dtype", None)  # a tensor of some framework has another
+    found = getattr(values, "dtype", None)  # a framework's tensor has another kind of dtype
     dtype = found if isinstance(found, np.dtype) else first.dtype
     if dtype.kind in "US":  # the widest text of those tried
         dtype = max([dtype, *(sample.dtype for sample in samples)], key=lambda one: one.itemsize)
@@ -131,10 +131,10 @@ def _field(
 
 
 def _varied(groups: Sequence[Group], rows: Rows, count: int) -> Ints:
-    """The first row and, for every ragged axis, the shortest and the longest sample.
+    """Return the first row and, for every ragged axis, the shortest and the longest sample.
 
-    The shortest and the longest, so that a map that cuts samples to some length at most is seen to
-    leave them ragged if it does so.
+    Both, so that a map that cuts samples to a maximum length is seen to leave them ragged if it
+    does so.
     """
     found = {0}
     looked_at = np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64))

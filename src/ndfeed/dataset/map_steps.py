@@ -1,9 +1,4 @@
-"""The steps of a dataset after reading: maps, field selections, and routes for joined datasets.
-
-What is done to a batch after it is read: functions of the user's, and choices of fields.
-
-Steps that some samples or some fields of a batch go through, and others do not.
-"""
+"""The steps of a dataset after reading: maps, field selections, and routes for joined datasets."""
 
 import hashlib
 import inspect
@@ -25,32 +20,32 @@ class Draws(Protocol):
     """Random generators for the steps of one batch."""
 
     def batch(self, step: int) -> np.random.Generator:
-        """For a step that takes the whole batch."""
+        """Return the generator for a step that takes the whole batch."""
         ...
 
     def sample(self, step: int, at: int) -> np.random.Generator:
-        """For a step that takes sample ``at`` of it alone."""
+        """Return the generator for a step that takes sample ``at`` alone."""
         ...
 
 
 class Given:
-    """One generator, the caller's, for everything."""
+    """One generator, given by the caller, for everything."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
 
     def batch(self, step: int) -> np.random.Generator:
-        """The caller's."""
+        """Return the caller's generator."""
         return self._rng
 
     def sample(self, step: int, at: int) -> np.random.Generator:
-        """The caller's."""
+        """Return the caller's generator."""
         return self._rng
 
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """A function of the user's, on whole batches or on single samples."""
+    """A function given by the user, for whole batches or single samples."""
 
     function: Callable[..., Mapping[str, Any]]
     batched: bool
@@ -58,11 +53,11 @@ class Map:
 
     @classmethod
     def of(cls, function: Callable[..., Mapping[str, Any]], batched: bool) -> "Map":
-        """A step from what the user wrote."""
+        """Make a step from what the user wrote."""
         return cls(function, batched, takes_rng(function))
 
     def __call__(self, batch: Batch, draws: Draws | None, number: int) -> Batch:
-        """The batch that the function makes of ``batch``, being step ``number``."""
+        """Apply the function to ``batch``, as step ``number``."""
         count = len(next(iter(batch.values()), ()))
         if self.batched:
             rng = draws.batch(number) if draws and self.random else None
@@ -99,7 +94,7 @@ class Map:
 
     def _whole(self, made: Batch, count: int) -> Batch:
         for name, values in made.items():
-            listed = isinstance(values, list | tuple)  # may differ in shape: no array then
+            listed = isinstance(values, list | tuple)  # may differ in shape: not an array then
             found = len(values) if listed or np.ndim(values) else None
             if found != count:
                 raise ValueError(
@@ -115,13 +110,13 @@ class Map:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """A choice of what an earlier function made."""
+    """A selection of the fields that an earlier function made."""
 
     names: tuple[str, ...]
     random: bool = False
 
     def __call__(self, batch: Batch, draws: Draws | None = None, number: int = 0) -> Batch:
-        """The chosen fields of ``batch``."""
+        """Return the selected fields of ``batch``."""
         for name in self.names:
             if name not in batch:
                 raise FieldError(name, list(batch))
@@ -130,13 +125,13 @@ class Select:
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """Other names for some fields: pairs of the name they have and the one they get."""
+    """New names for some fields: pairs of the old name and the new one."""
 
     names: tuple[tuple[str, str], ...]
     random: bool = False
 
     def __call__(self, batch: Batch, draws: Draws | None, number: int) -> Batch:
-        """The same fields under other names."""
+        """Return the same fields under their new names."""
         names = dict(self.names)
         for name in names:
             if name not in batch:
@@ -145,7 +140,7 @@ class Rename:
 
 
 class Step(Protocol):
-    """Something that is done to every batch: a ``Map`` or a choice of fields, among others."""
+    """An operation on every batch: a ``Map`` or a selection of fields, among others."""
 
     @property
     def random(self) -> bool:
@@ -153,12 +148,12 @@ class Step(Protocol):
         ...
 
     def __call__(self, batch: Batch, draws: Draws | None, number: int) -> Batch:
-        """What it makes of ``batch``, being step ``number``."""
+        """Apply it to ``batch``, as step ``number``."""
         ...
 
 
 def apply_steps(batch: Batch, steps: Sequence[Step], draws: Draws | None, first: int = 0) -> Batch:
-    """What the steps, one after the other, make of ``batch``; the first has number ``first``."""
+    """Apply the steps to ``batch``, one after the other; the first has number ``first``."""
     for step in steps:
         batch = step(batch, draws, first)
         first += getattr(step, "numbers", 1)  # how many steps it counts as
@@ -168,7 +163,7 @@ def apply_steps(batch: Batch, steps: Sequence[Step], draws: Draws | None, first:
 def stepped_alone(
     batch: Batch, steps: Sequence[Step], rows: NDArray[Any], rng: np.random.Generator | None
 ) -> Batch:
-    """What the steps make of ``rows`` outside of a loader: draws are the caller's, or fixed by
+    """Apply the steps to ``rows`` outside of a loader: generators are the caller's, or fixed by
     the rows.
     """
     if rng is None and any(step.random for step in steps):
@@ -193,12 +188,12 @@ def _stacked(values: list[Any]) -> NDArray[Any] | list[NDArray[Any]]:
 
 
 def as_samples(values: Sequence[Any]) -> list[NDArray[Any]]:
-    """The values of a field as an array for each sample."""
+    """Convert the values of a field to an array for each sample."""
     return [np.asarray(value) for value in values]
 
 
 def fields_of(batch: Batch) -> dict[str, Field]:
-    """The fields of a batch that a function made. Every axis of a list may differ."""
+    """Describe the fields of a batch that a function made. Every axis of a list may differ."""
     return {name: _field_of(name, values) for name, values in batch.items()}
 
 
@@ -209,7 +204,7 @@ def _field_of(name: str, values: Sequence[Any]) -> Field:
 
 
 _MOST_NUMBER = (1 << 63) - 1
-_HIDDEN = "ndfeed."  # what names of fields that nobody is to see begin with
+_HIDDEN = "ndfeed."  # prefix of the names of hidden fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +221,11 @@ class Beside:
 
     @property
     def numbers(self) -> int:
-        """As many steps as there are: they draw what they would draw alone."""
+        """Counts as this many steps, so that each draws what it would draw alone."""
         return len(self.steps)
 
     def __call__(self, batch: Batch, draws: Draws | None, number: int) -> Batch:
-        """What the steps make of the other fields, and these."""
+        """Apply the steps to the other fields, and add these."""
         kept = {name: batch[name] for name in self.names}
         others = {name: values for name, values in batch.items() if name not in kept}
         return apply_steps(others, self.steps, draws, number) | kept
@@ -238,7 +233,7 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What happens to samples of one of several datasets that were added.
+    """What happens to the samples of one of several datasets that were added.
 
     ``fields`` pairs the names of its stored fields in the sum with those they had before.
     """
@@ -249,9 +244,9 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """Steps for samples of several datasets: each goes its own way, and all come together.
+    """Steps for samples of several datasets: each takes its own route, then all are merged.
 
-    The stored field ``field`` says for each sample which of ``routes`` it goes. All routes must
+    The stored field ``field`` says for each sample which of ``routes`` it takes. All routes must
     end in the fields ``names``, which come in that order; ``None`` where they are not known.
     """
 
@@ -265,7 +260,7 @@ class Routed:
         return any(step.random for route in self.routes for step in route.steps)
 
     def __call__(self, batch: Batch, draws: Draws | None, number: int) -> Batch:
-        """The batch, with every sample gone its way."""
+        """Send every sample of the batch along its route."""
         which = np.asarray(batch[self.field])
         made: list[tuple[NDArray[np.int64], Batch]] = []
         for route in np.unique(which).tolist() or [0]:
@@ -283,10 +278,10 @@ class Routed:
         draws: Draws | None,
         number: int,
     ) -> Batch:
-        """What one of the routes makes of the samples ``at``."""
+        """Apply one of the routes to the samples ``at``."""
         way = self.routes[route]
         own = {name: _some(batch[stored], at) for stored, name in way.fields}
-        # Numbers of their own: functions of two routes must not draw the same.
+        # Separate step numbers: functions of two routes must not draw the same.
         first = ((number + 1) << 24 | route << 8) & _MOST_NUMBER
         try:
             made = apply_steps(own, way.steps, None if draws is None else Part(draws, at), first)
@@ -311,11 +306,11 @@ class Part:
         self._draws, self._at = draws, at
 
     def batch(self, step: int) -> np.random.Generator:
-        """For a step that takes all of them."""
+        """Return the generator for a step that takes all of them."""
         return self._draws.batch(step)
 
     def sample(self, step: int, at: int) -> np.random.Generator:
-        """For a step that takes one of them alone."""
+        """Return the generator for a step that takes one of them alone."""
         return self._draws.sample(step, int(self._at[at]))
 
 
@@ -326,7 +321,7 @@ def _some(values: Any, at: NDArray[np.int64]) -> Any:  # noqa: ANN401
 
 
 def _merged(name: str, parts: Sequence[tuple[NDArray[np.int64], Any]]) -> Any:  # noqa: ANN401
-    """Values of a batch in order, from samples and their values in several parts."""
+    """Merge the values of several parts into batch order."""
     listed = [
         (at, values if isinstance(values, list | tuple) else np.asarray(values))
         for at, values in parts
@@ -357,17 +352,17 @@ def _merged(name: str, parts: Sequence[tuple[NDArray[np.int64], Any]]) -> Any:  
 
 
 def is_hidden(name: str) -> bool:
-    """Is a stored field there for ``Routed`` alone?"""
+    """Is a stored field there only for ``Routed``?"""
     return name.startswith(_HIDDEN)
 
 
 def hidden(name: str, known: Collection[str]) -> str:
-    """A name for such a field that is not known yet."""
+    """Return a name for such a field that is not known yet."""
     return next(n for i in count() if (n := f"{_HIDDEN}{i}/{name}") not in known)
 
 
 def route_field(steps: Sequence[Step]) -> str | None:
-    """The stored field that says which dataset a sample is of, if that decides its steps."""
+    """Return the stored field that says which dataset a sample is from, if steps depend on it."""
     first = steps[0] if steps else None
     if isinstance(first, Beside):
         return route_field(first.steps)
@@ -375,7 +370,7 @@ def route_field(steps: Sequence[Step]) -> str | None:
 
 
 def all_maps(steps: Sequence[Step]) -> Iterator[Map]:
-    """The functions among the steps, also those that only some samples go through."""
+    """Yield the functions among the steps, including those for only some samples."""
     for step in steps:
         if isinstance(step, Map):
             yield step

@@ -1,9 +1,9 @@
-"""Ragged samples that lie end to end in an array, found by the offsets that another array has.
+"""Reads ragged samples that lie end to end in an array, by the offsets in another array.
 
 For a batch the offsets of all samples are gathered in one NumPy call, from any number of mapped
 files, and so are short samples themselves, element by element; longer ones are copied one by
-one. What a file says about places is checked before it is used: damaged offsets are an error
-that names the row, never a read elsewhere.
+one. Locations read from a file are checked before use: damaged offsets are an error that names
+the row, never a read elsewhere.
 """
 
 from typing import Any, NamedTuple
@@ -28,15 +28,15 @@ Shape = tuple[int, ...]
 Room = Laid | list[memoryview]
 
 _NUMBER = 8
-# Elements of a sample below which taking them singly beats a copy for each sample.
+# Elements of a sample below which taking them singly beats one copy per sample.
 _FEW = 24
-# Bytes of a sample above which other threads should run while it is copied.
+# Bytes of a sample above which its copy should release the GIL.
 _LARGE = 16 << 10
 _MOST_TOGETHER = 256
 
 
 class Spans(NamedTuple):
-    """Per sample: its file, where its bytes begin there, how many they are, and its shape."""
+    """Per sample: its file, where its bytes start there, how many they are, and its shape."""
 
     file: Ints
     start: Ints
@@ -45,7 +45,7 @@ class Spans(NamedTuple):
 
 
 def _files(column: Column, part: Ints) -> Ints:
-    """Every file that samples of these parts need."""
+    """Return every file that samples of these parts need."""
     parts = np.unique(part) if len(column.arrays) > 1 else part[:1]
     places = [column.arrays, column.offsets, column.extents]
     arrays: Ints = np.concatenate([p[parts] for p in places if p is not None])
@@ -53,7 +53,7 @@ def _files(column: Column, part: Ints) -> Ints:
 
 
 def _spans(column: Column, place: Place, maps: Maps | None) -> Spans:
-    """Where samples lie, all of located parts; their files are entered if there are maps."""
+    """Locate samples, all of located parts; their files are entered if there are maps."""
     offsets = column.offsets
     if offsets is None:
         raise TypeError(f"field {column.field.name!r} has no offsets")
@@ -69,7 +69,7 @@ def _spans(column: Column, place: Place, maps: Maps | None) -> Spans:
 
 
 def _shapes(column: Column, place: Place, count: Ints, maps: Maps | None) -> Ints:
-    """The shapes of samples of ``count`` values each."""
+    """Return the shapes of samples of ``count`` values each."""
     rank = len(column.field.shape or ())
     dims = column.table.dims[column.table.shape[column.arrays[place.part]]]
     found = np.zeros((len(count), rank), np.int64)
@@ -84,10 +84,10 @@ def _shapes(column: Column, place: Place, count: Ints, maps: Maps | None) -> Int
 
 
 def _extents(column: Column, extents: Ints, place: Place, count: Ints, maps: Maps | None) -> Ints:
-    """Shapes that are kept in an array of their own."""
+    """Read shapes that are stored in a separate array."""
     known = column.field.shape or ()
     found = _numbers(column, extents, place, (len(known), len(known) * _NUMBER), maps)
-    # As fractions first: a product of large numbers may come out as any whole one.
+    # As fractions first: a product of large integers may overflow to any value.
     wide = np.where(found > 0, found, 1).astype(np.float64).prod(axis=1)
     bad = (found < 0).any(axis=1) | (wide * itemsize(column.field.type) >= MOST_BYTES / 2)
     bad |= found.prod(axis=1) != count
@@ -102,7 +102,7 @@ def _extents(column: Column, extents: Ints, place: Place, count: Ints, maps: Map
 def _numbers(
     column: Column, arrays: Ints, place: Place, width: tuple[int, int], maps: Maps | None
 ) -> Ints:
-    """So many numbers for each sample, so many bytes from those of the row before."""
+    """Read ``width[0]`` numbers per sample; successive rows are ``width[1]`` bytes apart."""
     count, step = width
     table, array = column.table, arrays[place.part]
     file = table.file[array].astype(np.int64)
@@ -130,7 +130,7 @@ def _refuse(column: Column, arrays: Ints, place: Place, bad: NDArray[np.bool_], 
 
 
 def shapes(column: Column, place: Place, maps: Maps | None) -> Ints | list[Shape]:
-    """The shape of each sample of a ragged column: a row each where all are located."""
+    """Return the shape of each sample of a ragged column: a row each where all are located."""
     located = _located(column, place)
     if located.all():
         return where(column, place, maps).shape
@@ -151,7 +151,7 @@ def _located(column: Column, place: Place) -> NDArray[np.bool_]:
 
 
 def where(column: Column, place: Place, maps: Maps | None) -> Spans:
-    """Where samples of located parts lie; their files are entered for it."""
+    """Locate samples of located parts; their files are entered for it."""
     if maps is None:
         return _spans(column, place, None)
     return maps.read(_files(column, place.part), lambda: _spans(column, place, maps))
@@ -160,7 +160,7 @@ def where(column: Column, place: Place, maps: Maps | None) -> Spans:
 def fill(
     column: Column, place: Place, target: Destination, maps: Maps | None, decoded: Decoded
 ) -> None:
-    """Copy samples of a column with located parts; the others go the way of arrays."""
+    """Copy samples of a column with located parts; the others are read like arrays."""
     located = _located(column, place)
     if located.all():
         _fill(column, place, target, maps)
@@ -197,7 +197,7 @@ def _fill(column: Column, place: Place, target: Destination, maps: Maps | None) 
 
 
 def _room(target: Destination, found: Spans) -> Room:
-    """Where the samples go: made here, unless there is room already."""
+    """Return where the samples go: allocated here, unless there is memory already."""
     if target.laid is not None:
         return target.laid
     if target.given:
@@ -210,13 +210,13 @@ def _room(target: Destination, found: Spans) -> Room:
 
 
 def _copy(column: Column, found: Spans, room: Room, maps: Maps) -> None:
-    """Samples out of mapped files, which are entered."""
+    """Copy samples from mapped files, which are entered."""
     size, count = itemsize(column.field.type), len(found.file)
     total = int(found.nbytes.sum())
     if isinstance(room, Laid) and total <= _FEW * size * count:
         _copy_elements(found, room, maps, size)
         return
-    # NumPy lets other threads run while it copies; for small samples a memoryview costs less.
+    # NumPy releases the GIL while it copies; for small samples a memoryview costs less.
     large = total >= _LARGE * count
     every: dict[int, Any] = {
         n: maps.bytes(n) if large else maps.bytes(n).data for n in np.unique(found.file).tolist()
@@ -234,7 +234,7 @@ def _copy(column: Column, found: Spans, room: Room, maps: Maps) -> None:
 
 
 def _copy_elements(found: Spans, room: Laid, maps: Maps, size: int) -> None:
-    """Short samples: every element by its own address, in one call for all."""
+    """Copy short samples: every element by its address, in one call for all."""
     counts = found.nbytes // size
     ends = np.cumsum(counts)
     before = ends - counts
@@ -250,7 +250,7 @@ def _copy_elements(found: Spans, room: Laid, maps: Maps, size: int) -> None:
 
 
 def _read(column: Column, found: Spans, room: Room) -> None:
-    """Samples by position: sorted by place, neighbours in one call."""
+    """Read samples by position: sorted by place, neighbours in one call."""
     if isinstance(room, Laid):
         memory = room.memory.data
         pairs = zip(room.starts.tolist(), (room.starts + found.nbytes).tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""``ndfeed.open``: from whatever the caller has to a dataset, at the cost of headers."""
+"""``ndfeed.open``: make a dataset from any source, reading only headers."""
 
 import os
 import warnings
@@ -43,23 +43,23 @@ def open(  # noqa: PLR0913 - each is a word of its own
 
     ``source`` is a file, a folder (with all below it), a pattern such as ``"train/*.npz"``, a
     list of these, or a dict of field name to source whose samples belong together. Formats are
-    told by the files' first bytes: .npy, .npz, .npy.gz, .pt, .safetensors, or raw. A folder with
-    an ``ndfeed.json`` is a packed dataset, and a list of such folders their samples in turn.
+    recognized by the files' first bytes: .npy, .npz, .npy.gz, .pt, .safetensors, or raw. A folder
+    with an ``ndfeed.json`` is a packed dataset, and a list of such folders their samples in turn.
 
     - ``sample``: what one sample is: ``"row"`` of the first axis, a whole ``"file"``, or
       ``"auto"``, which refuses to guess where both make sense. In a dict of sources, a dict too.
     - ``fields``: the fields to open; all by default.
-    - ``dtype``, ``shape``: for raw files, the element type and the shape of one sample; a
-      structured type makes a field of each of its own. ``dtype`` also names the type of opaque
-      elements in .npy files (bfloat16, float8). A dict of field to type converts fields as they
-      are read, and brings files together that differ; a value that does not fit is a ``CastError``.
+    - ``dtype``, ``shape``: for raw files, the element type and the shape of one sample; each
+      field of a structured dtype becomes a field. ``dtype`` also names the type of opaque
+      elements in .npy files (bfloat16, float8). A dict of field to dtype converts fields as they
+      are read, and unifies files that differ; a value that does not fit is a ``CastError``.
     - ``mapped=False``: read by position only and never map a file.
     - ``verify=True``: for packed datasets, compare every block with its checksum when it is first
-      read. Damage is then a ``ChecksumError`` at the batch that meets it.
-    - ``on_error="skip"``: leave out files that cannot be read, with a warning; ``ds.skipped`` lists
+      read. Damage then raises a ``ChecksumError`` for the batch that contains it.
+    - ``on_error="skip"``: skip files that cannot be read, with a warning; ``ds.skipped`` lists
       what was wrong with each.
-    - ``cache=False``: neither use nor keep the index of an earlier run. Of more than 10,000 files
-      an index of an earlier run is checked by a sample, the rest when read.
+    - ``cache=False``: neither use nor store the cached index of an earlier run. Above 10,000
+      files a cached index is checked by a sample of them, the rest when read.
     """
     check_arguments(source, on_error, mapped=mapped, cache=cache, verify=verify)
     if shape is not None and dtype is None:
@@ -92,7 +92,7 @@ def open(  # noqa: PLR0913 - each is a word of its own
 
 
 def _raw_layout(dtype: object, shape: object) -> raw.Layout | None:
-    """What raw files hold, if the caller says so for all of them."""
+    """Return what raw files hold, if the caller says so for all of them."""
     if dtype is None or isinstance(dtype, dict):
         if shape is not None and dtype is not None:
             raise ValueError("shape= is for raw files, whose dtype= is one type, not a dict")
@@ -101,7 +101,7 @@ def _raw_layout(dtype: object, shape: object) -> raw.Layout | None:
 
 
 def _reopened(ds: Dataset, how: "_How") -> Dataset:
-    """A dataset given as a source."""
+    """Return a dataset that was given as a source."""
     for name, given in (("verify", how.verify), ("dtype", isinstance(how.dtype, dict))):
         if given:
             raise ValueError(f"{name}= is for files; say it where the dataset is opened")
@@ -115,7 +115,7 @@ def _packed(
     fields: tuple[str, ...] | None = None,
     prefix: str = "",
 ) -> Dataset | None:
-    """The packed datasets that a source names, one after the other; nothing if it names none."""
+    """Open the packed datasets that a source names, in turn; ``None`` if it names none."""
     _check_sample(sample)
     found = open_packed(source)
     if found is None:
@@ -139,7 +139,7 @@ def _packed(
 
 
 def _within(casts: dict[str, str] | None, prefix: str, names: list[str]) -> dict[str, str] | None:
-    """The types that the caller gives fields of a packed dataset, by the names they have in it."""
+    """Return the caller's dtypes for a packed dataset, by the names that fields have in it."""
     if casts is None or not prefix:
         return casts
     alone = {prefix: names[0]} if len(names) == 1 else {}
@@ -156,14 +156,14 @@ class _How(NamedTuple):
 
     layout: raw.Layout | None
     dtype: object  # a dict where fields are to be converted
-    wanted: Wanted | None  # the fields asked for; others need not be readable
+    wanted: Wanted | None  # the fields requested; others need not be readable
     mapped: bool
     cached: bool
     verify: bool
     on_error: Literal["raise", "skip"]
 
     def below(self, name: str) -> "_How":
-        """The same for the source ``name`` of a dict."""
+        """Return the same for the source ``name`` of a dict."""
         wanted = self.wanted
         if wanted is not None:
             inside = f"{name}/"
@@ -221,7 +221,7 @@ def _parts(
     how: _How,
     chosen: tuple[str, ...] | None,
 ) -> "list[_Part | Dataset]":
-    """The sources of a dict."""
+    """Open the sources of a dict."""
     ways = dict(sample) if isinstance(sample, Mapping) else dict.fromkeys(source, sample)
     if set(ways) - set(source):
         raise ValueError(f"sample= names {sorted(set(ways) - set(source))}, not in the source")
@@ -245,7 +245,7 @@ def _parts(
 
 
 def _together(parts: "list[_Part | Dataset]", fields: tuple[str, ...] | None) -> Dataset:
-    """Sources side by side: each read in the way that gives as many samples as the others."""
+    """Combine sources: each is read in the way that gives as many samples as the others."""
     if not parts:
         raise ValueError("a dict of sources needs at least one")
     counts = [
@@ -286,7 +286,7 @@ def _path(part: "_Part | Dataset") -> str:
 
 
 def _renamed(ds: Dataset, prefix: str) -> Dataset:
-    """A dataset as one source of several: its fields below ``prefix``."""
+    """Return a dataset as one source of several: its fields below ``prefix``."""
     if ds.rows is not None or ds.steps:
         raise ValueError(f"{prefix!r}: put datasets together first, then take, split or map")
     alone = len(ds.fields) == 1
@@ -321,7 +321,7 @@ def _dataset(parts: "tuple[_Part | Dataset, ...]", why: str | None) -> Dataset:
             warn_of_scattered_rows(made)
         groups.append(made)
         reasons.append(way.why)
-        # What was settled with a warning is settled: a worker process need not warn again.
+        # What was decided with a warning stays decided: a worker process need not warn again.
         dtype = _settled_dtype(part)
         recipe.append((part.opened, part.prefix, part.fields, dtype, part.mapped, way))
     named: dict[str, Group] = {}
@@ -345,7 +345,7 @@ def _settled_dtype(part: _Part) -> object:
 
 
 def _remade(recipe: list[Any], why: str) -> Dataset:
-    """The dataset that pickled as ``recipe``."""
+    """Recreate the dataset that pickled as ``recipe``."""
     parts: list[_Part | Dataset] = []
     for one in recipe:
         if isinstance(one, Dataset):
@@ -358,7 +358,7 @@ def _remade(recipe: list[Any], why: str) -> Dataset:
 
 
 def _warn_of_skipped(table: Table) -> None:
-    """Say how many files were left out, and what was wrong with the first."""
+    """Warn how many files were skipped, and what was wrong with the first."""
     if table.skipped:
         warnings.warn(
             f"{len(table.skipped):,} of {len(table.skipped) + table.files:,} files cannot be read "
@@ -369,7 +369,7 @@ def _warn_of_skipped(table: Table) -> None:
 
 
 def warn_of_scattered_rows(group: Group) -> None:
-    """Say once what rows of Fortran-ordered arrays cost."""
+    """Warn once about the cost of rows of Fortran-ordered arrays."""
     if not (group.table.strides >= 0).any():
         return
     for column in group.columns:

@@ -1,7 +1,7 @@
-"""Packed datasets: every field a group of its own, part behind part.
+"""Opens packed datasets: each field is a separate group of columns.
 
-The fields lie in files of their own, so nothing is gained by locating them together; a field of
-one part is read as the rows of any .npy file are.
+Fields lie in separate files, so nothing is gained by locating them together; a field of one part
+is read like the rows of any .npy file.
 """
 
 from collections.abc import Mapping
@@ -27,9 +27,9 @@ def open_packed_dataset(
     verify: bool = False,
     casts: Mapping[str, str] | None = None,
 ) -> Dataset:
-    """The samples of a packed dataset.
+    """Open the samples of a packed dataset.
 
-    ``verify`` compares checksums as blocks are read, ``casts`` has types that fields are read as.
+    ``verify`` compares checksums as blocks are read; ``casts`` has the dtypes to convert to.
     """
     table = opened.table
     checks: Mapping[str, Checks] = {}
@@ -52,14 +52,14 @@ def open_packed_dataset(
 
 
 def _cast(group: Group, kind: str) -> Group:
-    """The group with its one field read as another type."""
+    """Return the group with its one field read as another dtype."""
     (column,) = group.columns
     check_possible(column.field.name, column.field.type, kind)
     return replace(group, columns=(with_type(column, plain(kind)),))
 
 
 def describe_packed(field: manifest.Field) -> Field:
-    """A stored field as readers get it."""
+    """Describe a stored field as readers get it."""
     kind = plain(field.dtype)
     return Field(field.name, delivered(kind), field.shape, kind)
 
@@ -67,7 +67,7 @@ def describe_packed(field: manifest.Field) -> Field:
 def _group(
     field: manifest.Field, table: Table, first: Ints, mapped: bool, checks: Checks | None
 ) -> Group:
-    """One field: its first column in every part is at ``first`` in the table."""
+    """Make the group of one field, whose first column in every part is at ``first``."""
     places = dict(zip(field.roles, (first + i for i in range(len(field.roles))), strict=True))
     offsets, extents = places.get("offsets"), places.get("shapes")
     column = Column(

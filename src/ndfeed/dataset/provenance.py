@@ -1,17 +1,13 @@
 """Which file and row each sample comes from, and a fingerprint of the data.
 
-Short text that says which samples these are, and in which order.
+Two datasets have the same fingerprint if they hold the same arrays of files of the same names,
+sizes and dtypes, and the same selection of rows. The folder they lie in, their times, the chosen
+fields and functions given to ``map`` do not count: row 7 is the same row.
 
-Two datasets have the same one if they hold the same arrays of files of the same names, sizes
-and types, and the same choice of rows. The folder they lie in, their times, the chosen fields
-and functions given to ``map`` do not count: row 7 is the same row.
-
-Where samples come from: the file of each, and its row there.
-
-An ``Origin`` says it for samples as they are numbered in a dataset's groups; a dataset has one
-for each set of files that its samples are put together from. The first of them is the one that
-tells samples apart best: there a sample is a file, or there are the most files. What was loaded
-into memory keeps the origins it had.
+An ``Origin`` tells where samples come from, as they are numbered in a dataset's groups; a dataset
+has one for each set of files that its samples are assembled from. The first of them is the one
+that distinguishes samples best: there a sample is a file, or there are the most files. A dataset
+loaded into memory keeps the origins it had.
 """
 
 import hashlib
@@ -31,7 +27,7 @@ from ndfeed.index.table import Ints, Table, concat
 
 
 def of_groups(groups: Sequence[Group]) -> str:
-    """Of all the samples of some groups."""
+    """Return the fingerprint of all the samples of some groups."""
     digest = hashlib.sha256()
     for table in {id(group.table): group.table for group in groups}.values():
         digest.update(codec.fingerprint(table).encode())
@@ -41,7 +37,7 @@ def of_groups(groups: Sequence[Group]) -> str:
 
 
 def of_rows(all_of_them: str, rows: Rows) -> str:
-    """Of a choice of ``rows``, out of samples whose fingerprint is known."""
+    """Return that of a selection of ``rows`` of samples whose fingerprint is known."""
     if rows is None:
         return all_of_them
     digest = hashlib.sha256(all_of_them.encode())
@@ -52,7 +48,7 @@ def of_rows(all_of_them: str, rows: Rows) -> str:
 
 
 def of_both(first: str, second: str) -> str:
-    """Of one after the other."""
+    """Return that of two datasets, one after the other."""
     return hashlib.sha256(f"{first}+{second}".encode()).hexdigest()[:16]
 
 
@@ -70,11 +66,11 @@ class Origin:
         return int(self.starts[-1]) if self.rows is None else len(self.rows)
 
     def locate(self, samples: Ints) -> Place:
-        """The part of each sample, and its row there."""
+        """Find the part of each sample, and its row there."""
         return self._parts.locate(select_rows(self.rows, samples))
 
     def files_of(self, samples: Ints) -> Ints:
-        """The number of each sample's file in the table."""
+        """Return the number of each sample's file in the table."""
         found: Ints = self.files[self.locate(samples).part, 0]
         return found
 
@@ -83,9 +79,9 @@ class Origin:
         return Group(self.starts, ())
 
     def listed(self, rows: Rows) -> Ints:
-        """Numbers of the files of some samples: one for each sample, or those that differ.
+        """Return the files of some samples by number: one per sample, or each file once.
 
-        Files that differ come in the order in which samples first need them.
+        In the latter case they come in the order in which samples first need them.
         """
         if rows is None and self.rows is None:
             return self.files[:, 0] if self.each else _first_of_each(self.files.reshape(-1))
@@ -98,7 +94,7 @@ class Origin:
 
     @lazy
     def _travelling(self) -> tuple[Any, ...]:
-        """All of it for other processes; kept, since it lives no longer than this."""
+        """Return its state for other processes; cached, since it lives no longer than this."""
         return (
             Shared.of(codec.encode(self.table)),
             Travelling(self.starts),
@@ -125,8 +121,8 @@ def _arrived(
 
 
 def make_origins(groups: Sequence[Group]) -> tuple[Origin, ...]:
-    """The origins of the samples of some groups, the one that tells most about them first."""
-    # What is computed beside files has its group in memory.
+    """Return the origins of the samples of some groups, the most informative first."""
+    # Computed fields have their group in memory.
     stored = [group for group in groups if not group.table.sealed] or groups
     found: list[list[Group]] = []
     for group in stored:
@@ -156,7 +152,7 @@ def _files_of(groups: Sequence[Group]) -> Ints:
 
 
 def join_origins(first: Sequence[Origin], second: Sequence[Origin]) -> tuple[Origin, ...]:
-    """The origins of the samples of one dataset and then those of another."""
+    """Return the origins of the samples of one dataset and then those of another."""
     # Sources that only one of the datasets has cannot say where the samples of the other are.
     return tuple(_joined(a, b) for a, b in zip(first, second, strict=False))
 
@@ -180,7 +176,7 @@ def _joined(a: Origin, b: Origin) -> Origin:
 
 
 def _first_of_each(numbers: Ints) -> Ints:
-    """The numbers that occur, in the order in which they first do."""
+    """Return the distinct numbers, in order of first occurrence."""
     if len(numbers) and (numbers[1:] >= numbers[:-1]).all():
         rising: Ints = numbers[np.concatenate([[True], numbers[1:] != numbers[:-1]])]
         return rising
@@ -189,11 +185,11 @@ def _first_of_each(numbers: Ints) -> Ints:
 
 
 class Files(Sequence[str]):
-    """The files that hold some samples, as text made when asked for.
+    """The files that hold some samples, as paths that are decoded on access.
 
     Where a sample is a whole file there is one for each sample, in the order of the samples;
-    else every file is there once, in the order in which the samples first need it. A file that
-    was opened twice is there twice unless samples were chosen.
+    otherwise every file is listed once, in the order in which the samples first need it. A file
+    that was opened twice is listed twice unless samples were selected.
     """
 
     def __init__(self, origins: Sequence[Origin], rows: Rows) -> None:
@@ -202,16 +198,16 @@ class Files(Sequence[str]):
 
     @lazy
     def _listed(self) -> list[Ints]:
-        """Of each origin, the numbers of its files."""
+        """For each origin, the numbers of its files."""
         return [listed[self._distinct(at)[0]] for at, listed in enumerate(self._named)]
 
     @lazy
     def _named(self) -> list[Ints]:
-        """Of each origin, the numbers of its files; a file that was opened twice has two."""
+        """For each origin, the numbers of its files; a file that was opened twice has two."""
         return [origin.listed(self._rows) for origin in self._origins]
 
     def _distinct(self, at: int) -> tuple[Ints, Ints]:
-        """Which of an origin's files are listed, and for each its place in the list."""
+        """Say which of an origin's files are listed, and for each its place in the list."""
         origin, named = self._origins[at], self._named[at]
         if origin.each or (self._rows is None and origin.rows is None):
             every = np.arange(len(named))
@@ -230,7 +226,7 @@ class Files(Sequence[str]):
         return places
 
     def locate(self, rows: Ints, samples: Ints) -> tuple[Ints, Ints]:
-        """The file of each sample as its place here, and the row there.
+        """Return the file of each sample as its place here, and the row there.
 
         ``samples`` are those of ``rows`` as the groups number them.
         """
@@ -265,7 +261,7 @@ class Files(Sequence[str]):
 
 
 def _distinct(table: Table, numbers: Ints) -> tuple[Ints, Ints]:
-    """Which of ``numbers`` are of files not named before, and each as a place among these.
+    """Return which of ``numbers`` are of files not seen before, and each as a place among these.
 
     The numbers differ, but a file may have several: datasets of the same files were added.
     """

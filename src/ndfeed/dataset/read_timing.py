@@ -1,7 +1,7 @@
-"""Where this thread's time went while it read: for whoever asks what the limit is.
+"""Measures where this thread's reading time goes, to find the bottleneck.
 
-Counted for many files or a whole stream at once, so that counting costs nothing that shows.
-Copying out of maps is not counted: it is what is left of the time that reading takes.
+Measured for many files or a whole stream at once, so that it costs nothing noticeable. Copying
+from mapped files is not measured: it is the rest of the time that reading takes.
 """
 
 import threading
@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 
 class Spent(threading.local):
-    """Seconds and streams, of this thread, since it began."""
+    """Seconds and streams of this thread since it started."""
 
     read = 0.0  # in calls that read from files
-    inflate = 0.0  # decoding, and reading what is decoded piece by piece
-    streams = 0  # how many were decoded whole, to be kept
+    inflate = 0.0  # decoding, and reading what is decoded in chunks
+    streams = 0  # streams decoded whole, to be cached
 
 
 spent = Spent()
@@ -23,7 +23,7 @@ spent = Spent()
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Count what is done within as reading."""
+    """Count the time of a block as reading."""
     began = time.perf_counter()
     try:
         yield
@@ -33,7 +33,7 @@ def reading() -> Iterator[None]:
 
 @contextmanager
 def inflating() -> Iterator[None]:
-    """Count what is done within as decoding."""
+    """Count the time of a block as decoding."""
     began = time.perf_counter()
     try:
         yield

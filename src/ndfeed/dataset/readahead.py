@@ -1,8 +1,8 @@
-"""Samples asked for before they are read, when they are not in memory.
+"""Prefetches samples from disk, when they are not in memory.
 
-A disk answers many questions at once far sooner than one after the other, and a page fault is
-one question. A few of the samples are looked at, which costs microseconds; only if one is not
-in memory are all of them asked for: sorted by place, neighbours together.
+A disk answers many requests at once far sooner than one after the other, and a page fault is one
+request. A few of the samples are checked, which takes microseconds; only if one is not in memory
+are all of them requested: sorted by place, neighbours together.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 _LOOKS = 3
 _PAGE = 4096
-_NEAR = 4 * _PAGE  # reading what lies between costs less than asking twice
+_NEAR = 4 * _PAGE  # reading what lies between costs less than a second request
 
-Span = tuple[Ints, Ints, Ints]  # per stretch: its file, its start, its end
+Span = tuple[Ints, Ints, Ints]  # per range: its file, its start, its end
 
 
 def ask(group: Group, samples: Ints) -> int:
-    """Ask for ``samples`` if they seem not to be in memory; how many bytes were asked for."""
+    """Prefetch ``samples`` if they seem not to be in memory; return the bytes requested."""
     if not len(samples) or group.table.sealed:
         return 0
     if not _asked(group, samples[spread(len(samples))], hint=False):
@@ -41,7 +41,7 @@ def ask(group: Group, samples: Ints) -> int:
 
 
 def spread(count: int, most: int = _LOOKS) -> Ints:
-    """At most so many of the places [0, count), from the first to the last."""
+    """Return at most ``most`` of the places [0, count), from the first to the last."""
     return np.unique(np.linspace(0, count - 1, most).astype(np.int64))
 
 
@@ -51,14 +51,14 @@ def resident(group: Group, samples: Ints) -> bool:
 
 
 def ask_parts(group: Group, parts: Ints) -> int:
-    """The same for the streams of parts that are decoded whole."""
+    """Do the same for the streams of parts that are decoded whole."""
     if group.table.sealed or not _ask_files(group, parts[spread(len(parts))], hint=False):
         return 0
     return _ask_files(group, parts, hint=True)
 
 
 def stretches(group: Group, samples: Ints) -> Iterator[tuple[bytes, Sequence[tuple[int, int]]]]:
-    """The bytes of files that reading ``samples`` takes: a path, and its stretches in order."""
+    """Yield the bytes of files that reading ``samples`` takes: a path and its sorted ranges."""
     if any(not column.plain and column.offsets is None for column in group.columns):
         parts = np.unique(group.locate(samples).part)  # decoded whole
         found = [(group.columns[0], _files(group, parts))]
@@ -72,12 +72,12 @@ def stretches(group: Group, samples: Ints) -> Iterator[tuple[bytes, Sequence[tup
 
 
 def _asked(group: Group, samples: Ints, *, hint: bool) -> int:
-    """Ask for samples, or only see whether any is not in memory."""
+    """Prefetch samples, or only check whether any is not in memory."""
     return sum(_ask(group, column, spans, hint=hint) for column, spans in _spans(group, samples))
 
 
 def _spans(group: Group, samples: Ints) -> Iterator[tuple[Column, Span]]:
-    """Where samples lie that can be read alone."""
+    """Locate samples that can be read alone."""
     place = group.locate(samples)
     if group.by_file:
         yield group.columns[0], _files(group, place.part)
@@ -90,10 +90,10 @@ def _spans(group: Group, samples: Ints) -> Iterator[tuple[Column, Span]]:
 
 
 def _located(group: Group, column: Column, offsets: Ints, place: Place) -> Span:
-    """Samples found by offsets, which are read for it: they are few bytes."""
+    """Locate samples by their offsets, which are read for it: they are few bytes."""
     kept = np.flatnonzero(offsets[place.part] >= 0)
     some = Place(place.part[kept], place.row[kept])
-    with contextlib.suppress(Error, OSError):  # whoever reads will meet it again, and say so
+    with contextlib.suppress(Error, OSError):  # the reader will raise the same error
         found = reader_of(group).spans(group, column, some)
         return found.file, found.start, found.start + found.nbytes
     none = np.zeros(0, np.int64)
@@ -106,12 +106,12 @@ def _rows(column: Column, part: Ints, row: Ints) -> Span:
 
 
 def _ask_files(group: Group, parts: Ints, *, hint: bool) -> int:
-    """The same for all that is read of some files."""
+    """Do the same for all that is read of some files."""
     return _ask(group, group.columns[0], _files(group, parts), hint=hint)
 
 
 def _files(group: Group, parts: Ints) -> Span:
-    """Whatever of some files is read whole: from its first stream to the end of its last."""
+    """Locate what is read of some files: from the first stream to the end of the last."""
     table = group.table
     starts = np.full(len(parts), np.iinfo(np.int64).max)
     ends = np.zeros(len(parts), np.int64)
@@ -130,7 +130,7 @@ def _ask(group: Group, column: Column, spans: Span, *, hint: bool) -> int:
     if not len(file):
         return 0
     files = _Open(column.table, reader_of(group).maps)
-    with contextlib.suppress(Error, OSError):  # whoever reads will meet it again, and say so
+    with contextlib.suppress(Error, OSError):  # the reader will raise the same error
         if not hint:
             return int(any(_cold(files, *map(int, span)) for span in zip(*spans, strict=True)))
         order = np.lexsort((start, file))
@@ -153,7 +153,7 @@ def _cold(files: "_Open", number: int, start: int, end: int) -> bool:
 
 
 def _merged(file: Ints, start: Ints, end: Ints) -> Iterator[tuple[int, Sequence[tuple[int, int]]]]:
-    """Per file, sorted stretches of whole pages, near ones together."""
+    """Per file, yield sorted ranges of whole pages, merging those that are close."""
     start, end = start // _PAGE * _PAGE, -(-end // _PAGE) * _PAGE
     new = np.ones(len(file), bool)
     new[1:] = (file[1:] != file[:-1]) | (start[1:] > end[:-1] + _NEAR)
@@ -165,17 +165,17 @@ def _merged(file: Ints, start: Ints, end: Ints) -> Iterator[tuple[int, Sequence[
 
 
 class _Open:
-    """Descriptors of a table's files: those that are mapped anyway, or opened for the moment."""
+    """Descriptors of a table's files: those already mapped, or opened temporarily."""
 
     def __init__(self, table: Table, maps: Maps | None) -> None:
         self._table = table
         self._maps = maps
 
     def use(self, number: int, use: Callable[[int], T]) -> T:
-        """What ``use`` makes of a file's descriptor."""
+        """Call ``use`` with a file's descriptor."""
         maps = self._maps
         if maps is not None:
-            with contextlib.suppress(Unmappable):  # it is read by position, then
+            with contextlib.suppress(Unmappable):  # then it is read by position
                 return maps.read(number, lambda: use(maps.fd(number)))
         with File(self._table.path(number)) as file:
             return use(file.fd)

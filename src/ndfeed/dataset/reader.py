@@ -1,8 +1,7 @@
-"""Fill batches of a group: choose the way for each column, hold what this process needs for it.
+"""Fills batches of a group: chooses how to read each column, and holds what that needs.
 
 Readers and maps are shared by all views of the same files and belong to one process: a forked
-child makes its own, since leases and locks are not to be inherited. Safe to use from several
-threads.
+child makes its own, since leases and locks must not be inherited. Thread-safe.
 """
 
 import os
@@ -28,10 +27,10 @@ from ndfeed.index.table import Ints, Table
 
 T = TypeVar("T")
 
-# A field of the only file there is: its name, type and shape, and its samples as records.
+# A field of the only file there is: its name, dtype and shape, and its samples as records.
 _Source = tuple[str, np.dtype, tuple[int | None, ...], NDArray[np.void]]
 _BYTE = np.dtype(np.uint8)
-# Bytes of a large stream that are kept behind the row that was read last.
+# Bytes of a large stream that are kept before the row that was read last.
 _KEPT_BEHIND = 32 << 20
 
 
@@ -51,7 +50,7 @@ class Reader:
         row = sum(int(c.nbytes[0]) for c in group.columns if c.even)
         self._many = -(
             -platform_calls.LARGE // max(row, 1)
-        )  # samples that need a look at what is free
+        )  # samples for which the available memory is checked
         self._row = row
         self._short = maps is not None and all(
             c.plain and c.size and not c.any_swapped and (alone or c.size <= gather.LARGE_ROW)
@@ -59,10 +58,10 @@ class Reader:
         )
 
     def check(self, group: Group, samples: Ints) -> None:
-        """For whoever reads past this reader: here nothing is to be compared."""
+        """Compare checksums, for code that bypasses this reader; here there are none."""
 
     def read(self, group: Group, samples: Ints, batch: dict[str, Any]) -> None:
-        """Put ``samples``, which are in range, into ``batch``, in new memory."""
+        """Read ``samples``, which are in range, into new arrays in ``batch``."""
         if len(samples) >= self._many:
             platform_calls.require_memory(len(samples) * self._row, group.table.path(0))
         way = self._read_scattered if self._alone is None else self._read_one
@@ -71,12 +70,12 @@ class Reader:
         for target in self.fill(group, samples, {}):
             batch[target.column.field.name] = target.arrays
 
-    # The ways below do what ``fill`` does, for plain rows in mapped files, in as few calls
-    # as can be: such a batch costs so little that every call of Python's shows. For the same
-    # reason ``maps.read`` is given methods and their arguments here, not functions made for it.
+    # The methods below do what ``fill`` does, for plain rows in mapped files, in as few calls as
+    # possible: such a batch costs so little that every Python call is noticeable. For the same
+    # reason ``maps.read`` is given methods and their arguments here, not closures.
 
     def _shortly(self, way: Callable[..., None], group: Group, samples: Ints, other: Any) -> bool:  # noqa: ANN401
-        """Go a short way, if there is one for this group now."""
+        """Take a shortcut, if there is one for this group now."""
         if not self._short or not len(samples):
             return False
         try:
@@ -96,10 +95,10 @@ class Reader:
             batch[name] = records.take(samples).view(dtype).reshape(shape)
 
     def _found_sources(self) -> list[_Source]:
-        """The only file's samples, field by field; it is entered."""
+        """Return the only file's samples, field by field; it is entered."""
         every = zip(self._names, self._columns, strict=True)
         found = [(*known, gather.records_of(column, self.maps)) for known, column in every]  # type: ignore[arg-type]
-        self._sources = found  # in one step: another thread may be here too
+        self._sources = found  # atomic: another thread may be here too
         return found
 
     def lend(
@@ -110,10 +109,10 @@ class Reader:
         batch: dict[str, Any],
         decoded: Decoded,
     ) -> None:
-        """Put ``samples``, which are in range, into ``batch``: in memory that ``room`` lends.
+        """Read ``samples``, which are in range, into ``batch``, in memory that ``room`` lends.
 
-        It has an array for every field. What one call gathers from many files comes in memory
-        that this call makes: to copy it once more would take as long as gathering it.
+        It has an array for every field. Samples that one call gathers from many files come in
+        memory that this call allocates: copying them again would take as long as gathering them.
         """
         many = self._short and self._alone is None and len(samples)
         scattered = many and not gather.consecutive(samples)
@@ -128,7 +127,7 @@ class Reader:
     def _fill_stretch(
         self, maps: Maps, group: Group, samples: Ints, arrays: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Samples that follow each other: a copy for each file."""
+        """Read consecutive samples: one copy per file."""
         first, end = int(samples[0]), int(samples[-1]) + 1
         low = int(np.searchsorted(group.starts, first, side="right")) - 1
         high = int(np.searchsorted(group.starts, end, side="left"))
@@ -180,7 +179,7 @@ class Reader:
     ) -> list[Destination]:
         """Copy ``samples``, which are in range, into ``arrays`` or else into new memory.
 
-        Whoever reads in an order of its own keeps ``decoded`` streams of its own.
+        Callers that read in an order of their own pass their own cache of ``decoded`` streams.
         """
         place = group.locate(samples)
         targets = [Destination(c, place.part, arrays.get(c.field.name)) for c in self._columns]
@@ -227,14 +226,14 @@ class Reader:
             target.swap(column.swapped[place.part])
 
     def shapes(self, group: Group, column: Column, samples: Ints) -> Ints | list[offsets.Shape]:
-        """The shape of each of ``samples`` of a ragged column."""
+        """Return the shape of each of ``samples`` of a ragged column."""
         place = group.locate(samples)
         if column.offsets is None:
             return column.shapes(place.part)
         return self._located(offsets.shapes, group, column, place)
 
     def spans(self, group: Group, column: Column, place: Place) -> offsets.Spans:
-        """Where samples of located parts lie."""
+        """Locate samples of located parts."""
         return self._located(offsets.where, group, column, place)
 
     def _located(self, way: Callable[..., T], group: Group, column: Column, place: Place) -> T:
@@ -252,7 +251,7 @@ class CheckedReader(Reader):
     """Compares the checksum of every block that samples lie in, once, before they are read."""
 
     def check(self, group: Group, samples: Ints) -> None:
-        """Compare whatever of these samples was not compared yet."""
+        """Compare the blocks of these samples that were not compared yet."""
         checks, column = group.checks, group.columns[0]
         if checks is None or not checks.left or not len(samples):
             return
@@ -266,7 +265,7 @@ class CheckedReader(Reader):
             checks.check_values(column, some.part, found.start, found.nbytes)
 
     def read(self, group: Group, samples: Ints, batch: dict[str, Any]) -> None:
-        """Put ``samples``, which are in range, into ``batch``, in new memory."""
+        """Read ``samples``, which are in range, into new arrays in ``batch``."""
         self.check(group, samples)
         super().read(group, samples, batch)
 
@@ -278,7 +277,7 @@ class CheckedReader(Reader):
         batch: dict[str, Any],
         decoded: Decoded,
     ) -> None:
-        """Put ``samples``, which are in range, into ``batch``: in memory that ``room`` lends."""
+        """Read ``samples``, which are in range, into ``batch``, in memory that ``room`` lends."""
         self.check(group, samples)
         super().lend(group, samples, room, batch, decoded)
 
@@ -294,14 +293,14 @@ class CheckedReader(Reader):
         return super().fill(group, samples, arrays, decoded)
 
     def shapes(self, group: Group, column: Column, samples: Ints) -> Ints | list[offsets.Shape]:
-        """The shape of each of ``samples`` of a ragged column."""
+        """Return the shape of each of ``samples`` of a ragged column."""
         if group.checks is not None and column.offsets is not None and group.checks.left:
             group.checks.check_places(column, group.locate(samples))
         return super().shapes(group, column, samples)
 
 
 class ConvertingReader(Reader):
-    """Reads samples as they are stored, and converts them to the types of the fields."""
+    """Reads samples as they are stored, and converts them to the dtypes of the fields."""
 
     def __init__(self, group: Group, maps: Maps | None, token: object) -> None:
         super().__init__(group, maps, token)
@@ -318,7 +317,7 @@ class ConvertingReader(Reader):
         """Copy ``samples``, which are in range, into ``arrays`` or else into new memory."""
 
         def filling(variant: int) -> tuple[Group, destination.Fill]:
-            if variant not in self._readers:  # in one step: another thread may be here too
+            if variant not in self._readers:  # atomic: another thread may be here too
                 own = self._variants.group(variant)
                 kind = Reader if own.checks is None else CheckedReader
                 self._readers[variant] = own, kind(own, self.maps, self.token)
@@ -345,7 +344,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def reader_of(group: Group) -> Reader:
-    """This process's reader of a group, kept on the group itself."""
+    """Return this process's reader of a group, cached on the group itself."""
     found: Reader | None = group.__dict__.get("_reader")
     if found is not None and found.token is _process.token:
         return found
@@ -372,7 +371,7 @@ def _made(group: Group) -> Reader:
 
 
 def _decoded_of(group: Group) -> Decoded:
-    """The decoded streams of a group's files, made when they are first needed."""
+    """Return the cache of decoded streams of a group's files, made on first use."""
     found = _process.decoded.get(group.table)
     if found is None:
         limit = kept_by_default()

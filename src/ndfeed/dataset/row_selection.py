@@ -1,4 +1,4 @@
-"""Choices of rows: what callers may write, how choices compose, how they travel."""
+"""Selections of rows: what callers may write, how they compose, how they are pickled."""
 
 import math
 import operator
@@ -20,13 +20,13 @@ _UINT64 = np.dtype(np.uint64)
 
 
 def stretches(count: int, breaks: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """[0, count) cut between i and i + 1 wherever ``breaks[i]``: where each begins and ends."""
+    """Cut [0, count) between i and i + 1 wherever ``breaks[i]``; return each start and end."""
     ends = [*(np.flatnonzero(breaks) + 1).tolist(), count]
     return list(zip([0, *ends], ends, strict=False))
 
 
 def as_rows(rows: ArrayLike, count: int, *, from_end: bool = False) -> Ints:
-    """Row numbers in [0, count) from numbers or a mask; ``from_end`` counts negative ones back."""
+    """Convert numbers or a mask to rows in [0, count); ``from_end`` allows negative numbers."""
     found = np.asarray(rows)
     # The common case in one pass: as unsigned numbers negative ones are large.
     if (
@@ -61,7 +61,7 @@ def _checked(found: NDArray[Any], count: int, from_end: bool) -> Ints:
 
 
 def take_rows(rows: ArrayLike, count: int) -> Ints:
-    """The rows that ``take`` means; negative ones count from the end."""
+    """Return the rows that ``take`` means; negative ones count from the end."""
     if isinstance(rows, SupportsIndex) and not isinstance(rows, bool) and not np.ndim(rows):
         number = operator.index(rows)
         raise TypeError(
@@ -72,16 +72,16 @@ def take_rows(rows: ArrayLike, count: int) -> Ints:
 
 
 def split_rows(count: int, fractions: Sequence[float], seed: int) -> list[Ints]:
-    """Every row of ``count`` in one of several parts, at random; each part in order."""
+    """Assign every row of ``count`` to one of several parts at random; each part in order."""
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, count])))
     order = rng.permutation(count)
-    # Rounded from the beginning on, so that all rows are used up; the last takes what is left.
+    # Cumulative rounding, so that all rows are used; the last takes the rest.
     cuts = [round(math.fsum(fractions[: i + 1]) * count) for i in range(len(fractions) - 1)]
     return [np.sort(order[a:b]) for a, b in pairwise([0, *cuts, count])]
 
 
 def one_row(index: object, count: int) -> int | None:
-    """The row that a single index means; ``None`` where it is no single index."""
+    """Return the row that a single index means; ``None`` where it is not a single index."""
     if isinstance(index, str):
         raise TypeError(f"rows are numbers; select({index!r}) chooses a field")
     if isinstance(index, (bool, np.bool_)) or not isinstance(index, SupportsIndex):
@@ -95,7 +95,7 @@ def one_row(index: object, count: int) -> int | None:
 
 
 def select_rows(rows: Rows, wanted: Ints) -> Ints:
-    """The elements of ``rows`` at ``wanted``."""
+    """Return the elements of ``rows`` at ``wanted``."""
     if rows is None:
         return wanted
     if isinstance(rows, range):
@@ -104,7 +104,7 @@ def select_rows(rows: Rows, wanted: Ints) -> Ints:
 
 
 def compose(rows: Rows, further: range | Ints) -> range | Ints:
-    """The choice ``further`` out of the choice ``rows``."""
+    """Return the selection ``further`` of the selection ``rows``."""
     if rows is None:
         return further
     if isinstance(rows, range) and isinstance(further, range):

@@ -1,10 +1,10 @@
-"""What is a sample? Rows of axis 0, or whole files, never a guess that could be wrong.
+"""Decides what a sample is: a row of axis 0 or a whole file, never a guess that could be wrong.
 
-``auto`` takes rows where one file stands alone and its arrays share their first length, or
-where the caller gave the shape of a sample (raw files). It takes files where some array has
-no axis, or first lengths differ within a file: rows are no reading then. Everything else
-could be read both ways and is refused, with both readings in the message. The items of a list
-(``lists``) are rows; several files of lists of one length could also be samples.
+``auto`` takes rows for a single file whose arrays share their first length, or where the caller
+gave the shape of a sample (raw files). It takes files where some array has no axis, or first
+lengths differ within a file: rows make no sense then. Everything else could be read both ways and
+is refused, with both readings in the message. The items of a list (``layout``) are rows; several
+files of lists of one length could also be samples.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class Reading(NamedTuple):
 
 
 def readings(found: Layout, sample: Sample) -> list[Reading]:
-    """Every way the table may be read: one, unless ``auto`` cannot tell."""
+    """Return every way the table may be read: one, unless ``auto`` cannot tell."""
     files = found.table.files
     as_files = Reading("file", files, 'sample="file"')
     if sample == "file":
@@ -56,7 +56,7 @@ def readings(found: Layout, sample: Sample) -> list[Reading]:
 
 
 def _no_rows(found: Layout) -> tuple[bytes, str] | None:
-    """The file and the reason that rows are no reading, if they are none."""
+    """Return the file and the reason why rows make no sense, if they do not."""
     names, lengths = found.names, found.lengths
     for i in np.flatnonzero((lengths < 0).any(axis=1))[:1].tolist():
         file = int(np.flatnonzero(lengths[i] < 0)[0])
@@ -77,7 +77,7 @@ def _rows(found: Layout) -> int:
 
 
 def refuse(source: object, found: Layout) -> AmbiguousError:
-    """The error that shows both readings."""
+    """Make the error that shows both readings."""
     as_files, as_rows = (_shapes(group(found, kind)) for kind in ("file", "row"))
     hint = arguments.suggest_field_dict(found.table)
     return AmbiguousError(
@@ -96,7 +96,7 @@ def _shapes(made: Group) -> str:
 
 
 def group(found: Layout, sample: Literal["row", "file"], *, mapped: bool = True) -> Group:
-    """The table's columns, read as rows or as files."""
+    """Make a group of the table's columns, read as rows or as files."""
     if sample == "file" and found.as_files is not None:
         found = found.as_files
     table, parts = found.table, found.arrays.shape[1]
@@ -128,7 +128,7 @@ def _fields(found: Layout, whole: NDArray[np.bool_]) -> Iterator[Field]:
 def _common_shape(
     table: Table, shapes: Ints, whole: NDArray[np.bool_]
 ) -> tuple[int | None, ...] | None:
-    """What the shapes of samples share: ``None`` for lengths that differ, or for all of it."""
+    """Return what the sample shapes share: ``None`` for lengths that differ, or for all."""
     dims = table.dims[np.unique(shapes[whole])]
     rows = table.dims[np.unique(shapes[~whole])]
     if len(rows):  # without their first axis

@@ -1,4 +1,4 @@
-"""Stored samples: columns of files, and a choice of their rows."""
+"""Stored samples: columns of files, and a selection of their rows."""
 
 import math
 import os
@@ -30,7 +30,7 @@ class Stored:
         self.rows = rows
         self._identity = identity  # fingerprint of all the groups' samples, if they cannot tell
         self._origins = origins  # of all the groups' samples, if they cannot tell
-        self._skipped = skipped  # while opening files that the groups no longer have
+        self._skipped = skipped  # errors from opening files that the groups no longer have
         self._count = len(groups[0]) if rows is None else len(rows)
         self._fingerprint: str | None = None
         self._files: Files | None = None
@@ -62,7 +62,7 @@ class Stored:
         """The files that hold the samples, as a sequence of paths.
 
         Where a sample is a whole file there is one path for each sample, in the order of the
-        samples: ``zip(ds.files, ds)`` names each. Else every file is listed once, in the order
+        samples: ``zip(ds.files, ds)`` pairs them. Otherwise every file is listed once, in the order
         in which the samples first need it.
         """
         if self._files is None:
@@ -71,13 +71,13 @@ class Stored:
 
     @property
     def skipped(self) -> list[Error]:
-        """What was wrong with the files that ``ndfeed.open(..., on_error="skip")`` left out."""
+        """The errors of the files that ``ndfeed.open(..., on_error="skip")`` skipped."""
         tables = dict.fromkeys(group.table for group in self.groups)
         return [*self._skipped, *(error for table in tables for error in table.skipped)]
 
     @property
     def first_file(self) -> str:
-        """A file to name in messages, also where there are no samples."""
+        """A file to name in messages, even where there are no samples."""
         return self.files[0] if len(self) else os.fsdecode(self._all_origins()[0].table.path(0))
 
     @property
@@ -89,19 +89,19 @@ class Stored:
         return self._origins or make_origins(self.groups)
 
     def locate(self, rows: ArrayLike) -> tuple[Ints, Ints]:
-        """Where samples lie: for each of ``rows`` its file and its row in that file.
+        """Return the file of each of ``rows``, and its row in that file.
 
-        The file is a number: its path is ``ds.files[number]``. Where a sample is a whole file
-        its row is 0. Nothing is read.
+        The file is a number: its path is ``ds.files[number]``. Where a sample is a whole file its
+        row is 0. Nothing is read.
         """
         wanted = as_rows(rows, len(self), from_end=True)
         return self.files.locate(wanted, select_rows(self.rows, wanted))
 
     @property
     def fingerprint(self) -> str:
-        """Short text that says which samples these are, and in which order.
+        """Short text that identifies these samples and their order.
 
-        A copy of the files elsewhere has the same, and so has ``in_memory()``.
+        A copy of the files elsewhere has the same one, and so does ``in_memory()``.
         """
         if self._fingerprint is None:
             self._fingerprint = provenance.of_rows(self._all_of_them(), self.rows)
@@ -111,6 +111,6 @@ class Stored:
         """The fingerprint of all samples of the groups."""
         if self._identity:
             return self._identity
-        # What is computed beside files has its group in memory, and does not count.
+        # Computed fields have their group in memory, and do not count.
         in_files = [group for group in self.groups if not group.table.sealed]
         return provenance.of_groups(in_files or self.groups)

@@ -1,4 +1,4 @@
-"""A dataset as text: a small table, how samples were understood, and why."""
+"""A dataset as text: a small table, how samples were interpreted, and why."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ndfeed.dataset.dataset import Dataset
 
 _SHOWN_FIELDS = 100
-_ODD = 0.9  # a shape that so many files share makes the others odd
+_ODD = 0.9  # if this share of the files has one shape, the others are odd
 
 
 def size(count: float) -> str:
@@ -33,7 +33,7 @@ def size(count: float) -> str:
 
 
 def codings(ds: "Dataset", names: Iterable[str]) -> dict[str, str]:
-    """How the bytes of some fields are stored."""
+    """Say how the bytes of some fields are stored."""
     columns = {column.field.name: column for group in ds.groups for column in group.columns}
     return {
         name: ", ".join(CODINGS[c] for c in np.unique(columns[name].coding).tolist())
@@ -52,9 +52,9 @@ READINGS = {
 
 
 def sample_kind(ds: "Dataset") -> str:
-    """What samples were understood as: one of ``READINGS``."""
+    """Return how samples were interpreted: one of ``READINGS``."""
     columns = [column for group in ds.groups for column in group.columns]
-    # What is computed beside files says nothing, unless all was loaded into memory.
+    # Computed fields say nothing, unless everything was loaded into memory.
     found = [c.whole[_in_files(c)] for c in columns]
     found = found if any(map(len, found)) else [c.whole for c in columns]
     kinds = {bool(one) for whole in found if len(whole) for one in (whole.min(), whole.max())}
@@ -66,17 +66,17 @@ def sample_kind(ds: "Dataset") -> str:
 
 
 def is_list(group: Group) -> bool:
-    """Are there several whole arrays of a field in a file? Then it holds a list of them."""
+    """Does a file hold several whole arrays of a field? Then it holds a list of them."""
     return bool(len(group.starts) - 1 > group.table.files) and not group.table.sealed
 
 
 def reading(ds: "Dataset") -> str:
-    """How samples were understood, and why."""
+    """Say how samples were interpreted, and why."""
     return f"{READINGS[sample_kind(ds)]} ({ds.why})"
 
 
 def odd_shapes(ds: "Dataset") -> list[str]:
-    """For each field that is ragged because of few files: the first of them, and how many agree."""
+    """For each field that is ragged because of few files: name the first, and how many agree."""
     columns = [column for group in ds.groups for column in group.columns]
     return [odd_shape(c) for c in columns if c.field.ragged and c.offsets is None and _is_odd(c)]
 
@@ -87,7 +87,7 @@ def _is_odd(column: Column) -> bool:
 
 
 def odd_shape(column: Column) -> str:
-    """The first file whose samples have another shape than most, and how many have that."""
+    """Name the first file whose samples have an unusual shape, and how many have the usual one."""
     shapes = column.table.shape[column.arrays]
     kinds, first, counts = np.unique(shapes, return_index=True, return_counts=True)
     usual = int(counts.argmax())
@@ -107,7 +107,7 @@ def _in_files(column: "Column") -> NDArray[np.bool_]:
 
 
 def table(ds: "Dataset") -> str:
-    """The text that ``repr`` gives."""
+    """Return the text of ``repr``."""
     files = len(ds.files)
     head = (
         f"ndfeed.Dataset: {len(ds):,} sample{'s' * (len(ds) != 1)}, {size(ds.nbytes)}, "

@@ -1,4 +1,4 @@
-"""Samples that are whole files: open, read straight into the batch, close, file by file.
+"""Reads samples that are whole files: open, read straight into the batch, close, file by file.
 
 Files are visited in the order of the table, whatever the order of the batch, and each once.
 Raw arrays that lie close together come with one read; the bytes between them are read too and
@@ -42,7 +42,7 @@ class WholeFiles:
         self._inline = [i for i, c in enumerate(columns) if (c.coding == INLINE).all()]
         self._direct = [i for i, c in enumerate(columns) if not (c.coding.any() or c.strided.any())]
         self._others = len(columns) - len(self._inline) - len(self._direct)
-        # Per column and file: no checksum is to be compared, or it has been.
+        # Per column and file: there is no checksum, or it was compared.
         self._sound = [column.table.crc[column.arrays] < 0 for column in columns]
 
     def fill(self, part: Ints, targets: Sequence[Destination]) -> None:
@@ -70,12 +70,12 @@ class WholeFiles:
                     target.copy(int(source[at]), int(order[at]))
 
     def _fill_directly(self, part: Ints, at: list[int], targets: Sequence[Destination]) -> None:
-        """Raw arrays in C order: as few reads as their places allow."""
+        """Read raw arrays in C order, with as few reads as their places allow."""
         for run in self._runs(part):
             unchecked = any(not self._sound[c][part].all() for c in run.columns)
             table = self._columns[run.columns[0]].table
             if unchecked:
-                # The .npy header before a member belongs to what its checksum covers.
+                # A member's checksum covers the .npy header before it.
                 skip = table.skip[self._columns[run.columns[0]].arrays[part]]
                 run.gaps[0] = np.minimum(skip, _GAP)
                 run.begins[:] -= run.gaps[0]
@@ -98,7 +98,7 @@ class WholeFiles:
                     self._check(stretch, p, run.columns, gaps)
 
     def _runs(self, part: Ints) -> Iterator[_Run]:
-        """The raw columns by place, cut wherever some file has much between two of them."""
+        """Yield the raw columns by place, split wherever some file has a large gap."""
         if not self._direct:
             return
         starts = np.stack([self._columns[c].first[part] for c in self._direct])
@@ -119,7 +119,7 @@ class WholeFiles:
     def _buffers(
         self, run: _Run, at: list[int], targets: Sequence[Destination]
     ) -> Iterator[list[memoryview]]:
-        """For every file: where its bytes go, and something for those between them."""
+        """For every file: return where its bytes go, and a buffer for those between them."""
         memories = [
             [targets[c].memory(i, size) for i, size in zip(at, sizes, strict=True)]
             for c, sizes in zip(run.columns, run.sizes.tolist(), strict=True)
@@ -137,7 +137,7 @@ class WholeFiles:
             yield found
 
     def _check(self, stretch: Stretch, part: int, columns: list[int], gaps: list[int]) -> None:
-        """Compare the checksums of the members just read, as far as not done before."""
+        """Compare the checksums of the members just read that were not compared before."""
         held = iter(stretch.buffers)
         for c, gap in zip(columns, gaps, strict=True):
             before = next(held) if gap else memoryview(b"")
@@ -160,12 +160,12 @@ class WholeFiles:
         self._sound[c][part] = True
 
     def _fill_each(self, part: Ints, at: list[int], targets: Sequence[Destination]) -> None:
-        """Files with arrays that are coded or strided: decoded out of memory where small."""
+        """Read files with arrays that are coded or strided; small ones are decoded from memory."""
         begins, ends, simple = self._spans(part)
         small = simple & (ends - begins <= _AT_ONCE)
         places = np.array(at, np.int64)
         lengths = (ends - begins)[small]
-        # So many files at a time that what is read and not yet decoded stays in the cache.
+        # In groups small enough that what is read stays in the CPU cache until it is decoded.
         group = np.cumsum(lengths) // _AT_ONCE
         for chunk in np.split(np.flatnonzero(small), np.flatnonzero(np.diff(group)) + 1):
             if len(chunk):
@@ -174,7 +174,7 @@ class WholeFiles:
         self._fill_large(part[~small], places[~small].tolist(), targets)
 
     def _spans(self, part: Ints) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-        """For every file the stretch that holds its streams, and whether all are simple."""
+        """For every file return the range that holds its streams, and whether all are simple."""
         begins = np.full(len(part), np.iinfo(np.int64).max)
         ends = np.zeros(len(part), np.int64)
         simple = np.ones(len(part), bool)
@@ -188,7 +188,7 @@ class WholeFiles:
     def _fill_small(
         self, part: Ints, spans: tuple[Ints, Ints], at: list[int], targets: Sequence[Destination]
     ) -> None:
-        """Read all files first, then decode: fewer calls, and fewer turns between threads."""
+        """Read all files first, then decode: fewer calls, and fewer switches between threads."""
         table, files = self._columns[0].table, self._columns[0].file[part]
         begins, lengths = spans[0], spans[1] - spans[0]
         stops = np.cumsum(lengths)
@@ -222,7 +222,7 @@ class WholeFiles:
                 sound[p] = True
 
     def _fill_large(self, part: Ints, at: list[int], targets: Sequence[Destination]) -> None:
-        """Array by array, whatever its coding, order and size."""
+        """Read array by array, whatever the coding, order and size."""
         table = self._columns[0].table
         for p, i in zip(part.tolist(), at, strict=True):
             number = int(self._columns[0].file[p])
@@ -238,7 +238,7 @@ class WholeFiles:
 
 
 class _Stream(NamedTuple):
-    """Where one array lies within the stretch of its file that was read."""
+    """Where one array lies within the range of its file that was read."""
 
     start: int
     length: int
@@ -250,7 +250,7 @@ class _Stream(NamedTuple):
 
 
 def _streams(column: Column, part: Ints, begins: Ints) -> Iterator[_Stream]:
-    """A column's arrays in some files, as plain numbers."""
+    """Yield a column's arrays in some files, as plain numbers."""
     table, arrays = column.table, column.arrays[part]
     columns = (
         table.offset[arrays] - begins,
@@ -265,7 +265,7 @@ def _streams(column: Column, part: Ints, begins: Ints) -> Iterator[_Stream]:
 
 
 def _decode(path: bytes, stream: _Stream, data: memoryview, out: memoryview, checked: bool) -> None:
-    """A raw or deflated stream that is in memory already."""
+    """Decode a raw or deflated stream that is in memory already."""
     own = data[stream.start : stream.start + stream.length]
     if not stream.raw:
         if checked:
@@ -279,7 +279,7 @@ def _decode(path: bytes, stream: _Stream, data: memoryview, out: memoryview, che
 
 
 class _Held:
-    """An open file, and the stream decoded last: a structured member is one for many columns."""
+    """An open file and the stream decoded last: a structured member serves many columns."""
 
     def __init__(self, file: File) -> None:
         self.file = file
@@ -287,16 +287,16 @@ class _Held:
         self._stream: Bytes | None = None
 
     def stream(self, column: Column, part: int) -> Bytes:
-        """The whole stream of a part, decoded."""
+        """Decode the whole stream of a part."""
         offset = int(column.table.offset[column.arrays[part]])
         if self._stream is None or self._offset != offset:
-            self._stream = None  # before the next one is there: one is held at a time
+            self._stream = None  # before the next one is allocated: one is held at a time
             self._stream, self._offset = decode(self.file, column, part), offset
         return self._stream
 
 
 def _read_array(held: _Held, column: Column, part: int, target: Destination, at: int) -> None:
-    """One array of an open file, whatever its coding and order, into sample ``at``."""
+    """Read one array of an open file, whatever its coding and order, into sample ``at``."""
     file = held.file
     size = int(column.nbytes[part])
     if is_inline(column, part):

@@ -1,9 +1,9 @@
 """The only package that touches the disk.
 
-``system`` asks what the platform can do, ``file`` opens and reads, ``maps`` maps and guards,
-``keeper`` looks after the guards, ``tree`` finds, ``paths`` holds many names in little memory,
-``publish`` writes, ``shared`` holds memory that several processes see.
+``platform_calls`` knows what the platform can do, ``file`` opens and reads, ``maps`` maps files and
+``lease_keeper`` guards the maps, ``listing`` finds files, ``write`` and ``folder`` write,
+``cache_files`` stores caches, ``shared_memory`` is memory that several processes see.
 
-Files are opened read-only and read by position: no shared offset, so threads and forked
-processes never disturb each other.
+Files are opened read-only and read by position: no shared offset, so threads and forked processes
+never disturb each other.
 """

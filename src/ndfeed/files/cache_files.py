@@ -1,7 +1,7 @@
-"""Small files of this user's own: written whole or not at all, read only if nobody else wrote them.
+"""Small private files of this user: written completely or not at all, trusted only if ours.
 
 A cache folder may be shared, linked or prepared by somebody else. So a folder of ours is opened
-once, must belong to this user and be writable for nobody else, and what is in it is reached from
+once, must belong to this user and be writable for nobody else, and its contents are reached from
 its descriptor, without following links. Files are created exclusively, under names that nobody
 can guess, and only files with names of our own making are ever removed.
 """
@@ -24,12 +24,12 @@ _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
 _PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _FOLDER = _READ | _PLAIN | getattr(os, "O_DIRECTORY", 0)
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-# What we write: caches are called by a digest, and by a random name until they are complete.
+# What we write: caches are named by a digest, and by a random name until they are complete.
 _OURS = re.compile(rb"[0-9a-f]{32}|\.tmp-[0-9a-z_]{8,16}")
 _SECRET = 32
-# Nothing there, or a link, or too long, or not for this user alone; else the disk is to blame.
+# Missing, a link, too long, or not private to this user; any other error is the disk's.
 _NO_KEY = (errno.ENOENT, errno.ELOOP, errno.EFBIG, errno.EPERM)
-# What is wrong with a folder in which nothing can be kept, rather than with the disk.
+# Errors of a folder in which nothing can be stored, rather than of the disk.
 _NOT_KEPT = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
     *(errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ELOOP),
@@ -40,9 +40,9 @@ known: dict[bytes, bytes] = {}  # keys that were read, by cache folder
 
 
 def cache_folder() -> bytes:
-    """Where this user's caches belong on this platform."""
+    """Return the folder for this user's caches on this platform."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(chosen):  # the specification has others ignored
+    if os.path.isabs(chosen):  # the specification says to ignore others
         base = chosen
     elif sys.platform == "darwin":
         base = os.path.expanduser("~/Library/Caches")
@@ -54,7 +54,7 @@ def cache_folder() -> bytes:
 
 
 class PrivateFolder:
-    """A folder of this user's own, held open. ``OSError`` where it is not there or not ours."""
+    """A private folder of this user, held open. ``OSError`` where it is missing or not ours."""
 
     def __init__(self, path: bytes, *, make: bool = False) -> None:
         self._path = path
@@ -83,11 +83,11 @@ class PrivateFolder:
             self._fd = None
 
     def _at(self, name: bytes) -> bytes:
-        """``name`` as the system wants it: below the descriptor, or as a path without one."""
+        """Return ``name`` relative to the descriptor, or as a full path without one."""
         return name if self._fd is not None else os.path.join(self._path, name)
 
     def read(self, name: bytes, most: int) -> tuple[bytes, os.stat_result]:
-        """A file's bytes and facts; ``OSError`` unless it is ours and has at most ``most``."""
+        """Return a file's bytes and status; ``OSError`` if not ours or longer than ``most``."""
         fd = os.open(self._at(name), _READ | _PLAIN, dir_fd=self._fd)
         try:
             status = os.fstat(fd)
@@ -107,13 +107,13 @@ class PrivateFolder:
         """Make ``name`` hold ``pieces``: written under another name first, then renamed.
 
         With ``new``, ``FileExistsError`` where there is such a file. A cache needs no fsync: its
-        reader checks it, and a torn one is only built again.
+        reader checks it, and a torn one is simply rebuilt.
         """
         temporary = b".tmp-" + os.urandom(8).hex().encode()
         fd = os.open(self._at(temporary), _MAKE | _PLAIN, 0o600, dir_fd=self._fd)
         try:
             with os.fdopen(fd, "wb", buffering=0) as file:
-                _check_own(os.fstat(fd), stat.S_IFREG)  # some file systems give it to another
+                _check_own(os.fstat(fd), stat.S_IFREG)  # some file systems give it to another user
                 for piece in pieces:
                     _write_all(file.fileno(), memoryview(piece))
             self._rename(temporary, name, new)
@@ -129,24 +129,24 @@ class PrivateFolder:
             except FileExistsError:
                 raise
             except (OSError, NotImplementedError, AttributeError):
-                pass  # a file system without second names: then the last writer wins
+                pass  # a file system without hard links: then the last writer wins
             else:
                 self.remove(old)
                 return
         os.replace(*paths, src_dir_fd=here, dst_dir_fd=here)
 
     def remove(self, name: bytes) -> None:
-        """Remove a file, or a link itself, if it is there and may be removed."""
+        """Remove a file, or a link itself, if it exists and may be removed."""
         with contextlib.suppress(OSError):
             os.unlink(self._at(name), dir_fd=self._fd)
 
     def age(self, name: bytes) -> None:
-        """Make a file look as old as can be."""
+        """Make a file look as old as possible."""
         follow = os.utime not in os.supports_follow_symlinks
         os.utime(self._at(name), ns=(0, 0), dir_fd=self._fd, follow_symlinks=follow)
 
     def files(self) -> list[tuple[os.stat_result, bytes]]:
-        """Facts and names of the plain files here that this user wrote under a name of ours."""
+        """List status and name of the plain files here that this user wrote under our names."""
         found = []
         with os.scandir(self._path if self._fd is None else self._fd) as entries:
             for entry in entries:
@@ -164,7 +164,7 @@ def _write_all(fd: int, data: memoryview) -> None:
 
 
 def _is_own(status: os.stat_result, kind: int) -> bool:
-    """Is this of ``kind``, this user's, and writable for nobody else?"""
+    """Is this of ``kind``, owned by this user, and writable for nobody else?"""
     if stat.S_IFMT(status.st_mode) != kind:
         return False
     if not hasattr(os, "geteuid"):  # Windows: the user's folders are protected by other means
@@ -180,19 +180,19 @@ def _check_own(status: os.stat_result, kind: int) -> None:
 
 
 def publish(path: bytes, pieces: Iterable[bytes | memoryview]) -> None:
-    """Make ``path`` hold ``pieces``, whole or not at all, in a folder for this user alone."""
+    """Make ``path`` hold ``pieces``, completely or not at all, in a private folder."""
     with PrivateFolder(os.path.dirname(path), make=True) as folder:
         folder.write(os.path.basename(path), pieces)
 
 
 def discard(path: bytes) -> None:
-    """Remove a file of our own if it is there and may be removed."""
+    """Remove a file of ours if it exists and may be removed."""
     with contextlib.suppress(OSError), PrivateFolder(os.path.dirname(path)) as folder:
         folder.remove(os.path.basename(path))
 
 
 def age(path: bytes) -> None:
-    """Make a file of our own look as old as can be, if it is there and may be touched."""
+    """Make a file of ours look as old as possible, if it exists and may be changed."""
     with contextlib.suppress(OSError), PrivateFolder(os.path.dirname(path)) as folder:
         folder.age(os.path.basename(path))
 
@@ -200,7 +200,7 @@ def age(path: bytes) -> None:
 def keep_newest(path: bytes, count: int, nbytes: int) -> None:
     """Remove all but the files of ours written last: ``count`` of them, with ``nbytes`` in all.
 
-    The newest is kept whatever its size. What we did not write is neither counted nor removed.
+    The newest is kept whatever its size. Files that we did not write are not counted or removed.
     """
     with contextlib.suppress(OSError), PrivateFolder(path) as folder:
         found = folder.files()
@@ -213,10 +213,10 @@ def keep_newest(path: bytes, count: int, nbytes: int) -> None:
 
 
 def secret(*, make: bool = False) -> bytes:
-    """Random bytes that this user's caches are signed with, for this user alone to read.
+    """Return the random key that signs this user's caches, which only this user can read.
 
-    Whoever may write to a cache folder but is another user, or prepared a cache elsewhere, cannot
-    sign what they put there. ``make`` says to make them where there are none.
+    Another user who may write to a cache folder, or prepared a cache elsewhere, cannot sign what
+    they put there. ``make`` creates the key where there is none.
     """
     with PrivateFolder(os.path.join(cache_folder(), b"private"), make=make) as folder:
         try:
@@ -224,16 +224,16 @@ def secret(*, make: bool = False) -> bytes:
         except OSError as error:
             if not make or error.errno not in _NO_KEY:
                 raise
-            folder.remove(b"key")  # in a folder of ours, and no key
+            folder.remove(b"key")  # in a folder of ours, and not a key
             with contextlib.suppress(FileExistsError):  # another process was faster
                 folder.write(b"key", [os.urandom(_SECRET)], new=True)
             return _key(folder)
 
 
 def user_key(*, make: bool) -> bytes | None:
-    """The secret, or nothing where this user has no folder in which one can be kept.
+    """Return the secret, or ``None`` where this user has no folder in which to store one.
 
-    It is read once in a process.
+    It is read once per process.
     """
     path = cache_folder()
     try:

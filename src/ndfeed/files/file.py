@@ -1,7 +1,7 @@
 """One regular file, open for reading by position.
 
-The size and identity come from ``fstat`` of the open descriptor, so what is checked is what
-is read. Pipes, devices and folders are refused without waiting for them.
+Size and identity come from ``fstat`` of the open descriptor, so what is checked is what is read.
+Pipes, devices and folders are refused without waiting for them.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn, Self
 from ndfeed.errors import ChangedError, DeniedError, MissingError, SourceError, TruncatedError
 from ndfeed.files import platform_calls
 
-# O_NONBLOCK: opening a pipe nobody writes to would otherwise wait for ever.
+# O_NONBLOCK: opening a pipe that nobody writes to would otherwise wait for ever.
 FLAGS = (
     os.O_RDONLY
     | getattr(os, "O_CLOEXEC", 0)
@@ -28,9 +28,9 @@ _HEAD = 1024
 class Identity(NamedTuple):
     """What must stay the same for a file to count as the same.
 
-    ``ctime`` is the one that nobody can put back: whoever restores ``mtime`` after writing
-    changes it. So does whoever renames or links the file, or changes its owner or mode, with the
-    same data in it; these cannot be told apart.
+    ``ctime`` cannot be forged: restoring ``mtime`` after writing changes it. So does renaming or
+    linking the file, or changing its owner or mode, without changing its data; these cannot be
+    distinguished.
     """
 
     device: int
@@ -41,7 +41,7 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> "Identity":
-        """The identity that ``stat`` reports."""
+        """Return the identity that ``stat`` reports."""
         device, inode = signed(status.st_dev), signed(status.st_ino)
         return cls(device, inode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
@@ -51,7 +51,7 @@ class Identity(NamedTuple):
 
 
 def signed(number: int) -> int:
-    """An unsigned 64-bit number as the signed one of the same bits: tables hold int64."""
+    """Convert an unsigned 64-bit number to the signed one of the same bits, for int64 tables."""
     return number if number < 1 << 63 else number - (1 << 64)
 
 
@@ -69,7 +69,7 @@ def refuse(path: str | bytes, error: OSError) -> NoReturn:
 
 
 def changed(path: str | bytes, before: Identity, after: Identity) -> ChangedError:
-    """The error for a file whose identity is no longer ``before``."""
+    """Make the error for a file whose identity is no longer ``before``."""
     what = "replaced"
     if before.size != after.size:
         what = f"{before.size} bytes then, {after.size} now"
@@ -81,7 +81,7 @@ def changed(path: str | bytes, before: Identity, after: Identity) -> ChangedErro
 
 
 class Stretch(NamedTuple):
-    """Bytes of one file, wanted in ``buffers`` one after the other; ``length`` in all."""
+    """Bytes of one file to read into ``buffers`` one after the other; ``length`` in all."""
 
     path: bytes
     expected: Sequence[int]
@@ -100,9 +100,9 @@ def fetch(stretches: Iterable[Stretch]) -> None:
             refuse(path, error)
         try:
             done = preadv(fd, buffers, start) if len(buffers) <= platform_calls.MOST_BUFFERS else -1
-            if done != length:  # interrupted, or more than the kernel copies in a call
+            if done != length:  # interrupted, or more than the kernel copies in one call
                 done = platform_calls.preadv(fd, buffers, start)
-            # Behind the read: whoever writes moves the time first, so nothing torn passes.
+            # After the read: a writer changes the time first, so nothing torn passes.
             status = os.fstat(fd)
             if (
                 status.st_mtime_ns != expected[3]
@@ -124,7 +124,7 @@ def fetch(stretches: Iterable[Stretch]) -> None:
 
 
 def status_of(path: bytes, fd: int) -> os.stat_result:
-    """What the system knows of an open file."""
+    """Return the system's status of an open file."""
     try:
         return os.fstat(fd)
     except OSError as error:
@@ -132,7 +132,7 @@ def status_of(path: bytes, fd: int) -> os.stat_result:
 
 
 def close_quietly(fd: int) -> None:
-    """Close a descriptor through which nothing was written; errors tell nothing of use."""
+    """Close a descriptor that nothing was written to; errors tell nothing useful."""
     try:
         os.close(fd)
     except OSError:
@@ -144,16 +144,16 @@ def _expect(path: bytes, expected: Sequence[int], status: os.stat_result) -> Non
     if before == after:
         return
     if before.same_data(after) and not status.st_nlink:
-        return  # deleted since it was opened, and still whole
+        return  # deleted since it was opened, and still complete
     raise changed(path, before, after)
 
 
 class File:
     """A regular file, open for reading by position. Use as a context manager, in one thread.
 
-    ``head`` and ``tail`` are kept: what lies within them is read once. With an identity in
-    ``expected`` it is ``ChangedError`` if the file is another when opened, or when closed at
-    the end of the context: what was read is of one piece.
+    ``head`` and ``tail`` are cached: what lies within them is read once. With an identity in
+    ``expected`` it is ``ChangedError`` if the file is another when opened, or when closed at the
+    end of the context: what was read is consistent.
     """
 
     __slots__ = ("_expected", "_head", "_tail", "_tail_start", "fd", "path", "size", "status")
@@ -185,13 +185,13 @@ class File:
         return Identity.of(self.status)
 
     def head(self) -> bytes:
-        """The first bytes: 1024, or all there are."""
+        """Return the first bytes: 1024, or all there are."""
         if not self._head:
             self._head = self._pread(min(_HEAD, self.size), 0)
         return self._head
 
     def tail(self, length: int) -> bytes:
-        """The last ``length`` bytes, or all there are."""
+        """Return the last ``length`` bytes, or all there are."""
         start = max(self.size - length, 0)
         if start < self._tail_start:
             self._tail = self.read(start, self.size - start)
@@ -199,7 +199,7 @@ class File:
         return self._tail[start - self._tail_start :]
 
     def read(self, start: int, length: int) -> bytes:
-        """Exactly ``length`` bytes from ``start``."""
+        """Read exactly ``length`` bytes from ``start``."""
         end = start + length
         if end <= len(self._head):
             return self._head[start:end]
@@ -233,12 +233,12 @@ class File:
             )
 
     def recheck(self) -> None:
-        """Compare the identity once more, where the file stays open: what was read may be torn."""
+        """Compare the identity again while the file stays open: what was read may be torn."""
         if self._expected is not None:
             _expect(self.path, self._expected, status_of(self.path, self.fd))
 
     def close(self) -> None:
-        """Close the descriptor; harmless the second time."""
+        """Close the descriptor; may be repeated."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             close_quietly(fd)
@@ -248,7 +248,7 @@ class File:
 
     def __exit__(self, *_: object) -> None:
         try:
-            # Also after an error: bytes that changed meanwhile may look like any fault.
+            # Also after an error: bytes that changed meanwhile may look like any damage.
             if self._expected is not None:
                 _expect(self.path, self._expected, status_of(self.path, self.fd))
         finally:
@@ -256,7 +256,7 @@ class File:
 
 
 def behind_name(path: bytes, status: os.stat_result) -> Identity | None:
-    """What has the name now of a file whose attributes changed; nothing if it was deleted.
+    """Return what now has the name of a file whose attributes changed; ``None`` if deleted.
 
     Deleting a file changes no more than that, and its bytes stay.
     """

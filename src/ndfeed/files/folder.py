@@ -1,13 +1,13 @@
-"""Folders of ours: each is opened once, and what is in it is reached from its descriptor.
+"""Folders of ours: each is opened once, and its contents are reached from its descriptor.
 
-No link is followed below a folder that is open, whatever others do meanwhile. What stands where
-something of ours belongs, and is not ours, is a ``ConflictError`` that names it; it is neither
-written to nor removed. Names below a folder may have several parts: ``b"data/00000/x.npy"``.
+No link is followed below an open folder, whatever others do meanwhile. Anything that is not ours
+where something of ours belongs is a ``ConflictError`` that names it; it is neither written to nor
+removed. Names below a folder may have several parts: ``b"data/00000/x.npy"``.
 
 A ``Layout`` says which names we make in a folder. ``clear`` removes these and nothing else; if it
 finds anything else it removes nothing at all.
 
-Where folders have no descriptors (``can.beneath``) paths are joined, and every part is looked at
+Where folders have no descriptors (``can.beneath``) paths are joined, and every part is checked
 with ``lstat`` before it is used.
 """
 
@@ -35,7 +35,7 @@ PRIVATE = 0o700
 
 
 class Folder:
-    """An open folder. Use as a context manager, or let it go: it is closed with its last user.
+    """An open folder. Use as a context manager, or drop it: it is closed with its last user.
 
     ``followed`` is for folders that the user named: the path may lead through links.
     """
@@ -59,16 +59,16 @@ class Folder:
             refuse(path, "open this folder", error)
 
     def _place(self, name: bytes) -> tuple[bytes, int | None]:
-        """``name`` as the system wants it, and the descriptor that it is looked up in."""
+        """Return ``name`` as the system needs it, and the descriptor that it is relative to."""
         return (os.path.join(self.path, name), None) if self.fd is None else (name, self.fd)
 
     def joined(self, *names: bytes) -> bytes:
-        """The path of something in here, for messages."""
+        """Return the path of something in here, for messages."""
         return os.path.join(self.path, *names)
 
     @contextmanager
     def _around(self, names: tuple[bytes, ...]) -> Iterator[tuple["Folder", bytes]]:
-        """The folder that something below is in, open, and its name there."""
+        """Open the folder that contains something below; also return its name there."""
         *above, name = b"/".join(names).split(b"/")
         folder = self.inner(*above) if above else self
         try:
@@ -78,7 +78,7 @@ class Folder:
                 folder.close()
 
     def inner(self, *names: bytes, new: bool = False, mode: int = _BY_UMASK) -> "Folder":
-        """A folder below this one; with ``new`` the last of ``names`` is made if need be."""
+        """Open a folder below this one; with ``new`` the last of ``names`` is made if necessary."""
         folder = self
         parts = b"/".join(names).split(b"/")
         for number, name in enumerate(parts, 1):
@@ -102,7 +102,7 @@ class Folder:
             refuse(self.joined(name), "make this folder", error)
 
     def status(self, name: bytes) -> os.stat_result | None:
-        """What ``lstat`` says of a name, or nothing if there is no such name."""
+        """Return the ``lstat`` of a name, or ``None`` if it does not exist."""
         place, at = self._place(name)
         try:
             return os.stat(place, dir_fd=at, follow_symlinks=False)
@@ -112,7 +112,7 @@ class Folder:
             refuse(self.joined(name), "look at it", error)
 
     def names(self) -> list[bytes]:
-        """The names in here, sorted."""
+        """Return the names in here, sorted."""
         try:
             found = os.listdir(self.path if self.fd is None else self.fd)
         except OSError as error:
@@ -120,12 +120,12 @@ class Folder:
         return sorted(map(os.fsencode, found))
 
     def output(self, *names: bytes, new: bool = False) -> Output:
-        """A file to write to; ``new`` makes it if it is not there, and what is in it stays."""
+        """Open a file for writing; ``new`` makes it if it is missing, and its contents stay."""
         with self._around(names) as (folder, name):
             return Output(folder.joined(name), new=new, at=folder.fd)
 
     def file(self, *names: bytes) -> File:
-        """A file to read: the one of that name in here, and no other that a link leads to."""
+        """Open a file for reading: the one of that name in here, never the target of a link."""
         with self._around(names) as (folder, name):
             found = folder.status(name)
             path = folder.joined(name)
@@ -139,10 +139,10 @@ class Folder:
             return file
 
     def write(self, name: bytes, data: bytes) -> None:
-        """Make a file hold ``data``, whole or not at all; the folder is not synced.
+        """Make a file hold ``data``, completely or not at all; the folder is not synced.
 
-        What an earlier run left of it, under its name with ``.new``, is replaced. So this is for
-        folders in which nobody else has that name.
+        Leftovers of an earlier run, under its name with ``.new``, are replaced. So this is for
+        folders in which nobody else uses that name.
         """
         beside = name + b".new"
         self.remove(beside)
@@ -153,9 +153,9 @@ class Folder:
         self.move(beside, self, name, over=True)
 
     def move(self, name: bytes, to: "Folder", new: bytes, *, over: bool = False) -> None:
-        """Give something another name; with ``over`` in place of a file that has it.
+        """Rename something; with ``over`` it replaces a file of the new name.
 
-        A folder replaces an empty folder at most.
+        A folder replaces at most an empty folder.
         """
         (old, at), (place, there) = self._place(name), to._place(new)
         rename = os.replace if over else os.rename
@@ -168,7 +168,7 @@ class Folder:
             refuse(path, "rename to it", error)
 
     def remove(self, name: bytes) -> None:
-        """Remove a file, or a link itself, if it is there."""
+        """Remove a file, or a link itself, if it exists."""
         place, at = self._place(name)
         try:
             os.unlink(place, dir_fd=at)
@@ -178,7 +178,7 @@ class Folder:
             refuse(self.joined(name), "remove it", error)
 
     def remove_folder(self, name: bytes) -> None:
-        """Remove an empty folder. One that is gone, or in which somebody else works, is let be."""
+        """Remove an empty folder. One that is gone, or that somebody else uses, is left alone."""
         place, at = self._place(name)
         try:
             os.rmdir(place, dir_fd=at)
@@ -187,17 +187,17 @@ class Folder:
                 refuse(self.joined(name), "remove this folder", error)
 
     def sync(self) -> None:
-        """Have the disk hold which names are in here."""
+        """Sync the names in here to disk."""
         if self.fd is None:  # a platform that cannot open folders cannot sync them
             return
         try:
             os.fsync(self.fd)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # a file system without syncing of folders
+            if error.errno != errno.EINVAL:  # a file system that cannot sync folders
                 refuse(self.path, "sync this folder", error)
 
     def close(self) -> None:
-        """Let go of the folder; harmless the second time."""
+        """Close the folder; may be repeated."""
         if self.fd is not None and self.fd >= 0:
             fd, self.fd = self.fd, -1
             with contextlib.suppress(OSError):  # nothing was written through this descriptor
@@ -214,7 +214,7 @@ class Folder:
 
 
 def read_contents(folder: Folder, name: bytes, most: int) -> bytes | None:
-    """All of a small file, or nothing if it is not there; ``SourceError`` beyond ``most`` bytes."""
+    """Return all of a small file, or ``None`` if missing; ``SourceError`` beyond ``most`` bytes."""
     try:
         with folder.file(name) as file:
             if file.size > most:
@@ -228,7 +228,7 @@ def read_contents(folder: Folder, name: bytes, most: int) -> bytes | None:
 class Layout:
     """Names that we make in a folder: of files, of folders with a layout each, and the last.
 
-    ``last`` is removed behind all others.
+    ``last`` is removed after all others.
     """
 
     files: re.Pattern[bytes]
@@ -236,16 +236,16 @@ class Layout:
     last: bytes = b""
 
     def inside(self, name: bytes) -> "Layout | None":
-        """The layout of a folder in here, if it is one of ours."""
+        """Return the layout of a folder in here, if it is one of ours."""
         return next((of for names, of in self.folders.items() if names.fullmatch(name)), None)
 
 
-# What NFS makes of a file that is removed while somebody has it open. It goes by itself.
+# What NFS makes of a file that is removed while somebody has it open. It disappears by itself.
 _STILL_OPEN = re.compile(rb"\.nfs[0-9a-f]+")
 
 
 def find_strangers(folder: Folder, layout: Layout) -> list[bytes]:
-    """The paths of whatever is in a folder and is not part of its layout, by name and by kind."""
+    """List the paths in a folder that are not part of its layout, by name and by kind."""
     found = []
     for name in folder.names():
         status = folder.status(name)
@@ -261,7 +261,7 @@ def find_strangers(folder: Folder, layout: Layout) -> list[bytes]:
 
 
 def clear(folder: Folder, layout: Layout) -> None:
-    """Remove all that is in a folder; ``ConflictError``, and nothing happens, if some is not ours.
+    """Remove the contents of a folder; ``ConflictError``, removing nothing, if some is not ours.
 
     The folder itself stays.
     """
@@ -287,8 +287,8 @@ def _clear(folder: Folder, layout: Layout) -> None:
 def is_private(folder: Folder, beside: Folder) -> bool:
     """Does a folder belong to this user, and can nobody else write to it?
 
-    Some file systems give everything to one owner, or with one mode: there a folder is compared
-    with one that is made for it, ``beside``.
+    Some file systems give everything one owner or one mode: there a folder is compared with
+    one that is made for this purpose, ``beside``.
     """
     if not hasattr(os, "geteuid"):
         return True
@@ -305,7 +305,7 @@ def is_private(folder: Folder, beside: Folder) -> bool:
 
 
 def _owner(folder: Folder) -> tuple[int, int]:
-    """Whose a folder is, and which of the others may write to it."""
+    """Return the owner of a folder, and which others may write to it."""
     try:
         status = os.lstat(folder.path) if folder.fd is None else os.fstat(folder.fd)
     except OSError as error:

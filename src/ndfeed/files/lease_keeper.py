@@ -1,15 +1,13 @@
 """Mapped files, their read leases, and the thread that looks after them.
 
-One mapped file, and the read lease that makes its writers wait.
+A read lease makes writers of a mapped file wait. There is one keeper per process, and only while
+somebody holds leases. It checks them every quarter of a second, so a writer waits no longer than
+that. It ends when nobody has read for a second. It also counts the descriptors that maps may hold.
 
-The thread that looks after leases, and the descriptors that maps may hold.
-
-There is one keeper in a process, and only while somebody holds leases. It looks at them every
-quarter of a second: whoever waits to write waits no longer than that. It ends when nobody has
-read for a second. A child that is forked begins with nothing: neither the thread nor, usually, any
-lease outlives a fork. A fork does not wait for those who read, though: leases that are in use then
-stay the parent's. Should it be killed before it gives them up, writers wait as long as the kernel
-makes them (45 s by default) if the child still lives.
+A forked child starts with nothing: neither the thread nor, usually, any lease outlives a fork. A
+fork does not wait for readers, though: leases that are in use then stay the parent's. Should it be
+killed before it gives them up, writers wait as long as the kernel makes them (45 s by default) if
+the child still lives.
 """
 
 import contextlib
@@ -43,9 +41,9 @@ class MappedFile:
         self.file = file
         self.bytes: NDArray[np.uint8] = np.frombuffer(platform_calls.map_whole(file.fd), np.uint8)
         self.leased = False
-        self.refused = not can.lease  # there are no leases on this file
+        self.refused = not can.lease  # this file cannot be leased
         self.taken = False  # a writer has had the file since it was mapped
-        self.found: Identity | None = None  # what it has become, if it changed
+        self.found: Identity | None = None  # its new identity, if it changed
 
     def lease(self) -> None:
         """Make writers wait; some files cannot be leased."""
@@ -53,23 +51,23 @@ class MappedFile:
         if self.leased or self.refused or self.taken:
             return
         try:
-            # The signal that tells of a writer must be one that is ignored: SIGIO, the
-            # default, would end the process. Giving up a lease brings the default back.
+            # The signal that announces a writer must be one that is ignored: SIGIO, the default,
+            # would end the process. Giving up a lease restores the default.
             fcntl.fcntl(self.file.fd, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(self.file.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             self.leased = True
         except BlockingIOError:
             raise Unmappable(self.file.path, "somebody has it open for writing") from None
-        except OSError:  # it is another user's, or its file system has none
+        except OSError:  # owned by another user, or its file system has none
             self.refused = True
 
     def look(self) -> None:
-        """Take note of a writer that waits, or has been let in by the kernel."""
+        """Note a writer that waits, or was let in by the kernel."""
         if self.leased and self.wanted():
             self.taken = True
 
     def give_up(self) -> None:
-        """Let writers go on."""
+        """Let writers continue."""
         if self.leased:
             self.leased = False
             with contextlib.suppress(OSError):  # the kernel may have taken it away
@@ -79,11 +77,11 @@ class MappedFile:
         """Does a writer wait for the lease, or has the kernel taken it away?"""
         try:
             return fcntl.fcntl(self.file.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK
-        except OSError:  # who cannot be asked cannot be trusted
+        except OSError:  # if it cannot be queried it cannot be trusted
             return True
 
     def identity(self, expected: Identity) -> Identity:
-        """What the file is now; ``expected`` if it only was deleted since."""
+        """Return the file's current identity; ``expected`` if it was only deleted since."""
         status = status_of(self.file.path, self.file.fd)
         found = Identity.of(status)
         if found != expected and found.same_data(expected):
@@ -91,7 +89,7 @@ class MappedFile:
         return found
 
     def disturbed(self) -> bool:
-        """Does a writer wait, or may another file have come in this one's place?"""
+        """Does a writer wait, or may another file have replaced this one?"""
         try:
             now = os.fstat(self.file.fd)
         except OSError:
@@ -100,7 +98,7 @@ class MappedFile:
 
 
 _LOOK_EVERY = 0.25  # seconds; far below any sensible lease-break-time
-_PATIENCE = 0.5  # seconds that a fork waits for somebody who reads
+_PATIENCE = 0.5  # seconds that a fork waits for a reader
 
 
 def acquire_until(lock: threading.Lock, until: float) -> bool:
@@ -110,15 +108,15 @@ def acquire_until(lock: threading.Lock, until: float) -> bool:
 
 
 class Holder(Protocol):
-    """Somebody who holds leases."""
+    """An object that holds leases."""
 
     @property
     def used(self) -> bool:
-        """Has anybody read since the last look?"""
+        """Has anybody read since the last check?"""
         ...
 
     def tend(self) -> bool:
-        """Look, and give up what must be given up; is there anything left to tend?"""
+        """Give up the leases that must be given up; are there any left to look after?"""
         ...
 
     def release(self, until: float) -> bool:
@@ -153,16 +151,16 @@ class Keeper:
             return True
 
     def release(self, count: int, generation: int) -> None:
-        """Give descriptors back, unless they were another process's."""
-        # Maps are collected at any moment, also while this very thread holds the lock.
+        """Give descriptors back, unless they belong to another process."""
+        # Maps are collected at any moment, even while this very thread holds the lock.
         if generation == self.generation:
             self._returned.append(count)
 
     def keep(self, holder: Holder) -> None:
-        """See to it that the leases of ``holder`` are looked after."""
+        """Look after the leases of ``holder``."""
         with self._lock:
             self._held.add(holder)
-            # Not alive: it has ended, or an interrupt came before it could begin.
+            # Not alive: it has ended, or an interrupt came before it could start.
             if self._thread is None or not self._thread.is_alive():
                 self._stop = threading.Event()
                 self._thread = threading.Thread(
@@ -180,10 +178,10 @@ class Keeper:
                 if not self._held:
                     self._thread = None
                     return
-            del held, idle  # while it waits, the keeper keeps nobody alive
+            del held, idle  # while it waits, the keeper must not keep anybody alive
 
     def before_fork(self) -> None:
-        """Leases and threads are not for children: give up the one, end the other, if possible."""
+        """Give up leases and end the thread, if possible: children must not inherit them."""
         until = platform_calls.elapsed() + _PATIENCE
         with self._lock:
             thread, stop = self._thread, self._stop
@@ -196,13 +194,13 @@ class Keeper:
         self._in_use += [one for one in held if not one.release(until)]
 
     def after_fork_in_parent(self) -> None:
-        """Go on looking after the leases that were in use."""
+        """Continue to look after the leases that were in use."""
         in_use, self._in_use = self._in_use, []
         for one in in_use:
             self.keep(one)
 
     def after_fork(self) -> None:
-        """In a child nothing is mapped by anything that lives on."""
+        """Reset in a child: nothing that lives on has anything mapped."""
         self.generation += 1
         self._reset()
 

@@ -2,10 +2,10 @@
 
 The answer is the least of what the machine has, what every control group that the process is in
 allows (cgroup v1 and v2: containers, Slurm, systemd) and what resource limits allow (``ulimit``).
-A group's limit binds its members also where it is set on a group above, so all groups up to the
-mount point are asked.
+The limit of a parent group applies to its members too, so all groups up to the mount point are
+checked.
 
-Files are looked for below ``root``, which only the tests set.
+Files are looked up below ``root``, which only the tests set.
 """
 
 import functools
@@ -19,7 +19,7 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 _GUESS = 4 << 30
-# Limits from here on are no limits: version 1 writes the largest number of pages there is.
+# Values from here on mean no limit: version 1 writes the largest number of pages there is.
 _UNLIMITED = 1 << 60
 
 
@@ -31,14 +31,14 @@ class _Group(NamedTuple):
 
 
 def memory(root: str = "/") -> int:
-    """Bytes of memory that this process may have in all."""
+    """Bytes of memory that this process may have in total."""
     found = [_machine(root), _resource_limit("RLIMIT_AS"), _resource_limit("RLIMIT_DATA")]
     found += [limit for _, limit in _limited(root)]
     return min(size for size in found if size is not None)
 
 
 def free_memory(root: str = "/") -> int | None:
-    """Bytes that can still be had without swapping, or nothing where that cannot be asked."""
+    """Bytes available without swapping, or ``None`` where that is not known."""
     found = [_free_on_machine(root), _free_address_space(root), _free_data(root)]
     found += [max(limit - _used_in(group), 0) for group, limit in _limited(root)]
     return min((size for size in found if size is not None), default=None)
@@ -52,19 +52,19 @@ def cores(root: str = "/") -> int:
     return max(min([most, *_quotas(root)]), 1)
 
 
-# What groups allow is asked once in a process: it takes a quarter of a millisecond.
+# Group limits are read once per process: it takes a quarter of a millisecond.
 
 
 @functools.cache
 def _limited(root: str) -> "list[tuple[_Group, int]]":
-    """The groups that limit memory, and to how many bytes."""
+    """Return the groups that limit memory, and to how many bytes."""
     every = ((group, _limit_of(group)) for group in _groups(root, "memory"))
     return [(group, limit) for group, limit in every if limit is not None]
 
 
 @functools.cache
 def _quotas(root: str) -> list[int]:
-    """Processors that each group's share of time makes."""
+    """Return the processors that each group's share of time amounts to."""
     every = map(_quota_of, _groups(root, "cpu"))
     return [-(-quota // period) for quota, period in every if quota > 0 and period > 0]
 
@@ -81,7 +81,7 @@ def _machine(root: str) -> int:
 
 
 def _free_on_machine(root: str) -> int | None:
-    # One line of fifty, and asked for every large batch: the others are not taken apart.
+    # One line of fifty, and read for every large batch: the others are not parsed.
     for line in _lines(os.path.join(root, "proc/meminfo")):
         if line.startswith("MemAvailable:"):
             number = line.split()[1:2]
@@ -89,7 +89,7 @@ def _free_on_machine(root: str) -> int | None:
     return None
 
 
-# Resource limits. They count addresses, used or not, so what is free is told by those.
+# Resource limits. They count addresses, used or not, so what is free is computed from those.
 
 
 def _resource_limit(name: str) -> int | None:
@@ -119,7 +119,7 @@ def _left_of(name: str, root: str, used: str) -> int | None:
 
 
 def _groups(root: str, controller: str) -> list[_Group]:
-    """The groups whose limits bind this process: its own and those above it."""
+    """Return the groups whose limits apply to this process: its own and their parents."""
     found: list[_Group] = []
     paths = _paths(root)
     for kind, mounted_root, mount, options in _mounts(root):
@@ -131,7 +131,7 @@ def _groups(root: str, controller: str) -> list[_Group]:
 
 
 def _upwards(root: str, mount: str, mounted_root: str, path: str, version: int) -> Iterator[_Group]:
-    """The group at ``path`` and those above it, as far as they can be seen.
+    """Yield the group at ``path`` and its parents, as far as they are visible.
 
     In a container the root of the mount is the container's own group, perhaps by its full name.
     """
@@ -147,7 +147,7 @@ def _upwards(root: str, mount: str, mounted_root: str, path: str, version: int) 
 
 
 def _paths(root: str) -> dict[str, str]:
-    """The path of this process's group by controller; version 2 has no name."""
+    """Return the path of this process's group by controller; version 2 has no name."""
     found = {}
     for line in _lines(os.path.join(root, "proc/self/cgroup")):
         number, _, rest = line.partition(":")
@@ -160,7 +160,7 @@ def _paths(root: str) -> dict[str, str]:
 
 
 def _mounts(root: str) -> Iterator[tuple[str, str, str, Sequence[str]]]:
-    """For every mount: its kind, the folder that is mounted, where, and its options."""
+    """Yield for every mount: its kind, the folder that is mounted, where, and its options."""
     for line in _lines(os.path.join(root, "proc/self/mountinfo")):
         before, _, after = line.partition(" - ")
         own, kind = before.split(" "), after.split(" ")
@@ -169,7 +169,7 @@ def _mounts(root: str) -> Iterator[tuple[str, str, str, Sequence[str]]]:
 
 
 def _plain(text: str) -> str:
-    """A path without the octal escapes that spaces and the like have in mountinfo."""
+    """Decode the octal escapes for spaces and the like in mountinfo."""
     if "\\" not in text:
         return text
     for escape, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
@@ -184,7 +184,7 @@ def _limit_of(group: _Group) -> int | None:
 
 
 def _used_in(group: _Group) -> int:
-    """What a group holds that cannot be given up: its page cache makes room when it must."""
+    """Return the bytes that a group cannot give up: its page cache is dropped when necessary."""
     facts = facts_of(os.path.join(group.folder, "memory.stat"))
     if group.version == 2:
         return sum(facts.get(name, 0) for name in ("anon", "shmem", "kernel"))
@@ -193,7 +193,7 @@ def _used_in(group: _Group) -> int:
 
 
 def _quota_of(group: _Group) -> tuple[int, int]:
-    """Microseconds of processor time in each period; 0 where there is no limit."""
+    """Return the microseconds of processor time in each period; 0 where there is no limit."""
     if group.version == 2:
         words = " ".join(_lines(os.path.join(group.folder, "cpu.max"))).split()
         if len(words) != 2 or not (words[0].isdigit() and words[1].isdigit()):
@@ -206,11 +206,11 @@ def _quota_of(group: _Group) -> tuple[int, int]:
     return quota, period
 
 
-# Small files of the kernel's.
+# Small files of the kernel.
 
 
 def kind_of_file_system(device: int, root: str = "/") -> str:
-    """What kind of file system has this device number; nothing where that is not known."""
+    """Return the type of the file system with this device number; empty if unknown."""
     wanted = f"{os.major(device)}:{os.minor(device)}" if hasattr(os, "major") else ""
     for line in _lines(os.path.join(root, "proc/self/mountinfo")):
         before, _, after = line.partition(" - ")
@@ -220,7 +220,7 @@ def kind_of_file_system(device: int, root: str = "/") -> str:
 
 
 def facts_of(path: str) -> dict[str, int]:
-    """Lines of a name and a number."""
+    """Parse lines of a name and a number."""
     words = [line.split() for line in _lines(path)]
     return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}
 

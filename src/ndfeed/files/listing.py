@@ -1,18 +1,14 @@
-"""Find files in folders and by patterns, and keep many paths in little memory.
+"""Finds files in folders and by patterns, and stores many paths in little memory.
 
-Many paths in little more memory than their bytes.
-
-A million paths in a list take some 100 MB. Here they lie end to end in one piece of memory, and
-what all of them begin with is kept once. Paths are bytes: a file name need not be valid text.
-
-Find files: a folder's, a pattern's. Natural order, links followed, loops refused.
-
-A folder's own files come before those of the folders in it. Names that begin with a dot are
-left out, unless a pattern begins with one itself.
+Natural order, links followed, loops refused. A folder's own files come before those of its
+subfolders. Names that start with a dot are left out, unless a pattern starts with one itself.
 
 A folder that several links lead to is listed once for each path. Links among links can make more
 paths than anybody has time for (22 folders with two links each to the next have two million), so
 the work is bounded by what is there: ``_MOST_TIMES`` the names in all folders, each counted once.
+
+A million paths in a list take some 100 MB. Here they lie end to end in one buffer, and their
+common prefix is stored once. Paths are bytes: a file name need not be valid text.
 """
 
 import fnmatch
@@ -34,7 +30,7 @@ _AT_ONCE = 4096
 
 
 class Paths(Sequence[bytes]):
-    """Paths in order, each beginning with ``base``. More may be put behind them."""
+    """Paths in order, each starting with ``base``. More can be appended."""
 
     __slots__ = ("_ends", "_text", "base")
 
@@ -70,11 +66,11 @@ class Paths(Sequence[bytes]):
         return _arrived, (self.base, bytes(self._text), self._ends.tobytes())
 
     def append(self, path: bytes) -> None:
-        """Put one path at the end."""
+        """Append one path."""
         self.extend((path,))
 
     def extend(self, paths: Iterable[bytes], folder: bytes = b"") -> None:
-        """Put ``paths`` at the end, or these names in a ``folder`` that begins with ``base``."""
+        """Append ``paths``, or these names in a ``folder`` that starts with ``base``."""
         start = folder[len(self.base) :]
         cut = 0 if folder else len(self.base)
         left = iter(paths)
@@ -84,7 +80,7 @@ class Paths(Sequence[bytes]):
             self._ends.extend(islice(ends, 1, None))
 
     def chosen(self, which: NDArray[np.bool_]) -> "Paths":
-        """Those that a mask marks."""
+        """Return those that a mask marks."""
         found = Paths(base=self.base)
         for start in range(0, len(self), _AT_ONCE):
             marked = np.flatnonzero(which[start : start + _AT_ONCE]).tolist()
@@ -93,9 +89,9 @@ class Paths(Sequence[bytes]):
         return found
 
     def text(self) -> tuple[memoryview, memoryview]:
-        """All bytes behind ``base``, end to end, and where each path ends, from 0 on, as int64.
+        """Return all bytes after ``base``, end to end, and each path's end, from 0 on, as int64.
 
-        Not copied: no path may be put behind them as long as these are used.
+        Not copied: no path may be appended as long as these are used.
         """
         return memoryview(self._text), memoryview(self._ends)
 
@@ -114,7 +110,7 @@ def _arrived(base: bytes, text: bytes, ends: bytes) -> Paths:
 
 
 def common_folder(paths: Iterable[bytes]) -> bytes:
-    """The deepest folder that holds all ``paths``, with its slash; nothing if there is none."""
+    """Return the deepest folder that holds all ``paths``, with its slash; empty if none does."""
     low = high = None
     for path in paths:
         low = path if low is None or path < low else low
@@ -129,12 +125,12 @@ def common_folder(paths: Iterable[bytes]) -> bytes:
 _DIGITS = re.compile(rb"[0-9]+")
 _MAGIC = re.compile(rb"[*?\[]")
 _FACTS = 3
-# How often the names in all folders may be listed, and how many names may be in any case.
+# How often the names in all folders may be listed, and how many names are always allowed.
 _MOST_TIMES, _ALWAYS = 32, 20_000
 
 
 class Folders:
-    """Folders that were listed, and what tells whether their lists of names still hold.
+    """Folders that were listed, and facts that show whether their lists of names are current.
 
     ``facts`` has the device, the inode and the mtime of each in turn.
     """
@@ -146,7 +142,7 @@ class Folders:
         self._there = self._listed = 0
 
     def count(self, path: bytes, own: tuple[int, int], names: int) -> None:
-        """Count the names that listing a folder gave; refuse where links multiply them."""
+        """Count the names from listing a folder; refuse where links multiply them."""
         self._listed += 1 + names
         if own not in self._seen:
             self._seen.add(own)
@@ -159,14 +155,14 @@ class Folders:
             )
 
     def add(self, path: bytes, status: os.stat_result) -> tuple[int, int]:
-        """Note a folder before it is listed; gives its device and inode."""
+        """Record a folder before it is listed; return its device and inode."""
         own = signed(status.st_dev), signed(status.st_ino)
         self.paths.append(path)
         self.facts.extend((*own, status.st_mtime_ns))
         return own
 
     def extend(self, others: "Folders") -> None:
-        """Note what others have noted."""
+        """Add what others have recorded."""
         self.paths.extend(others.paths)
         self.facts.extend(others.facts)
 
@@ -201,12 +197,12 @@ class _Listing(NamedTuple):
 
 
 def natural_key(name: bytes) -> bytes:
-    """A sort key under which ``x2`` comes before ``x10``.
+    """Return a sort key under which ``x2`` comes before ``x10``.
 
-    >>> sorted([b"x10", b"x9", b"x010"], key=natural)
+    >>> sorted([b"x10", b"x9", b"x010"], key=natural_key)
     [b'x9', b'x10', b'x010']
     """
-    # One byte string a name, not a tuple: a million of these must fit beside the names.
+    # One byte string per name, not a tuple: a million of these must fit beside the names.
     return _DIGITS.sub(_weighed, name)
 
 
@@ -216,7 +212,7 @@ def _weighed(digits: re.Match[bytes]) -> bytes:
 
 
 def is_pattern(path: bytes) -> bool:
-    """Does ``path`` hold a wildcard?"""
+    """Does ``path`` contain a wildcard?"""
     return _MAGIC.search(path) is not None
 
 
@@ -239,7 +235,7 @@ def is_link(path: bytes) -> bool:
 
 
 def walk(root: bytes) -> Found:
-    """Every file below ``root``."""
+    """Find every file below ``root``."""
     found = Found(Paths(base=os.path.join(root, b"")), Folders())
     for folder, listing in _below(root, found.folders):
         found.paths.extend(listing.files, os.path.join(folder, b""))
@@ -247,10 +243,10 @@ def walk(root: bytes) -> Found:
 
 
 def find_matches(pattern: bytes) -> Found:
-    """Every file that a pattern names: ``*``, ``?``, ``[…]`` and ``**`` for any folders.
+    """Find every file that matches a pattern: ``*``, ``?``, ``[…]``, and ``**`` for any folders.
 
-    Folders before the first wildcard are taken as they are spelled, and so is one that exists
-    under a name with wildcards.
+    Folders before the first wildcard are taken literally, and so is one that exists under a name
+    with wildcards.
     """
     parts = pattern.replace(os.fsencode(os.sep), b"/").split(b"/")
     base = b"/" if pattern.startswith(b"/") else b"."
@@ -259,7 +255,7 @@ def find_matches(pattern: bytes) -> Found:
     once = [p for p, q in zip(parts, [b"", *parts], strict=False) if not p == q == b"**"]
     found = Found(Paths(), Folders())
     paths = _matches(base, once, found.folders)
-    # Two of them can name one file in several ways.
+    # Two of them can match one file in several ways.
     found.paths.extend(dict.fromkeys(paths) if once.count(b"**") > 1 else paths)
     return found
 
@@ -291,7 +287,7 @@ def _matches_below(folder: bytes, rest: list[bytes], folders: Folders) -> Iterat
     for path, listing in _below(folder, folders):
         last = rest[0] if rest else b"*"
         if len(rest) <= 1 and not last.startswith(b"."):
-            # Listed already: these are the most usual patterns, so not twice.
+            # Listed already: these are the most common patterns, so not twice.
             yield from _named(path, listing.files, last)
         else:
             yield from _matches(path, rest, folders)
@@ -302,7 +298,7 @@ def _named(folder: bytes, names: list[bytes], pattern: bytes) -> Iterator[bytes]
 
 
 def _below(root: bytes, folders: Folders) -> Iterator[tuple[bytes, _Listing]]:
-    """``root`` and every folder below it. Without recursion: folders nest deeper than calls."""
+    """Yield ``root`` and every folder below it. Not recursive: folders nest deeper than calls."""
     above: list[tuple[int, int]] = []
     levels = [(b"", [root])]
     while levels:
@@ -342,11 +338,11 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
     try:
         return entry.is_dir()
     except OSError:
-        return False  # a link to itself, for one: opening it says what is wrong
+        return False  # for example a link to itself: opening it shows what is wrong
 
 
 def nothing_found(path: bytes, what: str) -> MissingError:
-    """The error for a source without files."""
+    """Make the error for a source without files."""
     return MissingError(
         path,
         f"no array files {what}; .npy, .npz, .npy.gz, .pt and .safetensors are read as they "

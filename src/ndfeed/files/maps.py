@@ -1,9 +1,9 @@
 """Mapped files, guarded against writers.
 
-Writing over a mapped file in place would show a reader torn data, and shortening it would
-kill the process (SIGBUS). So a map is read under a read lease where the system grants one: the
-kernel makes whoever opens the file for writing wait until the lease is given up, 45 s at most by
-default, and tells us that somebody waits.
+Overwriting a mapped file in place would show a reader torn data, and truncating it would kill the
+process (SIGBUS). So a map is read under a read lease where the system grants one: the kernel makes
+whoever opens the file for writing wait until the lease is given up, 45 s at most by default, and
+tells us that somebody waits.
 
 Guarantees:
 
@@ -11,17 +11,17 @@ Guarantees:
   ``ChangedError``. No lease is given up while ``read`` copies. An interrupt (Ctrl-C) at any moment
   leaves nobody counted as reading who is not.
 - A writer waits a quarter of a second or two, not 45: while leases are held a thread, the
-  ``keeper``, looks at them and gives up what a writer waits for, and everything that was not
-  used for a second.
-- A lease is believed for less than a second after the last look at it, by a clock that runs while
-  the machine sleeps. So a process that was stopped for longer than writers wait finds out.
+  ``keeper``, checks them and gives up what a writer waits for, and everything that was not used
+  for a second.
+- A lease is trusted for less than a second after the last check, by a clock that runs while the
+  machine sleeps. So a process that was stopped for longer than writers wait finds out.
 - Files that cannot be leased (another user's, a network file system's) are compared with what
-  was indexed after every read; one that is shortened while it is read is ``ChangedError`` too
+  was indexed after every read; one that is truncated while it is read is ``ChangedError`` too
   (``files.sigbus``). Where that cannot work, such a file is ``Unmappable``.
 - A file that somebody has open for writing is ``Unmappable``, and so is one that the system will
-  not map for want of descriptors or maps: it can be read by position.
+  not map for lack of descriptors or maps: it can be read by position.
 
-While leases hold, ``read`` costs a look at a vector of flags and at a clock, and no system call. A
+While leases hold, ``read`` costs a check of a vector of flags and of a clock, and no system call. A
 file that was deleted keeps its bytes for as long as it is mapped; one that was replaced by
 renaming another over it is an error.
 """
@@ -46,8 +46,8 @@ from ndfeed.files.platform_calls import can, elapsed
 T = TypeVar("T")
 
 _MOMENT = 0.0005
-# Seconds after a look at leases for which they are believed to be held: below the second that is
-# the shortest lease-break-time, above the time from one look of the keeper's to the next.
+# Seconds for which leases are trusted after a check: below the second that is the shortest
+# lease-break-time, above the time between two checks of the keeper.
 _TRUST = 0.9
 _IDLE_LOOKS = 4
 _WRITTEN = "opened for writing since it was indexed; open the dataset again"
@@ -59,20 +59,20 @@ class Files(Protocol):
 
     @property
     def files(self) -> int:
-        """How many there are."""
+        """Number of files."""
         ...
 
     def path(self, file: int, /) -> bytes:
-        """Where a file is."""
+        """Return the path of a file."""
         ...
 
     def expected(self, file: int, /) -> Identity:
-        """What it was when it was indexed."""
+        """Return its identity when it was indexed."""
         ...
 
 
 class _Span:
-    """A stretch of this process's addresses as records of ``size`` bytes, ``step`` apart."""
+    """A range of this process's addresses as records of ``size`` bytes, ``step`` apart."""
 
     def __init__(self, start: int, length: int, size: int, step: int) -> None:
         self.__array_interface__ = {
@@ -85,7 +85,7 @@ class _Span:
 
 
 class Maps:
-    """The files of a table, mapped when first used. Safe to use from several threads.
+    """The files of a table, mapped on first use. Thread-safe.
 
     ``guarded=False`` is for memory of our own that can no longer change.
     """
@@ -97,7 +97,7 @@ class Maps:
         if files.files > _MOST_MAPS or not keeper.reserve(cost):
             raise SourceError(files.path(0), "too many files to map them all")
         self.address = np.zeros(files.files, np.int64)
-        self._ready = np.zeros(files.files, bool)  # mapped, and guarded if need be
+        self._ready = np.zeros(files.files, bool)  # mapped, and guarded if necessary
         self._complete = False  # are all files ready?
         self._files = files
         self._guarded = guarded
@@ -105,22 +105,22 @@ class Maps:
         weakref.finalize(self, _close, self._maps, cost, keeper.generation).atexit = False
         self._lock, self._giving_up = threading.Lock(), threading.Lock()
         self._records: dict[tuple[int, int], tuple[int, NDArray[np.void]]] = {}
-        # One entry for everybody who reads. A list grows and shrinks in one step of the
-        # interpreter; a method written in Python could be interrupted before its first line.
+        # One entry for each reader. Appending to and popping from a list is atomic; a method
+        # written in Python could be interrupted before its first line.
         self._inside: list[None] = []
         self.leave: Callable[[], None] = self._inside.pop
         self._closing = False
         self._unused = 0
-        self._trusted = 0.0  # until when leases are believed without a look at them
+        self._trusted = 0.0  # until when leases are trusted without a check
         self._lost: list[int] = []  # files of which a page could not be read
         self.unleased = False  # was any lease refused? Then files are compared after each read
 
     def bytes(self, file: int) -> NDArray[np.uint8]:
-        """All bytes of a file that was entered."""
-        return (self._maps[file] or self._entered(file)).bytes  # asked for every large row
+        """Return all bytes of a file that was entered."""
+        return (self._maps[file] or self._entered(file)).bytes  # called for every large row
 
     def fd(self, file: int) -> int:
-        """The descriptor of a file that was entered."""
+        """Return the descriptor of a file that was entered."""
         return self._entered(file).file.fd
 
     def _entered(self, file: int) -> MappedFile:
@@ -130,10 +130,10 @@ class Maps:
         return found
 
     def records(self, size: int, step: int = 1) -> tuple[int, NDArray[np.void]]:
-        """Records of ``size`` bytes from any byte of any file mapped so far.
+        """Return records of ``size`` bytes from any byte of any file mapped so far.
 
-        Record ``i`` begins at the address returned, plus ``i * step``. Between the files there
-        may be nothing at all: only addresses within files that were entered may be read.
+        Record ``i`` starts at the address returned, plus ``i * step``. There may be unmapped
+        addresses between the files: only addresses within files that were entered may be read.
         """
         found = self._records.get((size, step))
         if found is None:
@@ -146,9 +146,9 @@ class Maps:
         return found
 
     def read(self, files: int | NDArray[np.int64], copy: Callable[..., T], *args: Any) -> T:  # noqa: ANN401
-        """What ``copy(*args)`` returns, which may look at the bytes of ``files`` and keep no view.
+        """Call ``copy(*args)``, which may read the bytes of ``files`` but must not keep a view.
 
-        This is the one way to read mapped bytes. It takes a function since the end of a ``with``
+        This is the only way to read mapped bytes. It takes a function since the end of a ``with``
         statement, if written in Python, can be lost to an interrupt.
         """
         while True:
@@ -161,7 +161,7 @@ class Maps:
                         until = self._prepare(files)
                     try:
                         found = copy(*args)
-                    except Exception:  # torn bytes may look like any fault
+                    except Exception:  # torn bytes may look like any error
                         self._check(files, until)
                         raise
                     if self.unleased or self._lost or elapsed() > until:
@@ -187,8 +187,8 @@ class Maps:
             time.sleep(_MOMENT)
 
     def _prepare(self, files: int | NDArray[np.int64]) -> float:
-        """Have ``files`` mapped and guarded; until when can their leases be believed?"""
-        until = self._trusted  # before anything is looked at: no later look may prolong it
+        """Map and guard ``files``; return until when their leases can be trusted."""
+        until = self._trusted  # before any check: no later check may prolong it
         if elapsed() > until:
             until = self._distrust()
         if not self._complete:
@@ -198,7 +198,7 @@ class Maps:
         return until
 
     def _distrust(self) -> float:
-        """Nobody has looked for long, as when the process was stopped: leases may be gone."""
+        """Check again after a long time, as when the process was stopped: leases may be gone."""
         with self._lock:
             until = elapsed() + _TRUST if self._guarded else math.inf
             if self._guarded:
@@ -213,7 +213,7 @@ class Maps:
             self.recheck(files)
 
     def recheck(self, files: int | NDArray[np.int64]) -> None:
-        """Compare ``files`` once more: what was copied may be torn, or zeros."""
+        """Compare ``files`` again: what was copied may be torn, or zeros."""
         for number in np.unique(files).tolist() if self._guarded else ():
             one = self._maps[number]
             if one is not None:
@@ -222,7 +222,7 @@ class Maps:
 
     def _map(self, files: list[int]) -> None:
         if self._guarded and can.lease:
-            keeper.keep(self)  # before there is a lease: none may be left alone
+            keeper.keep(self)  # before there is a lease: none may be unattended
         caught = not self._guarded or sigbus.ensure() or can.maps_keep_size
         with self._lock:
             new = [number for number in files if self._maps[number] is None]
@@ -245,7 +245,7 @@ class Maps:
             raise Unmappable(one.file.path, "cannot be guarded against writers")
 
     def _forget(self, files: list[int]) -> None:
-        """Give up maps that nobody has used yet: reading by position needs their descriptors."""
+        """Drop maps that nobody has used yet: reading by position needs their descriptors."""
         self._records = {}
         for number in files:
             one, self._maps[number], self.address[number] = self._maps[number], None, 0
@@ -285,7 +285,7 @@ class Maps:
         raise changed(path, expected, one.found)
 
     def tend(self) -> bool:
-        """Give up what writers wait for, or all when idle; is there anything left to tend?"""
+        """Give up what writers wait for, or all when idle; are there any left to look after?"""
         began = elapsed()
         sigbus.ensure()
         with self._lock:
@@ -294,12 +294,12 @@ class Maps:
             leased = [one for one in self._maps if one is not None and one.leased]
             over = [one for one in leased if idle or one.disturbed()]
         self._give_up(over)
-        self._trusted = began + _TRUST  # not before: leases may have been lost unseen
+        self._trusted = began + _TRUST  # not before: leases may have been lost unnoticed
         return not idle
 
     @property
     def used(self) -> bool:
-        """Has anybody read since the last look?"""
+        """Has anybody read since the last check?"""
         return not self._unused
 
     def release(self, until: float = math.inf) -> bool:
@@ -313,7 +313,7 @@ class Maps:
         return self._give_up(over, until)
 
     def _give_up(self, over: list[MappedFile], until: float = math.inf) -> bool:
-        """Give up leases once nobody is reading; nothing if that is not before ``until``."""
+        """Give up leases once nobody is reading; none if that is not before ``until``."""
         if not over:
             return True
         if not acquire_until(self._giving_up, until):
@@ -341,12 +341,12 @@ def _opened(path: bytes, expected: Identity | None) -> File:
         return File(path, expected)
     except (MissingError, DeniedError):
         raise
-    except SourceError as error:  # out of descriptors, for one
+    except SourceError as error:  # for example out of descriptors
         raise Unmappable(path, error.problem) from None
 
 
 def _close(maps: list[MappedFile | None], cost: int, generation: int) -> None:
-    """What is left to do when nobody uses the maps any more."""
+    """Clean up when nobody uses the maps any more."""
     for one in maps:
         if one is not None:
             if generation == keeper.generation:  # closing it does not end a lease if a child has it

@@ -1,13 +1,9 @@
 """What this platform can do, reading by position, and hints for the page cache.
 
-What this platform can do, asked once, and reading by position on top of it.
+Only ``can`` knows the platform's capabilities. Everything works with every capability switched
+off, only slower; the tests switch them off one by one.
 
-``can`` is the one place that knows. Everything works with every capability switched off,
-only slower; the tests switch them off one by one.
-
-Asking the system for bytes before they are read, where they are not in memory already.
-
-All of it is a hint: where the platform or the file system lacks it, reading is as it was.
+Prefetching into the page cache is a hint: without it, reading works as before.
 """
 
 import mmap
@@ -29,11 +25,11 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
     resource = None  # type: ignore[assignment]
 
-# Linux copies at most 0x7ffff000 bytes a call; asking for less keeps every call whole.
+# Linux copies at most 0x7ffff000 bytes per call; requesting less keeps every call complete.
 MOST_PER_CALL = 1 << 30
-MOST_BUFFERS = 512  # Linux takes 1024 a call
+MOST_BUFFERS = 512  # Linux takes 1024 per call
 _DEFAULT_FILES = 1024
-# From this size on it is asked whether the memory is there, at every allocation.
+# From this size on every allocation checks whether the memory is available.
 LARGE = 32 << 20
 MORE_MEMORY = "read fewer samples at a time, or raise the limit (ulimit -v, the container's memory)"
 
@@ -52,12 +48,12 @@ class Capabilities:
     pwrite: bool = hasattr(os, "pwrite")
     allocate: bool = hasattr(os, "posix_fallocate")
     lock: bool = hasattr(fcntl, "flock")
-    # Names looked up below an open folder, without following links.
+    # Names looked up relative to an open folder, without following links.
     beneath: bool = {os.open, os.unlink, os.rename} <= os.supports_dir_fd
     catch_sigbus: bool = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64")
-    maps_keep_size: bool = sys.platform == "win32"  # nobody can shorten a file that is mapped
+    maps_keep_size: bool = sys.platform == "win32"  # nobody can truncate a file that is mapped
     scratch: bool = True  # temporary files on a disk
-    # Anonymous memory whose pages can be given back one by one. Elsewhere MADV_DONTNEED keeps them.
+    # Anonymous memory whose pages can be released one by one. Elsewhere MADV_DONTNEED keeps them.
     sparse: bool = sys.platform == "linux" and hasattr(mmap, "MADV_DONTNEED")
 
 
@@ -73,7 +69,7 @@ elapsed: Callable[[], float] = (
 
 
 def pread(fd: int, length: int, start: int) -> bytes:
-    """Up to ``length`` bytes from ``start``; fewer only at the end of the file."""
+    """Read up to ``length`` bytes from ``start``; fewer only at the end of the file."""
     if can.pread and length <= MOST_PER_CALL:
         data = os.pread(fd, length, start)
         if len(data) == length or not data:
@@ -122,14 +118,14 @@ def _read_one(fd: int, buffer: memoryview, start: int) -> int:
 
 
 def map_whole(fd: int) -> mmap.mmap:
-    """The file's bytes, read-only. From Python 3.13 on the map keeps no descriptor."""
+    """Map the file read-only. From Python 3.13 on the map keeps no descriptor."""
     if sys.version_info >= (3, 13) and can.untracked_maps and sys.platform != "win32":
         return mmap.mmap(fd, 0, prot=mmap.PROT_READ, trackfd=False)
     return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
 
 
 def private_memory(size: int) -> mmap.mmap:
-    """``size`` bytes, in large pages where they can be had; the system's again once dropped."""
+    """Allocate ``size`` bytes, in large pages where possible; dropping them frees the memory."""
     require_memory(size)
     try:
         made = mmap.mmap(-1, size)
@@ -144,9 +140,9 @@ def private_memory(size: int) -> mmap.mmap:
 
 
 def require_memory(size: int, path: str | bytes = "memory") -> None:
-    """Refuse what this process cannot have, before the system ends the process for it.
+    """Refuse more memory than is available, before the system kills the process for it.
 
-    Only large sizes are asked about: the answer takes as long as to fill a megabyte or two.
+    Only large sizes are checked: a check takes as long as filling a megabyte or two.
     """
     if size >= LARGE:
         free = free_memory()
@@ -155,7 +151,7 @@ def require_memory(size: int, path: str | bytes = "memory") -> None:
 
 
 def translate_os_error(error: MemoryError, path: str | bytes, what: str) -> ResourceError:
-    """An allocation that failed, as an error that says for what."""
+    """Convert a failed allocation to an error that says what it was for."""
     if isinstance(error, ResourceError):
         return error
     free = free_memory()
@@ -166,7 +162,7 @@ def translate_os_error(error: MemoryError, path: str | bytes, what: str) -> Reso
 def out_of_memory(
     size: int, path: str | bytes = "memory", free: int | None = None
 ) -> ResourceError:
-    """The error for ``size`` bytes of memory that cannot be had."""
+    """Make the error for ``size`` bytes of memory that are not available."""
     if free is None:
         free = free_memory()
     known = "" if free is None else f", {free / 1e6:,.0f} MB are free"
@@ -189,12 +185,12 @@ def waits() -> int:
 
 
 def free_memory() -> int | None:
-    """Bytes that this process can still have without swapping; nothing if that is not known."""
+    """Bytes available to this process without swapping; ``None`` if that is not known."""
     return limits.free_memory()
 
 
 def disk_bytes() -> int | None:
-    """Bytes that this process has had read from disks so far, where that can be asked."""
+    """Bytes that this process has read from disks so far, where that is known."""
     return limits.facts_of("/proc/self/io").get("read_bytes:")
 
 
@@ -204,28 +200,28 @@ def cores() -> int:
 
 
 def memory_bytes() -> int:
-    """Memory that this process may have: the machine's, or less where a limit says so."""
+    """Memory that this process may have: the machine's, or less where there is a limit."""
     return limits.memory()
 
 
-_one = [bytearray(1)]  # what is read into it is never looked at
+_one = [bytearray(1)]  # what is read into it is never used
 
 
 def resident(fd: int, offset: int) -> bool:
-    """Is the byte at ``offset`` in memory? Yes where nobody can say."""
+    """Is the byte at ``offset`` in memory? True where that is not known."""
     if not can.probe:
         return True
     try:
         os.preadv(fd, _one, offset, os.RWF_NOWAIT)
     except BlockingIOError:
         return False
-    except OSError:  # the file system does not know how to
+    except OSError:  # the file system does not support it
         return True
     return True
 
 
 def will_need(fd: int, stretches: Iterable[tuple[int, int]]) -> None:
-    """Begin to read stretches, each from its start to its end, without waiting for them."""
+    """Start to read ranges, each from its start to its end, without waiting for them."""
     if not can.advise:
         return
     try:
@@ -236,15 +232,15 @@ def will_need(fd: int, stretches: Iterable[tuple[int, int]]) -> None:
 
 
 def drop(fd: int) -> None:
-    """Have the system forget what it keeps of a file in memory, so that a disk is read again.
+    """Drop a file from the page cache, so that it is read from disk again.
 
-    Only copies of what the disk has are given up, and none that some process has mapped: nobody
-    reads other bytes, only later. Nothing where the platform cannot.
+    Only copies of what the disk has are dropped, and none that some process has mapped: nobody
+    reads other bytes, only later. Does nothing where the platform cannot.
     """
     if not can.advise:
         return
     try:
-        # All of it: what the system keeps in one large piece goes as a whole or not at all.
+        # All of it: what the system caches in one large page is dropped as a whole or not at all.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     except OSError:
         return

@@ -1,8 +1,8 @@
-"""Room on a disk for what does not fit in memory: files without a name, gone with their user.
+"""Disk space for data that does not fit in memory: unnamed files that vanish with their user.
 
 Bytes are written once, by position, and read through a map. Nobody else can reach the files, so
-the maps need no guard, and the system may drop their pages from memory whenever it wants to.
-``Forward`` is the other way to have bytes that do not fit: only those in use, in memory.
+the maps need no guard, and the system may drop their pages from memory at any time. ``Forward`` is
+the other way to hold data that does not fit: only the bytes in use, in memory.
 
 A file is made where ``tempfile`` makes them (``TMPDIR``), or else in ``/var/tmp``; never on a file
 system that is itself memory (tmpfs).
@@ -30,10 +30,10 @@ from ndfeed.files.platform_calls import can, out_of_memory
 
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 _ALIGNED = mmap.ALLOCATIONGRANULARITY
-# Addresses that count for nothing until they are used. Python has no name for it before 3.13.
+# Addresses that take no memory until they are used. Python has no name for it before 3.13.
 _NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 ELSEWHERE = "set TMPDIR to a folder on a disk with more room"
-# Of the space that is free, the part that is left to others.
+# Divisor of the free space: the share that is left to others.
 _LEFT_FREE = 10
 # Sizes of files that hold several pieces: small at first, then so large that they stay few.
 _FIRST_SLAB = 4 << 20
@@ -42,7 +42,7 @@ _FILES = 64
 
 
 def folder() -> str | None:
-    """The folder for temporary files on a disk; nothing if none is on one."""
+    """Return the folder for temporary files on a disk; ``None`` if none is on one."""
     if not can.scratch:
         return None
     found = (place for place in (_usual(), "/var/tmp") if place and _on_disk(place))
@@ -76,7 +76,7 @@ def _on_disk(place: str) -> bool:
 
 
 class Scratch:
-    """``size`` bytes on a disk, in a file without a name. ``data`` shows what was written."""
+    """``size`` bytes on a disk, in an unnamed file. ``data`` shows what was written."""
 
     def __init__(self, size: int, place: str) -> None:
         self.size = size
@@ -84,7 +84,7 @@ class Scratch:
         self._fd, remove = _made(place)
         self._remove = weakref.finalize(self, remove)
         try:
-            # Reserved first: to write to a map behind which there is no room would be fatal.
+            # Reserved first: writing to a map that has no disk space behind it would be fatal.
             if can.allocate:
                 os.posix_fallocate(self._fd, 0, size)
             else:
@@ -101,7 +101,7 @@ class Scratch:
         self.data.flags.writeable = False
 
     def write(self, at: int, data: memoryview) -> None:
-        """Put ``data`` where ``at`` says."""
+        """Write ``data`` at ``at``."""
         if not can.pwrite:
             self._map[at : at + len(data)] = data
             return
@@ -119,16 +119,16 @@ class Scratch:
 
 
 def no_room(place: str | None, size: int, room: int) -> ResourceError:
-    """The error for ``size`` bytes that fit on no disk."""
+    """Make the error for ``size`` bytes that fit on no disk."""
     found = f"{room / 1e6:,.0f} MB are free in {place}" if place else "there is no folder for it"
     problem = f"{size / 1e6:,.0f} MB of temporary disk space needed, {found}; {ELSEWHERE}"
     return ResourceError("temporary files", problem)
 
 
 def _made(place: str) -> tuple[int, Callable[[], None]]:
-    """A descriptor of a new file, and what makes an end of it."""
+    """Return a descriptor of a new file, and the function that disposes of it."""
     flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
-    with contextlib.suppress(OSError):  # a file system that has no files without a name
+    with contextlib.suppress(OSError):  # a file system that has no unnamed files
         if hasattr(os, "O_TMPFILE"):
             fd = os.open(place, flags | os.O_TMPFILE, 0o600)
             return fd, partial(close_quietly, fd)
@@ -161,17 +161,17 @@ class Piece:
         self._scratch = scratch
         self._start = start
         self.data = scratch.data[start : start + size]
-        self.given_up = False  # its room is wanted for others; ``data`` is good all the same
+        self.given_up = False  # its space is needed for others; ``data`` stays valid all the same
 
     def write(self, at: int, data: memoryview) -> None:
-        """Put ``data`` where ``at`` says, counted from the piece's beginning."""
+        """Write ``data`` at ``at``, relative to the piece's start."""
         self._scratch.write(self._start + at, data)
 
 
 class Slabs:
-    """Pieces of a few large files in one folder; the oldest are given up when room is short.
+    """Pieces of a few large files in one folder; the oldest are dropped when space is short.
 
-    A file for each piece would take a descriptor each. Safe to use from several threads.
+    A file for each piece would take a descriptor each. Thread-safe.
     """
 
     def __init__(self, place: str) -> None:
@@ -184,7 +184,7 @@ class Slabs:
         self._most = max(_MOST_SLAB, self.budget // _FILES)
 
     def piece(self, size: int) -> Piece:
-        """Room for ``size`` bytes."""
+        """Reserve ``size`` bytes."""
         with self._lock:
             if not self._slabs or self._used + size > self._slabs[-1][0].size:
                 self._grow(size)
@@ -206,7 +206,7 @@ class Slabs:
         self._next = min(2 * self._next, self._most)
 
     def clear(self) -> None:
-        """Give up every piece."""
+        """Drop every piece."""
         with self._lock:
             for _, pieces in self._slabs:
                 for piece in pieces:
@@ -217,7 +217,7 @@ class Slabs:
 class Forward:
     """``size`` bytes of addresses of which only some are backed by memory.
 
-    What was written can be read until ``forget`` takes its memory back; it reads as zeros then.
+    What was written can be read until ``forget`` releases its memory; then it reads as zeros.
     """
 
     def __init__(self, size: int) -> None:
@@ -229,7 +229,7 @@ class Forward:
         self.data: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
 
     def forget(self, start: int, end: int) -> None:
-        """Give the memory of bytes [start, end) back, but for a last page used in part."""
+        """Release the memory of bytes [start, end), except for a last page used in part."""
         start, end = start - start % _ALIGNED, end - end % _ALIGNED
         if end > start:
             self._map.madvise(mmap.MADV_DONTNEED, start, end - start)

@@ -1,7 +1,7 @@
-"""Memory without a name that other processes can map.
+"""Unnamed memory that other processes can map.
 
-On Linux it is a memfd, sealed once it is filled: nobody can change or shorten it, and it is
-gone when the last process lets go. It never touches /dev/shm. Elsewhere it is a temporary
+On Linux it is a memfd, sealed once it is filled: nobody can change or truncate it, and it is
+freed when the last process releases it. It never touches /dev/shm. Elsewhere it is a temporary
 file, removed by the process that made it.
 
 A pickled handle names the process that has the memory, so it can be opened by any process of
@@ -30,7 +30,7 @@ _GONE = "the process that held this memory is gone, or on another machine; open 
 
 
 class Handle(NamedTuple):
-    """Where shared memory is to be found while its owner lives."""
+    """Where shared memory is found while its owner lives."""
 
     path: bytes
     size: int
@@ -53,7 +53,7 @@ class Shared:
         if self.size:
             view = _mapped(self._fd, self.size)
             write(np.frombuffer(view, np.uint8))
-            # A view that something still refers to forbids the seal, so none may be left.
+            # A view that is still referenced prevents sealing, so none may be left.
             view.close()
         if can.memfd:
             seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -64,7 +64,7 @@ class Shared:
                 raise ResourceError("shared memory", problem) from None
 
     def view(self) -> NDArray[np.uint8]:
-        """The memory, read-only."""
+        """Return the memory, read-only."""
         if not self.size:
             return np.empty(0, np.uint8)
         # Through a read-only descriptor: older kernels refuse to map sealed memory otherwise.
@@ -80,7 +80,7 @@ class Shared:
             close_quietly(fd)
 
     def handle(self) -> Handle:
-        """What another process needs to ``attach``."""
+        """Return what another process needs to ``attach``."""
         return _handle(self._fd, self.path, self.size)
 
     def __reduce__(self) -> "tuple[Callable[[Handle], Shared], tuple[Handle]]":
@@ -88,7 +88,7 @@ class Shared:
 
     @staticmethod
     def attach(handle: Handle) -> "Shared":
-        """The memory behind a handle; ``MissingError`` where it cannot be reached."""
+        """Open the memory of a handle; ``MissingError`` where it cannot be reached."""
         fd = _opened(handle, FLAGS)
         made = object.__new__(Shared)
         made.size, made._fd = handle.size, fd
@@ -98,7 +98,7 @@ class Shared:
 
     @classmethod
     def of(cls, pieces: Sequence[bytes | memoryview]) -> "Shared":
-        """Memory that holds ``pieces`` one after the other."""
+        """Make memory that holds ``pieces`` one after the other."""
         made = cls(sum(len(piece) for piece in pieces))
 
         def write(out: NDArray[np.uint8]) -> None:
@@ -118,7 +118,7 @@ class Block(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 
     @classmethod
     def of(cls, size: int) -> "Block":
-        """``size`` new bytes."""
+        """Allocate ``size`` bytes."""
         fd, path = _made(size)
         try:
             made = np.frombuffer(_mapped(fd, size), np.uint8).view(cls)
@@ -135,7 +135,7 @@ class Block(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 
 
 def attach(handle: Handle) -> NDArray[np.uint8]:
-    """A block of another process, to read and to write."""
+    """Map a block of another process, to read and to write."""
     fd = _opened(handle, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
     try:
         return np.frombuffer(_mapped(fd, handle.size), np.uint8)
@@ -144,10 +144,10 @@ def attach(handle: Handle) -> NDArray[np.uint8]:
 
 
 def _made(size: int) -> tuple[int, bytes]:
-    """A descriptor of new memory, and the path by which this process finds it."""
+    """Return a descriptor of new memory, and the path by which this process finds it."""
     free = free_memory()
     if can.memfd and free is not None and size > free:
-        # The system would not refuse it, but end some process to make room.
+        # The system would not refuse it, but kill some process to free memory.
         problem = f"{size} bytes cannot be had, {free} are free; {_LESS}"
         raise ResourceError("shared memory", problem)
     try:
@@ -197,7 +197,7 @@ def _handle(fd: int, path: bytes, size: int) -> Handle:
 
 
 def _opened(handle: Handle, flags: int) -> int:
-    """A descriptor of memory that some process holds."""
+    """Return a descriptor of memory that some process holds."""
     try:
         fd = os.open(handle.path, flags)
     except OSError:

@@ -1,18 +1,18 @@
-"""Reading a mapped file that was shortened gives zeros and a mark, not a crash.
+"""Handles SIGBUS: reading a truncated mapped file gives zeros and a mark, not a crash.
 
 Reading a page of a map that lies beyond the end of its file raises SIGBUS, whose default is to
-end the process. The signal is synchronous: it arrives in the thread that is copying out of the
-map, in the middle of a C call of NumPy's, so a handler may run Python. Ours looks up whose map
-the address lies in, notes it in the list that was given to ``watch``, and puts zero pages in
-place of the whole map; the copy then goes on, and whoever asked for it finds the note. The same
-holds for a page that the disk or a server fails to deliver.
+end the process. The signal is synchronous: it arrives in the thread that is copying from the map,
+in the middle of a C call of NumPy, so a handler may run Python. Ours finds the map that the
+address lies in, appends it to the list that was given to ``watch``, and replaces the whole map by
+zero pages; the copy then continues, and its caller finds the mark. The same happens for a page
+that the disk or a server fails to deliver.
 
 Guarantees:
 
-- A map is noted before any of its bytes turn to zero. Whoever has copied from it and finds no
-  note has copied the file's own bytes.
-- A bus error at any other address, or a signal that was sent, goes to whoever handled SIGBUS
-  before, or ends the process as it always did.
+- A map is marked before any of its bytes turn to zero. Whoever has copied from it and finds no
+  mark has copied the file's own bytes.
+- A bus error at any other address, or a signal that was sent, goes to the previous handler of
+  SIGBUS, or ends the process as it always did.
 - A handler installed after ours (``faulthandler.enable()``, a worker of PyTorch's DataLoader)
   is put behind it at the next ``ensure``.
 - Nothing is installed before the first file is mapped. Forked children inherit the handler
@@ -47,8 +47,8 @@ class _Watched(weakref.ref[NDArray[np.uint8]]):
     """The addresses of one map, known for as long as its array lives.
 
     An array ends before the memory that it shows is unmapped, and the callback of a weak
-    reference is a C function here: no interrupt can come between, so nobody else's memory
-    is ever taken for ours.
+    reference is a C function here: no interrupt can come between, so memory of others is never
+    mistaken for ours.
     """
 
     __slots__ = ("end", "lost", "number", "start")
@@ -65,7 +65,7 @@ _watched: set[_Watched] = set()
 
 
 def watch(data: NDArray[np.uint8], lost: list[int], number: int) -> None:
-    """Have ``number`` appended to ``lost`` when a byte of ``data``, a whole map, is not there."""
+    """Append ``number`` to ``lost`` when a byte of ``data``, a whole map, cannot be read."""
     one = _Watched(data, _watched.discard)
     one.start = data.__array_interface__["data"][0]
     one.end = one.start + data.nbytes
@@ -74,7 +74,7 @@ def watch(data: NDArray[np.uint8], lost: list[int], number: int) -> None:
 
 
 class _Handler:
-    """The C side: made once, when the first file is mapped, and never let go."""
+    """The C side: made once, when the first file is mapped, and never freed."""
 
     def __init__(self) -> None:
         class Action(ctypes.Structure):
@@ -107,7 +107,7 @@ class _Handler:
         self._gave_way = False
 
     def ensure(self) -> bool:
-        """Be the handler of SIGBUS; whoever has become it meanwhile comes behind us."""
+        """Become the handler of SIGBUS; one that was installed meanwhile comes behind us."""
         now = self._current()
         if self._sigaction(signal.SIGBUS, None, now):
             return False
@@ -123,13 +123,13 @@ class _Handler:
             for one in tuple(_watched):
                 if one.start <= address < one.end:
                     one.lost.append(one.number)
-                    # All of it, not the rest from here on: that would be one map more, and
-                    # there may be as many as the system allows.
+                    # All of it, not the rest from here on: that would be one more map, and there
+                    # may be as many as the system allows.
                     size = one.end - one.start
                     if self._mmap(one.start, size, _PROT_READ, _PRIVATE_ZEROS, -1, 0) != _FAILED:
                         return
-        # Not ours: the instruction faults again, into the handler that was there before. If
-        # that one hands it back to us, as faulthandler does, there is nobody left to ask.
+        # Not ours: the instruction faults again, into the previous handler. If that one hands it
+        # back to us, as faulthandler does, there is no handler left to try.
         self._sigaction(number, self._default if self._gave_way else self._before, None)
         self._gave_way = True
         if code <= 0:
@@ -140,7 +140,7 @@ _handler: _Handler | None = None
 
 
 def ensure() -> bool:
-    """See to it that bus errors in watched maps are caught; can they be?"""
+    """Make sure that bus errors in watched maps are caught; can they be?"""
     global _handler
     if not can.catch_sigbus:
         return False

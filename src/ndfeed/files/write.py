@@ -1,21 +1,21 @@
-"""Write: files that are created, filled, synced and locked.
+"""Creates, fills, syncs and locks files.
 
 ``files.write`` and ``files.folder`` make every call by which packing changes the disk, as
 ``os.…``, so that tests can count them, let each fail and end the process at each.
 
-A file is created exclusively. One that is there already is written to only if it is a plain file
-with no second name: nothing is ever written through a symbolic or hard link. With ``at``, the
-descriptor of an open folder, the last part of ``path`` is looked up there and the rest of it only
-stands in messages.
+A file is created exclusively. An existing one is written to only if it is a plain file without
+other hard links: nothing is ever written through a symbolic or hard link. With ``at``, the
+descriptor of an open folder, the last part of ``path`` is looked up there and the rest of it is
+only for messages.
 
-What must outlast the machine is synced: a file's bytes by ``Output.sync``, names in a folder by
-``Folder.sync``. A sync that fails has lost bytes that a second one would not miss: the system
-forgets which they were. So there is no second one: what was written since the last good sync
-counts as not written.
+What must survive a crash of the machine is synced: a file's bytes by ``Output.sync``, names in a
+folder by ``Folder.sync``. A sync that fails has lost bytes, and a second one would not report it,
+since the system forgets which they were. So there is no second one: what was written since the
+last successful sync counts as not written.
 
-A lock belongs to an open file and ends with its process, however that ends. It is never a
-matter of whether some file exists or how old it is. Where the file system has no locks
-``Lock`` says so; whoever relies on it must be right without.
+A lock belongs to an open file and ends with its process, however that ends. It never depends on
+whether some file exists or how old it is. Where the file system has no locks ``Lock`` says so;
+code that relies on it must be correct without.
 """
 
 import contextlib
@@ -56,12 +56,12 @@ def refuse(path: bytes, doing: str, error: OSError) -> NoReturn:
 
 
 def not_ours(path: bytes, what: str) -> ConflictError:
-    """The error for something that is in the way and was not made by ndfeed."""
+    """Make the error for something that is in the way and was not made by ndfeed."""
     return ConflictError(path, f"{what}: not made by ndfeed and left alone; move it away")
 
 
 def _opened(path: bytes, at: int | None, new: bool) -> int:
-    """A plain file, open to read and write; with ``new`` it is created if it is not there."""
+    """Open a plain file to read and write; with ``new`` it is created if it is missing."""
     name = path if at is None else os.path.basename(path)
     for _ in range(_TRIES):
         if new:
@@ -89,7 +89,7 @@ def _opened(path: bytes, at: int | None, new: bool) -> int:
 
 
 def check_plain(path: bytes, status: os.stat_result) -> None:
-    """Refuse what is no plain file, or has other names elsewhere."""
+    """Refuse anything but a plain file without other hard links."""
     if stat.S_ISLNK(status.st_mode):
         raise not_ours(path, "a symbolic link, which is not followed")
     if not stat.S_ISREG(status.st_mode):
@@ -99,9 +99,9 @@ def check_plain(path: bytes, status: os.stat_result) -> None:
 
 
 class Output:
-    """A file that is written by position. Use as a context manager; safe from several threads.
+    """A file that is written by position. Use as a context manager; thread-safe.
 
-    ``new`` makes the file if it is not there; what is in it stays.
+    ``new`` makes the file if it is missing; its contents stay.
     """
 
     __slots__ = ("_lost", "fd", "path")
@@ -117,7 +117,7 @@ class Output:
             refuse(path, "create it" if new else "open it for writing", error)
 
     def allocate(self, size: int) -> None:
-        """Give the file ``size`` bytes, and have the disk keep room for them if it can."""
+        """Give the file ``size`` bytes, and reserve disk space for them if possible."""
         try:
             if can.allocate and size:
                 try:
@@ -130,7 +130,7 @@ class Output:
             refuse(self.path, f"reserve {size:,} bytes", error)
 
     def write(self, start: int, data: memoryview | bytes) -> None:
-        """Put all of ``data``, which is bytes, at ``start``."""
+        """Write all of ``data``, which is bytes, at ``start``."""
         rest = memoryview(data)
         try:
             while rest:
@@ -143,7 +143,7 @@ class Output:
             refuse(self.path, "write to it", error)
 
     def read(self, start: int, length: int) -> bytes:
-        """Bytes that were written, or were there before."""
+        """Read bytes that were written, or were there before."""
         try:
             data = pread(self.fd, length, start)
         except OSError as error:
@@ -153,7 +153,7 @@ class Output:
         return data
 
     def sync(self) -> None:
-        """Have the disk hold what was written. Once it has failed it fails for good."""
+        """Sync what was written to disk. Once it has failed, it always fails."""
         if self._lost:
             raise TargetError(self.path, "its last sync failed: what was written to it is lost")
         try:
@@ -163,7 +163,7 @@ class Output:
             refuse(self.path, "sync it", error)
 
     def close(self) -> None:
-        """Close the descriptor; harmless the second time."""
+        """Close the descriptor; may be repeated."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             try:
@@ -178,7 +178,7 @@ class Output:
         if error is None:
             self.close()
         else:
-            with contextlib.suppress(OSError):  # the first error is the one to tell
+            with contextlib.suppress(OSError):  # the first error is the one to report
                 self.close()
 
 
@@ -191,9 +191,9 @@ def _pwrite(fd: int, data: memoryview, start: int) -> int:
 
 
 def write_file(path: bytes, data: bytes) -> None:
-    """Make ``path`` hold ``data``, whole or not at all; the folder is not synced.
+    """Make ``path`` hold ``data``, completely or not at all; the folder is not synced.
 
-    The name that the file has until then is one that nobody can have prepared.
+    Until then the file has a name that nobody can have prepared.
     """
     folder, name = os.path.split(path)
     beside = os.path.join(folder, b".%s.%s" % (name[:100], secrets.token_hex(8).encode()))
@@ -218,7 +218,7 @@ def present(path: bytes) -> bool:
 
 
 def free_bytes(path: bytes) -> int | None:
-    """Bytes that may still be written to the disk of ``path``, where that can be asked."""
+    """Bytes that may still be written to the disk of ``path``, where that is known."""
     try:
         found = os.statvfs(path)
     except (AttributeError, OSError):
@@ -227,7 +227,7 @@ def free_bytes(path: bytes) -> int | None:
 
 
 class Lock:
-    """A lock on a file, which is made if need be: ``held``, or of no use here (``None``).
+    """A lock on a file, which is made if necessary: ``held``, or ``None`` if locks do not work.
 
     ``ConflictError``, or what is given as ``refused``, where somebody else has it. A forked child
     does not keep it.
@@ -266,7 +266,7 @@ class Lock:
         return True
 
     def current(self) -> bool:
-        """Is the file still the one of that name? Else somebody removed it before it was ours."""
+        """Is the file still the one of that name? Else somebody removed it before it was locked."""
         name = self.path if self._at is None else os.path.basename(self.path)
         try:
             named = os.stat(name, dir_fd=self._at, follow_symlinks=False)
@@ -277,14 +277,14 @@ class Lock:
             refuse(self.path, "look at it", error)
 
     def release(self) -> None:
-        """Let go of the lock; harmless the second time."""
+        """Release the lock; may be repeated."""
         if self.held and self.fd >= 0:
             with contextlib.suppress(OSError):
                 fcntl.flock(self.fd, fcntl.LOCK_UN)
         self.drop()
 
     def drop(self) -> None:
-        """Have no part in the lock any more, as a child that was forked with it."""
+        """Close the descriptor without unlocking, as a forked child must."""
         fd, self.fd = self.fd, -1
         _locks.discard(self)
         if fd >= 0:
@@ -296,7 +296,7 @@ _locks: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 
 def _in_forked_child() -> None:
-    """A lock goes with the last descriptor of its open file: a child must not have one."""
+    """Close inherited locks: a lock lasts until its last descriptor is closed."""
     for lock in list(_locks):
         lock.drop()
 

@@ -1,34 +1,24 @@
 """Parse the pickles inside .pt files without running them, and list their arrays by name.
 
-The pickles inside .pt files, read without running anything.
-
-A machine of its own for the opcodes that ``torch.save`` writes with protocols 2 to 5. Its
-values are plain containers, numbers, text, and the descriptions of ``rebuild``: names in the
-stream are looked up in a list, never imported, and what is called builds descriptions only.
-The bytes of an array stay where they are; a value says where. ``opcodes`` has the steps.
+A small interpreter for the opcodes that ``torch.save`` writes with protocols 2 to 5. Its values
+are plain containers, numbers, text and descriptions of arrays: names in the stream are looked up
+in a list, never imported, and calls only build descriptions. Array bytes are not read here.
 
 Refused: opcodes that no such pickle has (extensions, ids as text, instances as in protocol 0,
-buffers kept elsewhere), keys that are neither text nor whole numbers, and more than
-``_MOST_OPCODES`` steps. A step makes at most one value, so that bound holds for the memo, the
-stack and the number of objects too. Keys of dicts come out as text. Lists and dicts can still
-contain themselves, and tuples share their parts: whoever walks the result must stop at some
-depth and count the steps.
+out-of-band buffers), keys that are neither text nor integers, and more than ``_MOST_OPCODES``
+steps. A step makes at most one value, so the memo, the stack and the number of objects have the
+same bound. Dict keys come out as text. Lists and dicts can still contain themselves, and tuples
+share their parts: code that walks the result must limit its depth and count its steps.
 
-Errors have no path: the result depends on the bytes alone and can serve many files.
+The object is then flattened into a list of named arrays. Dict keys and positions in lists and
+tuples are joined by "/"; a single tensor has the name "". Numbers become arrays of rank 0, bytes
+become arrays of ``|u1``. Text, None, types and devices are remarks. Anything else is refused, with
+its key. A list of similar items (same keys, types and numbers of dimensions) is a list of rows:
+every name then occurs once per item, and ``Plan.rows`` is true.
 
-The object saved in a .pt file as a flat list of named arrays.
-
-Keys of dicts and positions in lists and tuples are joined by "/"; an object that is one tensor
-has the name "". Numbers become arrays of rank 0, bytes arrays of ``|u1``. Text, None, types and
-devices are remarks. Anything else is refused, with its key.
-
-An object that is a list of like things (the same keys in each, with the same types and numbers of
-dimensions) is a list of rows: its arrays are named within their item, so that every name occurs
-once for each item, and ``Plan.rows`` is true.
-
-Everything that can be checked without the archive is checked here: each tensor against the
-size its storage says it has. Whether the archive has that much is the caller's to check. The
-result depends on the pickle alone, so one serves all files that share theirs to the byte.
+Each tensor is checked against the size its storage claims; the caller checks that the archive has
+that much. The result depends on the pickle alone, so files with identical pickles can share it,
+and errors have no path.
 """
 
 import math

@@ -1,1 +1,1 @@
-"""Batches made ahead of use: their memory, threads, processes, and what limits them."""
+"""Makes batches ahead of use: their memory, threads and worker processes, and the report."""

@@ -1,6 +1,6 @@
-"""Arguments that other libraries have: which argument does the same here.
+"""Arguments of other libraries: which argument does the same here.
 
-Those who come from ``DataLoader``, ``tf.data`` or Grain write what they are used to. The answer is
+Users of ``DataLoader``, ``tf.data`` or Grain write the arguments they are used to. They get
 Python's own ``TypeError``, with the argument to use instead.
 """
 
@@ -94,9 +94,9 @@ _HINTS = {
 
 
 def with_hints(**more: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """For an entry function: name what to use here in place of arguments it does not have.
+    """Decorate an entry function: unknown arguments raise an error that names ours.
 
-    ``more`` are hints of its own. Its signature stays what it is, for ``help``, editors and type
+    ``more`` are hints for this function only. Its signature is kept for ``help``, editors and type
     checkers.
     """
     hints = _HINTS | more

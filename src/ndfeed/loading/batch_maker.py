@@ -1,4 +1,4 @@
-"""One batch: rows read into memory of the pool, the maps run, ragged fields brought into form."""
+"""Makes one batch: reads rows into pooled memory, runs the maps, collates ragged fields."""
 
 import itertools
 import threading
@@ -24,41 +24,41 @@ from ndfeed.loading.worker_process import Died
 from ndfeed.order.permutation import Ints
 
 _NAMED = 8
-LISTED = 1000  # samples that were left out, of which the row and the error are kept
+LISTED = 1000  # skipped samples whose row and error are kept
 
 
 class Source(Protocol):
     """Where the stored fields of rows come from."""
 
     def read(self, rows: Ints) -> Batch:
-        """The fields of ``rows``; those read straight into their ragged form as rooms."""
+        """Return the fields of ``rows``; those read straight into their ragged form as ``Room``."""
         ...
 
 
 class Transform(Protocol):
-    """Runs the steps of a dataset on a batch, here or in another process."""
+    """Runs the steps of a dataset on a batch, in this process or in another."""
 
     def __call__(self, batch: Batch, steps: Sequence[Step], draws: SampleSeeds) -> Batch:
-        """What the steps make of the batch."""
+        """Return what the steps make of the batch."""
         ...
 
 
 class Skipped:
-    """Samples that were left out: how often, and the first of them, each with its error."""
+    """Samples that were skipped: how often, and the first of them with their errors."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.listed: dict[int, str] = {}  # row to what was wrong with it
+        self.listed: dict[int, str] = {}  # row to its error
 
     def add(self, row: int, error: BaseException) -> None:
-        """One more, or the same in another epoch."""
+        """Count a sample, perhaps the same one in another epoch."""
         self.count += 1
         if len(self.listed) < LISTED:
             self.listed.setdefault(row, f"{error}")
 
 
 def list_skipped(some: Iterable[Skipped]) -> tuple[tuple[int, str], ...]:
-    """The samples that were left out, each once, the first of them."""
+    """List the first skipped samples, each once."""
     found: dict[int, str] = {}
     for one in some:
         found |= one.listed
@@ -66,7 +66,7 @@ def list_skipped(some: Iterable[Skipped]) -> tuple[tuple[int, str], ...]:
 
 
 class BatchMaker:
-    """Makes batches of a dataset. Safe to use from several threads."""
+    """Makes batches of a dataset. Thread-safe."""
 
     def __init__(
         self,
@@ -82,29 +82,29 @@ class BatchMaker:
         self.pool = pool
         self.source = source
         self.skipped = skipped
-        self.transform: Transform = apply_steps  # in the thread that read the batch
-        self.finish = finish  # what a framework does with a batch
-        self.together = 1  # small batches that are read together and cut
-        # Or not cut; for batches of maps, this makes pieces.
+        self.transform: Transform = apply_steps  # runs in the thread that read the batch
+        self.finish = finish  # converts a batch for a framework
+        self.together = 1  # small batches that are read together, then split
+        # Set where they are not split; groups batches that maps made.
         self.join: Callable[[Iterator[Batch]], Iterator[Any]] | None = None
-        self.batch_bytes = 0  # of the largest batch so far, what a map was given counted in
-        self.growth = 0.0  # what ``finish`` makes of a batch takes so many times its memory
+        self.batch_bytes = 0  # size of the largest batch so far, including the input of a map
+        self.growth = 0.0  # memory that ``finish`` needs, as a multiple of the batch
         self._ragged = ragged
         self._pads = options.pads
         self._differ = may_differ(ds.groups, ds.steps)
         self._stored = {c.field.name: c.field for group in ds.groups for c in group.columns}
-        # Fields that count as ragged even in a batch whose samples are all of one shape: those
-        # whose lengths or offsets are asked for, and those that are padded to a length.
+        # Fields that count as ragged even in a batch whose samples all have one shape: those whose
+        # lengths or offsets are requested, and those that are padded to a fixed length.
         self._asked = {owner(name, [name.rpartition("_")[0]], ragged) for name in names or ()}
         self._asked |= set(self._pads)
         self._learning = threading.Lock()
         self._made_fields: Mapping[str, Field] | None = None
 
     def read_together(self, rows: Ints, clock: Timing) -> Batch | None:
-        """The stored fields of the rows of several small batches, to be cut.
+        """Read the stored fields of several small batches at once, to be split.
 
-        Nothing where something is wrong with them: each batch is then read on its own, so that
-        the one it is wrong with can be told.
+        Returns ``None`` if that fails: each batch is then read by itself, so that the error is
+        raised for the batch that it belongs to.
         """
         try:
             with clock.filling():
@@ -115,16 +115,16 @@ class BatchMaker:
     def make(
         self, rows: Ints, draws: SampleSeeds | None, clock: Timing, batch: Batch | None = None
     ) -> Any:  # noqa: ANN401
-        """The batch of ``rows``; ``draws`` are for the maps, if there are any.
+        """Make the batch of ``rows``; ``draws`` seeds the maps, if there are any.
 
-        ``batch`` has their stored fields where they were read already.
+        ``batch`` holds their stored fields if those were read already.
         """
         if self.skipped is not None and (batch is None or self.ds.steps):
             return self._skipping(rows, draws, clock, self.skipped)
         return self._counted(self._made(rows, draws, clock, batch), rows, clock)
 
     def several(self, joint: Batch, count: int, rows: Ints, clock: Timing) -> BatchGroup:
-        """Some batches that were read together, uncut."""
+        """Return several batches that were read together, not split."""
         made = BatchGroup(self._handed(joint, rows), count)
         clock.batches += count
         clock.rows += len(rows)
@@ -134,7 +134,7 @@ class BatchMaker:
     def _made(
         self, rows: Ints, draws: SampleSeeds | None, clock: Timing, batch: Batch | None = None
     ) -> Batch:
-        """A batch read, with the maps run and ragged fields in form."""
+        """Read a batch, run the maps and collate its ragged fields."""
         if not len(rows):
             return self._nothing()
         if batch is None:
@@ -147,7 +147,7 @@ class BatchMaker:
         except Died:
             pass
         with clock.filling():
-            batch = self.source.read(rows)  # anew: a map may have begun to change it
+            batch = self.source.read(rows)  # read again: a map may have modified it
         try:
             return self._worked(batch, rows, draws, clock)
         except Died as died:
@@ -157,7 +157,7 @@ class BatchMaker:
             ) from None
 
     def _nothing(self) -> Batch:
-        """A batch of no samples, as it would be with some: a map is not bothered with it."""
+        """Return a batch of no samples, with the fields it would have; does not call maps."""
         made: Batch = {}
         for name, field in self._fields().items():
             shape = field.lengths
@@ -171,7 +171,7 @@ class BatchMaker:
         return made
 
     def _fields(self) -> Mapping[str, Field]:
-        """The fields of a batch; the stored ones where a map cannot be tried on a sample."""
+        """Return the fields of a batch; the stored ones where a map cannot be tried on a sample."""
         try:
             return self.ds.fields
         except Exception:  # noqa: BLE001 - a map may raise anything
@@ -207,14 +207,14 @@ class BatchMaker:
         return self._handed(batch, rows)
 
     def _handed(self, batch: Batch, rows: Ints) -> Any:  # noqa: ANN401
-        """The batch as the consumer gets it."""
+        """Return the batch as the consumer gets it."""
         try:
             return self.finish(batch)
         except CastError as error:
             raise error.in_row(int(rows[error.row])) from None
 
     def _formed(self, batch: Batch) -> Batch:
-        """A batch as it was read, with ragged fields brought into the form that was asked for."""
+        """Collate the ragged fields of a batch as it was read."""
         made: Batch = {}
         for name, values in batch.items():
             pad = self._pads.get(name, PLAIN)
@@ -227,9 +227,9 @@ class BatchMaker:
         return made
 
     def _formed_behind(self, batch: Batch, known: Mapping[str, Field]) -> Batch:
-        """A batch that maps made, likewise; which fields are ragged does not depend on it.
+        """Collate the ragged fields of a batch that maps made; ``known`` are the fields so far.
 
-        ``known`` are the fields as far as they were learned.
+        Which fields are ragged does not depend on the batch.
         """
         if self._ragged == "list":
             return with_lists(batch, known)
@@ -248,7 +248,7 @@ class BatchMaker:
         return made
 
     def _learned(self) -> Mapping[str, Field]:
-        """The fields that the maps make, learned once."""
+        """Return the fields that the maps make, learned once."""
         with self._learning:
             if self._made_fields is None and self.transform is apply_steps:
                 self._made_fields = self._fields()
@@ -260,14 +260,14 @@ class BatchMaker:
             return self._made_fields
 
     def _try(self, rows: Ints) -> Batch:
-        """What maps make of some samples, where they run: they may end the process they are in."""
+        """Run the maps on some samples where they normally run: a map may crash its process."""
         draws = SampleSeeds(key_of(0, 0), 0, np.arange(len(rows)))
         return self.transform(self.source.read(rows), self.ds.steps, draws)
 
     def _skipping(
         self, rows: Ints, draws: SampleSeeds | None, clock: Timing, skipped: Skipped
     ) -> Any:  # noqa: ANN401
-        """The batch without the samples that cannot be read, or that a map refuses."""
+        """Make the batch without the samples that cannot be read or that make a map fail."""
         kept = np.arange(len(rows))
         while len(kept):
             try:
@@ -283,14 +283,14 @@ class BatchMaker:
                     raise
                 good = self._readable(rows[kept], skipped)
                 if good.all():
-                    raise  # they can be read now, or it was no sample's fault
+                    raise  # the samples can be read now, or no sample caused it
                 kept = kept[good]
             else:
                 return self._counted(batch, rows[kept], clock)
         return self._counted(self._nothing(), rows[:0], clock)
 
     def _readable(self, rows: Ints, skipped: Skipped) -> NDArray[np.bool_]:
-        """Which of ``rows`` can be read; the others are found by halving."""
+        """Find which of ``rows`` can be read, by bisection."""
         good = np.ones(len(rows), bool)
         todo = [(0, len(rows))]
         while todo:
@@ -299,7 +299,7 @@ class BatchMaker:
                 if first < end:
                     self.source.read(rows[first:end])
             except ResourceError:
-                raise  # there is nothing wrong with the sample
+                raise  # the sample is not the cause
             except Error as error:
                 if end - first == 1:
                     good[first] = False
@@ -311,7 +311,7 @@ class BatchMaker:
 
 
 def nbytes(batch: Batch) -> int:
-    """Bytes of all arrays of a batch."""
+    """Count the bytes of all arrays of a batch."""
     found = 0
     for values in batch.values():
         size = getattr(values, "nbytes", None)
@@ -322,7 +322,7 @@ def nbytes(batch: Batch) -> int:
 
 
 def _say_where(error: BaseException, rows: Ints) -> None:
-    """Add to an error of a map which samples it met."""
+    """Add to a map's error which samples it was called with."""
     at = error.__dict__.get("ndfeed_sample")
     if at is not None:
         error.add_note(f"in map, at row {int(rows[at])}")
@@ -331,7 +331,7 @@ def _say_where(error: BaseException, rows: Ints) -> None:
 
 
 def _named(rows: Ints) -> str:
-    """Rows as text, the first few of them."""
+    """Format the first few rows as text."""
     some = ", ".join(map(str, rows[:_NAMED].tolist()))
     more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
     return f"rows {some}{more}"

@@ -2,15 +2,14 @@
 
 Guarantees:
 
-- Memory that was lent is lent again only when nobody can see it any more: every array made of
-  it, every view of one, and whatever another library made of a view (a tensor, a DLPack
-  capsule) keeps the loan alive, and only its end returns the memory.
-- ``lend`` never waits: where nothing was returned, new memory is made. How much is under way is
-  for the engine to limit; what the consumer keeps is the consumer's.
+- Memory is lent again only when nobody can see it any more: every array made from it, every view
+  of one, and whatever another library made from a view (a tensor, a DLPack capsule) keeps the
+  loan alive, and only the end of the loan returns the memory.
+- ``lend`` never waits: if nothing was returned, it allocates. The engine limits how many batches
+  are in progress; what the consumer keeps is the consumer's.
 - Returning takes no lock, since it happens wherever the last reference is dropped.
 
-The pool allocates through the function it is given, so that pinned or shared memory is the
-business of whoever wants it.
+The pool allocates through the function it is given, which may return pinned or shared memory.
 """
 
 import math
@@ -27,14 +26,14 @@ Bytes = NDArray[np.uint8]
 
 # Below this the memory allocator is as fast, and keeps nothing else alive.
 SMALL = 64 << 10
-# From here on memory is the system's own, and goes back there: an allocator would keep it.
+# From this size on memory is mapped from the system and returned to it: an allocator keeps it.
 LARGE = 1 << 20
-# Where memory begins: at a multiple of this other libraries use it as it is, or else copy it.
+# Alignment with which other libraries use the memory in place; otherwise they copy it.
 ALIGNED = 64
 
 
 class _Loan:
-    """Memory out of the pool, seen by NumPy through its interface; its end returns it."""
+    """Memory lent by the pool, exposed to NumPy by its array interface; returned on deletion."""
 
     __slots__ = ("__array_interface__", "_free", "_lent", "memory")
 
@@ -51,7 +50,7 @@ class _Loan:
 
 
 def piece_of(array: NDArray[Any]) -> Bytes | None:
-    """The piece of a pool that an array lies in."""
+    """Return the pool's buffer that an array lies in."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -67,46 +66,46 @@ def _fresh(size: int) -> Bytes:
 
 
 class Pool:
-    """Pieces of memory of a few sizes; at most ``keep`` of a size wait to be lent again."""
+    """Buffers of a few sizes; keeps at most ``keep`` free ones of each size."""
 
     def __init__(self, keep: int, allocate: Callable[[int], Bytes] = _fresh) -> None:
         self._keep = keep
         self._allocate = allocate
         self._free: dict[int, deque[Bytes]] = {}
         self._lent: set[int] = set()
-        self.made = 0  # pieces allocated so far
+        self.made = 0  # buffers allocated so far
 
     def lend(self, size: int) -> Bytes:
-        """``size`` bytes, to be returned when nobody sees them any more."""
+        """Lend ``size`` bytes, which are returned when nobody can see them any more."""
         free = self._free.get(size)
         if free is None:
-            # Bounded: what a consumer kept and drops all at once is let go, not hoarded.
+            # Bounded: when a consumer drops many batches at once, the surplus is freed.
             free = self._free.setdefault(size, deque(maxlen=self._keep))
         try:
-            memory = free.pop()  # the one returned last is most likely still in cache
+            memory = free.pop()  # the most recently returned one is most likely still in cache
         except IndexError:
             self.made += 1
             memory = self._allocate(size)
         return np.asarray(_Loan(memory, free, self._lent))
 
     def array(self, count: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-        """Room for ``count`` samples."""
+        """Return an uninitialized array for ``count`` samples."""
         size = math.prod(shape) * dtype.itemsize * count
         if size < SMALL:
             return np.empty((count, *shape), dtype)
         return self.lend(size).view(dtype).reshape(count, *shape)
 
     def clear(self) -> None:
-        """Let go of what waits to be lent again."""
+        """Free all buffers that are not lent."""
         for free in list(self._free.values()):
             free.clear()
 
     @property
     def lent(self) -> int:
-        """Pieces that somebody can see."""
+        """Number of buffers that are lent."""
         return len(self._lent)
 
     @property
     def idle(self) -> int:
-        """Bytes that wait to be lent again."""
+        """Bytes of buffers that are not lent."""
         return sum(size * len(free) for size, free in list(self._free.items()))

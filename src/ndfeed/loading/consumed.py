@@ -1,7 +1,7 @@
-"""How far a consumer has come that is handed batches ahead of use.
+"""Counts the batches that a prefetching consumer has really used.
 
-TensorFlow and Keras ask for batches ahead, and do not say which of them were used. So whoever
-uses them counts, and what was counted is where the consumer stands.
+TensorFlow and Keras prefetch batches and do not say which of them were used. So the code that
+uses them counts, and that count is the consumer's position.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from ndfeed.loading.state import State
 
 
 class Consumed:
-    """Counts the batches that were used of passes over a loader.
+    """Counts the batches used, over all passes over a loader.
 
-    A pass has ``epochs`` epochs, or never ends. It begins where the counter stands; one that was
-    left early counts as begun, so that the next pass begins with the next epoch. While ``fit`` is
-    under way, nothing but ``fit`` moves it on: other passes, such as one of ``evaluate`` in a
-    callback, begin where that of the training began.
+    A pass has ``epochs`` epochs, or never ends. It starts at the counter's position; one that was
+    abandoned counts as started, so that the next pass starts with the next epoch. During ``fit``
+    only ``fit`` advances the counter: other passes, such as ``evaluate`` in a callback, start where
+    the training pass started.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Consumed:
         self.epochs: int | None = 1
         self._restored: State | None = None
         self._epoch = 0
-        self._start = 0  # samples of the epoch that were used before it was gone on with
+        self._start = 0  # samples of the epoch that were used before it was resumed
         self.batches = 0  # counted since
         self.in_fit = False  # does ``ndfeed.keras.Resume`` count?
 
@@ -50,7 +50,7 @@ class Consumed:
 
     @property
     def left(self) -> int | None:
-        """Batches until the pass over the dataset ends; nothing where it never does."""
+        """Batches until the pass over the dataset ends; ``None`` if it never does."""
         if self.epochs is None:
             return None
         share = self._bound().share
@@ -61,12 +61,12 @@ class Consumed:
         """Count batches that were used."""
         number = as_count("batches", batches, 0, 1 << 62)
         self._bound()
-        if self.in_fit:  # that was interrupted, and this is a loop that began where it had
+        if self.in_fit:  # ``fit`` was interrupted; this loop started where it had started
             self.in_fit, self.batches = False, 0
         self.count(number)
 
     def count(self, batches: int) -> None:
-        """Count batches, whoever counts."""
+        """Count batches, whoever used them."""
         share = self._bound().share
         self.batches += batches
         while self.batches >= (count := share.batches(self._start)) > 0:
@@ -74,27 +74,27 @@ class Consumed:
             self._epoch, self._start = self._epoch + 1, 0
 
     def begin(self) -> tuple[int, int]:
-        """The epoch and the samples of it that a pass begins with; called by the dataset."""
-        if self.batches and not self.in_fit:  # it was left early, and counts as begun
+        """Return the epoch and the sample that a pass starts at; called by the dataset."""
+        if self.batches and not self.in_fit:  # abandoned, so it counts as started
             self.go_to(self._epoch + 1)
         return self._epoch, self._start
 
     def go_to(self, epoch: int, samples: int = 0) -> None:
-        """Stand at a place in an epoch: the next pass begins there."""
+        """Move to a position in an epoch, where the next pass starts."""
         self._epoch, self._start, self.batches = epoch, samples, 0
 
     def settle(self) -> None:
-        """The next pass begins where the counter stands, also if that is inside of an epoch."""
+        """Let the next pass start at the counter's position, even in the middle of an epoch."""
         self._start, self.batches = self.samples, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the consumer stands, as JSON of a few hundred bytes."""
+        """Return the consumer's position as JSON of a few hundred bytes."""
         known = State.of(self._bound().state_dict())
         place = State(known.seed, self._epoch, self.samples, known.order, known.rows, known.data)
         return place.as_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, of this or of any other kind of loader."""
+        """Resume from a state, of this or any other kind of loader."""
         self._restored = State.of(state)
         if self._loader is not None:
             self._go_to(self._restored)
@@ -102,9 +102,9 @@ class Consumed:
             self.go_to(self._restored.epoch, self._restored.samples)
 
     def _go_to(self, place: State) -> None:
-        self._bound().load_state_dict(place.as_dict())  # refuses one of other data
+        self._bound().load_state_dict(place.as_dict())  # refuses a state of other data
         self.go_to(place.epoch, place.samples)
-        self.count(0)  # an epoch of which nothing is left is over
+        self.count(0)  # an epoch with nothing left is over
 
     def _bound(self) -> Loader:
         if self._loader is None:

@@ -1,13 +1,13 @@
-"""Decoding before batches need it.
+"""Schedules decoding, so that streams are decoded before batches need them.
 
-The order says which rows come when; from that follows which parts are needed for the first
-time by which batch, and when it is done with them: a window lets go of parts in the order in
-which it took them up. They are decoded in that order by whatever thread is free, as far ahead
-as memory allows, so that a batch never waits for a stream that another thread could have
-decoded meanwhile, and no stream is given up that a batch under way still needs.
+The order says which rows come when. From that follows which batch is the first to need a part
+and which is the last: a window releases parts in the order in which it took them up. Free threads
+decode parts in that order, as far ahead as memory allows, so that a batch never waits for a
+stream that another thread could have decoded meanwhile, and no stream is dropped that a batch in
+progress still needs.
 
-Where memory does not hold what the order needs, streams are decoded into a file on a disk (see
-``dataset.large_members``), and "memory" above is the room there. Without such room streams are
+Where memory does not hold what the order needs, streams are decoded into a file on disk (see
+``dataset.large_members``), and "memory" above is the space there. Without such space streams are
 dropped all the same and decoded again by the batches that need them: slow, but correct.
 """
 
@@ -29,7 +29,7 @@ _LISTED_AHEAD = 64
 
 
 class _Part:
-    """A part, and the first and the last batch that need it; the last as far as known."""
+    """A part, and the first and last batch that need it; the last as far as known."""
 
     __slots__ = ("coded", "first", "last", "part", "size")
 
@@ -42,10 +42,10 @@ class _Part:
 
 
 class Schedule:
-    """What is to be decoded, when, for the ``count`` batches of one pass.
+    """What to decode, and when, for the ``count`` batches of one pass.
 
-    ``arriving`` gives the ranges of rows that a batch is the first to need, each with the number of
-    the window that takes them up.
+    ``arriving`` gives the ranges of rows that a batch is the first to need, each with the number
+    of the window that takes them up.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Schedule:
         self._known = [np.zeros(len(one.sizes), bool) for one in plan.coded]
         window = plan.order.files if isinstance(plan.order, Windows) else 1
         window = plan.order.window if isinstance(plan.order, Blocks) else window
-        # Of every window: the parts that arrived last.
+        # For each window: the parts that arrived last.
         self._open = [
             [deque[_Part](maxlen=window) for _ in plan.coded]
             for _ in range(max(len(plan.lanes), 1))
@@ -76,13 +76,13 @@ class Schedule:
         self._doing: list[_Part] = []
         self._live: deque[_Part] = deque()  # decoded or being decoded, and still needed
         self._held = 0  # bytes of those
-        self._begun = 0  # batches begun
+        self._begun = 0  # batches started
         self._made: set[int] = set()
-        self._low = 0  # all batches before it are made
-        self._needed = 0  # the last batch that somebody wants to begin
+        self._low = 0  # all batches before it are finished
+        self._needed = 0  # the last batch that a thread wants to start
 
     def ready(self, stop: int) -> bool:
-        """Is everything decoded that the batches before ``stop`` need? Then they are begun."""
+        """Is everything decoded that the batches before ``stop`` need? If so, they are started."""
         with self._lock:
             self._needed = stop - 1
             if (
@@ -95,7 +95,7 @@ class Schedule:
             return True
 
     def made(self, number: int) -> None:
-        """A batch is made, or never will be."""
+        """Record that a batch is finished, or will never be made."""
         with self._lock:
             self._made.add(number)
             while self._low in self._made:
@@ -103,7 +103,7 @@ class Schedule:
                 self._low += 1
 
     def errand(self) -> Callable[[Timing], None] | None:
-        """A part to decode now, or parts to be listed."""
+        """Return the next part to decode, or the listing of more parts."""
         with self._lock:
             while self._live and _done(self._live[0], self._low):
                 over = self._live.popleft()
@@ -124,7 +124,7 @@ class Schedule:
     def _may_decode(self, part: _Part) -> bool:
         if self._held + part.size <= self._decoded.room:
             return True
-        # Too much for the memory there is; but nothing that is under way needs room now.
+        # More than memory holds; but nothing in progress needs space now.
         return part.first <= self._needed and self._low >= self._begun and not self._doing
 
     def _decode(self, one: _Part, clock: Timing) -> None:
@@ -132,7 +132,7 @@ class Schedule:
             with clock.filling():
                 one.coded.decode(one.part, self._decoded)
         except (Error, OSError, MemoryError):
-            pass  # the batch that needs it will meet it again, in its turn
+            pass  # the batch that needs it will raise the same error in its turn
         finally:
             with self._lock:
                 self._doing.remove(one)
@@ -164,12 +164,12 @@ class Schedule:
             known[parts] = True
             for part in parts.tolist():
                 if len(still) == still.maxlen:
-                    still[0].last = batch  # a full window: the oldest leaves it with this batch
+                    still[0].last = batch  # a full window: the oldest part leaves with this batch
                 made = _Part(coded, part, batch)
                 still.append(made)
                 yield made
 
 
 def _done(part: _Part, low: int) -> bool:
-    """Are all batches made that need the part?"""
+    """Are all batches finished that need the part?"""
     return part.last is not None and part.last < low

@@ -1,22 +1,22 @@
-"""Threads that make batches ahead of the consumer, who gets them in order.
+"""Threads that prefetch batches and deliver them in order.
 
 Guarantees:
 
 - Batch k is delivered before batch k + 1, whichever was ready first.
 - At most ``depth`` batches are being made or waiting to be delivered; a thread that finds no
-  room rests until the consumer has taken some.
-- What goes wrong in a batch is raised where that batch would have been delivered.
-- ``stop`` wakes everybody; whoever waits for a batch that will not come gets
-  ``RuntimeError``. Threads end with the piece of work they are at.
+  room sleeps until the consumer has taken some.
+- An error in a batch is raised where that batch would have been delivered.
+- ``stop`` wakes everybody; whoever waits for a batch that will not come gets ``RuntimeError``.
+  Threads end when they have finished their current task.
 - Ctrl-C at any moment leaves no lock held, and no thread that ``stop`` would not end.
 
 There is no ``Condition`` here, since an interrupt could leave it locked (see
-``loading.uninterrupted``): whoever waits, waits for a bell to ring and then looks for itself. An
-extra ring does no harm.
+``loading.uninterrupted``): a thread waits for a bell to ring and then checks for itself. An extra
+ring does no harm.
 
-The one lock is held for choosing work, never while working. Handing over a batch that is ready
-takes no lock: the slots are a dict, which changes in one step. It works since each side first
-says that it waits and then looks once more, and the other side first acts and then looks
+The only lock is held while choosing work, never while working. Delivering a batch that is ready
+takes no lock, since updating the dict of slots is atomic. That is correct because each side first
+announces that it waits and then checks once more, while the other side first acts and then checks
 whether anybody waits.
 """
 
@@ -29,16 +29,16 @@ from typing import Any, Protocol
 from ndfeed.loading.timing import Timing
 from ndfeed.loading.uninterrupted import uninterrupted
 
-_JOIN = 2.0  # seconds for threads to end; what runs longer is left behind
+_JOIN = 2.0  # seconds to wait for threads to end; those that run longer are left behind
 
 
 class BatchSource(Protocol):
     """The batches of one pass, numbered from 0.
 
-    ``count`` of them are made by ``make``, from several threads at once, up to ``together`` at a
-    time by one thread. ``errand`` is work that should be done first, such as decoding what coming
-    batches need; batches for which ``ready`` is false are not begun, and those for which it is
-    true are. Both are called with the engine's lock held, so they only look.
+    ``make`` makes the ``count`` batches, called from several threads at once, up to ``together``
+    batches per call. ``errand`` returns work to do first, such as decoding what coming batches
+    need. Batches for which ``ready`` is false are not started, those for which it is true are.
+    Both are called with the engine's lock held, so they must be quick.
     """
 
     count: int
@@ -47,31 +47,31 @@ class BatchSource(Protocol):
     left: bool  # set by the engine: nobody wants the batches that are not made yet
 
     def make(self, first: int, stop: int, clock: Timing) -> Iterator[Any]:
-        """The batches of the numbers [first, stop); some may come as ``BatchGroup``."""
+        """Make the batches [first, stop); some may come as ``BatchGroup``."""
         ...
 
     def look_ahead(self, number: int, clock: Timing) -> None:
-        """What is worth doing before the batches from ``number`` on are made."""
+        """Do what is useful before the batches from ``number`` on are made, such as prefetching."""
         ...
 
     def ready(self, stop: int) -> bool:
-        """May the batches before ``stop`` be begun?"""
+        """May the batches before ``stop`` be started?"""
         ...
 
     def errand(self) -> Callable[[Timing], None] | None:
-        """Something to do now, or nothing."""
+        """Return a task to do now, or ``None``."""
         ...
 
 
 class Failure:
-    """What went wrong in a batch, in its place."""
+    """An error in a batch, delivered in its place."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
 class BatchGroup:
-    """Some batches in a row, in one piece."""
+    """Several consecutive batches in one object."""
 
     def __init__(self, made: Any, count: int) -> None:  # noqa: ANN401
         self.made = made
@@ -79,12 +79,12 @@ class BatchGroup:
 
 
 def count_batches(found: Any) -> int:  # noqa: ANN401
-    """How many batches something delivered is."""
+    """Count the batches in a delivered object."""
     return found.count if isinstance(found, BatchGroup) else 1
 
 
 class _Bell:
-    """Wakes one who waits. A ring that nobody has heard yet is enough for many."""
+    """Wakes a waiting thread. Several rings that nobody has heard yet count as one."""
 
     __slots__ = ("_rings",)
 
@@ -92,7 +92,7 @@ class _Bell:
         self._rings: SimpleQueue[None] = SimpleQueue()
 
     def ring(self) -> None:
-        """Wake somebody who waits, or the next who does."""
+        """Wake a waiting thread, or the next one that waits."""
         if self._rings.empty():
             self._rings.put(None)
 
@@ -102,35 +102,35 @@ class _Bell:
 
 
 class _Run:
-    """One course under way."""
+    """The progress of one batch source."""
 
     def __init__(self, course: BatchSource) -> None:
         self.course = course
         self.slots: dict[int, Any] = {}
-        self.next = 0  # the first batch nobody has begun
+        self.next = 0  # the first batch that nobody has started
         self.given = 0  # batches the consumer has
-        self.over = False  # stopped, or failed: nothing new is begun
+        self.over = False  # stopped or failed: nothing new is started
         self.stopped = False
         self._waiting = False
         self._arrived = _Bell()
 
     def stop(self) -> None:
-        """Begin nothing more, and tell whoever waits."""
+        """Start nothing more, and wake whoever waits."""
         self.over = self.stopped = self.course.left = True
         self._arrived.ring()
 
     def tell(self) -> None:
-        """Batches are ready: wake the consumer if it waits."""
+        """Wake the consumer if it waits for batches, which are now ready."""
         if self._waiting:
             self._arrived.ring()
 
     def wait(self, number: int) -> Any:  # noqa: ANN401
-        """Batch ``number``, when it is there."""
+        """Return batch ``number`` once it is there."""
         self._waiting = True
         try:
             while (found := self.slots.pop(number, None)) is None:
                 if self.stopped:
-                    self._arrived.ring()  # for others who wait
+                    self._arrived.ring()  # for other waiting threads
                     raise RuntimeError("another pass over this loader began, or it was closed")
                 self._arrived.wait()
         finally:
@@ -139,26 +139,26 @@ class _Run:
 
 
 class _Crew:
-    """Threads that end together, by number, and what each number has done so far."""
+    """Threads that end together, and a ``Timing`` for each of their numbers."""
 
     def __init__(self) -> None:
         self.threads: dict[int, threading.Thread] = {}
         self.clocks: dict[int, Timing] = {}
         self.over = False
-        self.bell = _Bell()  # for those who rest
+        self.bell = _Bell()  # for sleeping threads
 
     def end(self) -> None:
-        """Tell the threads to end; each who hears of it tells the next."""
+        """Tell the threads to end; each one that wakes up tells the next."""
         self.over = True
         self.bell.ring()
 
 
 class Engine:
-    """Makes the batches of one course after the other, in ``threads`` threads."""
+    """Makes the batches of one batch source after the other, in ``threads`` threads."""
 
     def __init__(self, threads: int, depth: Callable[[], int]) -> None:
         self.clocks: list[Timing] = []
-        self.starved = 0.0  # seconds the consumer waited for us
+        self.starved = 0.0  # seconds the consumer waited for batches
         self._depth = depth
         self._wanted = threads
         self._lock = threading.Lock()
@@ -170,7 +170,7 @@ class Engine:
     # The consumer's side: one thread.
 
     def begin(self, course: BatchSource) -> None:
-        """Start to make the batches of a course, or go on if it was begun ahead."""
+        """Start making the batches of a source, or continue if it was prepared."""
         with self._lock:
             for run in (self._run, self._coming):
                 if run is not None and run.course is not course:
@@ -181,13 +181,13 @@ class Engine:
         self._staff()
 
     def prepare(self, course: BatchSource) -> None:
-        """Begin a course ahead, as soon as all batches of the current one are begun."""
+        """Start the next source early, as soon as all batches of the current one are started."""
         with self._lock:
             self._coming = _Run(course)
         self._crew.bell.ring()
 
     def take(self, *, wait: bool = True) -> Any:  # noqa: ANN401
-        """The next batch of the course; without waiting for it, nothing if it is not ready."""
+        """Take the next batch; with ``wait=False`` return ``None`` if it is not ready."""
         run = self._run
         if run is None:
             raise RuntimeError("the loader was closed; iterate it again")
@@ -208,27 +208,27 @@ class Engine:
 
     @property
     def given(self) -> int:
-        """Batches of the course that the consumer has."""
+        """Batches of the current source that the consumer has taken."""
         return 0 if self._run is None else self._run.given
 
     @property
     def ready(self) -> int:
-        """Batches that wait to be taken."""
+        """Batches that are ready to be taken."""
         return 0 if self._run is None else len(self._run.slots)
 
     @property
     def threads(self) -> int:
-        """Threads that make batches."""
+        """Number of threads that make batches."""
         return self._wanted
 
     def use(self, threads: int) -> None:
-        """Go on with more or fewer threads."""
+        """Continue with more or fewer threads."""
         self._wanted = threads
         if self._run is not None:
             self._staff()
 
     def stop(self) -> list[threading.Thread]:
-        """Leave the course and tell the threads to end; ``join`` waits for them."""
+        """Abandon the source and tell the threads to end; ``join`` waits for them."""
         with self._lock:
             self._crew.end()
             for run in (self._run, self._coming):
@@ -239,7 +239,7 @@ class Engine:
             return list(self._crew.threads.values())
 
     def join(self, threads: list[threading.Thread]) -> None:
-        """Wait for threads to end, for a while."""
+        """Wait for threads to end, for a limited time."""
         until = time.monotonic() + _JOIN
         for thread in threads:
             # The last reference to a loader may be dropped in one of its own threads.
@@ -247,13 +247,13 @@ class Engine:
                 thread.join(max(until - time.monotonic(), 0))
 
     def end(self) -> None:
-        """The course was delivered whole: its threads rest until the next."""
+        """Finish a source that was delivered completely: its threads sleep until the next one."""
         self._run = None
 
     # The threads' side.
 
     def _staff(self) -> None:
-        """Have as many threads as are wanted, and some of them look for work."""
+        """Start threads up to the wanted number, and wake some of them."""
         crew = self._crew
         if crew.over or len(crew.threads) < self._wanted:
             uninterrupted(self._start)
@@ -278,29 +278,29 @@ class Engine:
                     crew.threads[number] = thread
 
     def _room(self, run: _Run) -> bool:
-        """May the next batches of the run be begun?"""
+        """May the next batches of the run be started?"""
         left = run.course.count - run.next
         room = run.given + self._depth() - run.next
         if run is self._coming and self._run is not None:
-            room -= self._run.next - self._run.given  # they are under way, too
+            room -= self._run.next - self._run.given  # those of the current run count, too
             return left > 0 and room >= min(run.course.together, left)
         return left > 0 and (room >= min(run.course.together, left) or run.next <= run.given)
 
     def _next_run(self) -> _Run | None:
-        """Whose batches are to be begun now."""
+        """Return the run whose batches are to be started next."""
         run = self._run
         if self._coming is not None and (run is None or run.next == run.course.count):
             return None if run is not None and run.over else self._coming
         return run
 
     def _claim(self) -> Callable[[Timing], None] | None:
-        """Something to do for a thread; the lock is held."""
+        """Choose a task for a thread; the lock is held."""
         run = self._next_run()
         if run is None or run.over:
             return None
         if self._room(run):
             first = run.next
-            # One by one at first: the consumer waits for the first batch of all.
+            # One by one at first: the consumer waits for the very first batch.
             size = run.course.together if first >= self._wanted else 1
             stop = min(first + size, run.course.count)
             if run.course.ready(stop):
@@ -313,25 +313,25 @@ class Engine:
         try:
             while (job := self._next_job(crew, number, clock)) is not None:
                 job(clock)
-                del job  # or a batch would be kept alive while this thread rests
+                del job  # or a batch would be kept alive while this thread sleeps
         finally:
             with self._lock:
-                if not crew.over:  # one too many, or an error of ours: another may be started
+                if not crew.over:  # a surplus thread, or a bug of ours: another may be started
                     del crew.threads[number]
-            crew.bell.ring()  # what was meant for this thread is for another
+            crew.bell.ring()  # pass on a wake-up that was meant for this thread
 
     def _next_job(self, crew: _Crew, number: int, clock: Timing) -> Callable[[Timing], None] | None:
-        """Wait for something to do; nothing where the thread is to end."""
+        """Wait for a task; ``None`` where the thread is to end."""
         began = time.perf_counter()
         while not crew.over and number < self._wanted:
             with self._lock:
-                # Said before it is looked: whoever makes room afterwards will see it.
+                # Announced before checking: whoever makes room afterwards will see it.
                 self._resting += 1
                 job = self._claim()
                 self._resting -= job is not None
             if job is not None:
                 if self._resting:
-                    crew.bell.ring()  # there may be something for the next one too
+                    crew.bell.ring()  # there may be a task for the next one too
                 clock.idle += time.perf_counter() - began
                 return job
             crew.bell.wait()
@@ -340,13 +340,13 @@ class Engine:
         return None
 
     def done(self, run: _Run) -> None:
-        """Something was finished that others may have waited for."""
+        """Wake others that may have waited for what was finished."""
         if self._resting and not run.over:
             self._crew.bell.ring()
 
 
 class _DecodeTask:
-    """Something to be done before batches that need it."""
+    """A task that comes before the batches that need it."""
 
     __slots__ = ("_do", "_engine", "_run")
 
@@ -354,7 +354,7 @@ class _DecodeTask:
         self._engine, self._run, self._do = engine, run, do
 
     def __call__(self, clock: Timing) -> None:
-        """Do it."""
+        """Run the task."""
         try:
             self._do(clock)
         finally:
@@ -362,7 +362,7 @@ class _DecodeTask:
 
 
 class _MakeTask:
-    """A few batches in a row, for one thread to make."""
+    """A few consecutive batches, made by one thread."""
 
     __slots__ = ("_first", "_run", "_stop")
 
@@ -370,7 +370,7 @@ class _MakeTask:
         self._run, self._first, self._stop = run, first, stop
 
     def __call__(self, clock: Timing) -> None:
-        """Make them."""
+        """Make the batches."""
         run, course = self._run, self._run.course
         number = self._first
         try:

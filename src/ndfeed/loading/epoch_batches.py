@@ -1,4 +1,4 @@
-"""One pass over a dataset, or what is left of one: which rows make which batch."""
+"""One epoch over a dataset, or the rest of one: which rows make up which batch."""
 
 import threading
 import time
@@ -23,11 +23,11 @@ from ndfeed.order.rank_share import Share
 
 _AT_FIRST = 1 << 14  # rows worked out at a time: fewer cost as much
 _AT_ONCE = 1 << 18
-_FAR_AHEAD = 64 << 20  # bytes asked for before they are read
-_BATCHES_AHEAD = 4  # or so many batches, if that is more
+_FAR_AHEAD = 64 << 20  # bytes to prefetch
+_BATCHES_AHEAD = 4  # or this many batches, if that is more
 _PAGE = 4096
 _NONE = np.empty(0, np.int64)
-_WARM = 16  # how many times in a row nothing is looked at once all was in memory
+_WARM = 16  # most checks in a row that are skipped once everything was in memory
 
 
 def _cut(joint: Batch, start: int, end: int) -> Batch:
@@ -51,7 +51,7 @@ class EpochBatches:
         self.count = share.batches(start)
         self.together = together = filler.together
         self.slow = bool(filler.ds.steps)
-        self.left = False  # nobody wants the rest of it
+        self.left = False  # nobody wants the remaining batches
         self._filler = filler
         self._plan = plan
         self._share = share
@@ -59,41 +59,41 @@ class EpochBatches:
         self._epoch, self._windows = plan.begin(share.n, seed, epoch)
         self._key = key_of(seed, epoch)
         self._lock = threading.Lock()
-        # Batches worked out at a time. Many: every call of NumPy's hands the interpreter over.
+        # Batches worked out at a time. Many, since every NumPy call may release the GIL.
         self._few = together * max(_AT_FIRST // (share.size * together), 1)
         self._many = together * max(_AT_ONCE // (share.size * together), 1)
         self._chunks: dict[int, Ints] = {}  # rows of some batches, by the first of them
         self._asking = threading.Lock()
-        self._asked = 0  # batches looked at, and asked for if need be
-        self._unasked = 0  # times that nothing was looked at
+        self._asked = 0  # batches checked, and prefetched if necessary
+        self._unasked = 0  # checks skipped in a row
         self._patience = 0
         self._schedule: Schedule | None = None
         if plan.coded and self._epoch.arriving(start, start) is not None:
             self._schedule = Schedule(plan, filler.ds.rows, decoded, self._arriving, self.count)
 
     def rows(self, first: int, stop: int) -> Ints:
-        """The rows of batches [first, stop), end to end."""
+        """Return the rows of batches [first, stop), concatenated."""
         size = self._share.size
         parts = []
         while first < stop:
             begin, end = self._bounds(first)
             upto = min(stop, end)
-            # All batches are full but the last, of which there is as much as there is.
+            # All batches are full except possibly the last.
             parts.append(self._chunk(begin)[(first - begin) * size : (upto - begin) * size])
             first = upto
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _bounds(self, number: int) -> tuple[int, int]:
-        """The batches that are worked out together with a batch: few at first, then many."""
+        """Return the range of batches worked out together with this one: few at first."""
         if number < self._few:
             return 0, self._few
         begin = number - (number - self._few) % self._many
         return begin, begin + self._many
 
     def _chunk(self, begin: int) -> Ints:
-        """The rows of batches from ``begin`` on, worked out by one thread for all.
+        """Return the rows of batches from ``begin`` on, worked out by one thread for all.
 
-        One at a time: two threads that work on the order take longer than one for both.
+        One thread at a time: two that work on the order take longer than one for both.
         """
         found = self._chunks.get(begin)
         if found is not None:
@@ -119,7 +119,7 @@ class EpochBatches:
         return self._plan.spans(self._share, number, self._start)
 
     def make(self, first: int, stop: int, clock: Timing) -> Iterator[Any]:
-        """The batches of the numbers [first, stop)."""
+        """Make the batches [first, stop)."""
         began = time.perf_counter()
         rows = self.rows(first, stop)
         clock.order += time.perf_counter() - began
@@ -131,7 +131,7 @@ class EpochBatches:
             return join(self._each(first, stop, rows, joint, clock))
         try:
             made = self._filler.several(joint, stop - first, rows, clock)
-        except Error:  # of one of them: the others before it come first
+        except Error:  # an error in one of them: those before it come first
             return self._each(first, stop, rows, joint, clock)
         if self._schedule is not None:
             for number in range(first, stop):
@@ -141,11 +141,11 @@ class EpochBatches:
     def _each(
         self, first: int, stop: int, rows: Ints, joint: Batch | None, clock: Timing
     ) -> Iterator[Any]:
-        """The batches of the numbers [first, stop), their stored fields in ``joint`` if read."""
+        """Make the batches [first, stop); ``joint`` has their stored fields if already read."""
         size = self._share.size
         for number, at in enumerate(range(0, (stop - first) * size, size), first):
             batch = None if joint is None else _cut(joint, at, at + size)
-            # Where it stands decides what maps draw, and nothing else.
+            # What maps draw depends on the position only.
             draws = SampleSeeds.of(self._key, self._spans(number)) if self.slow else None
             made = self._filler.make(rows[at : at + size], draws, clock, batch)
             if self._schedule is not None:
@@ -153,7 +153,7 @@ class EpochBatches:
             yield made
 
     def _arriving(self, number: int) -> Iterable[tuple[int, int, int]]:
-        """Ranges of rows that batch ``number`` is the first to need, and of which window."""
+        """Return the ranges of rows that batch ``number`` is the first to need, with windows."""
         start = self._share.consumed(number, self._start)
         stop = self._share.consumed(number + 1, self._start)
         for window, epoch in enumerate(self._windows):
@@ -166,13 +166,13 @@ class EpochBatches:
         return self._schedule is None or self._schedule.ready(stop)
 
     def errand(self) -> Callable[[Timing], None] | None:
-        """Something to decode."""
+        """Return a decoding task, or ``None``."""
         return None if self._schedule is None else self._schedule.errand()
 
     def look_ahead(self, number: int, clock: Timing) -> None:
-        """Ask for the rows of coming batches, if they are not in memory."""
-        # Another thread may be at it. While rows are not in memory, wait for it: to read them
-        # before they were asked for takes far longer.
+        """Prefetch the rows of coming batches that are not in memory."""
+        # Another thread may be doing this. While rows are not in memory, wait for it: reading them
+        # before they are prefetched takes far longer.
         if not self._asking.acquire(blocking=not self._patience):
             return
         try:
@@ -190,10 +190,10 @@ class EpochBatches:
             self._asking.release()
 
     def _work_ahead(self, number: int) -> None:
-        """Work out what comes behind ``number``, before other threads would wait for it."""
+        """Work out the rows after batch ``number``, before other threads have to wait for them."""
         begin, end = self._bounds(number)
         if begin < number < begin + (end - begin) // 4:
-            return  # there is enough
+            return  # enough is worked out
         first = begin if number == begin else end
         if first < self.count:
             self._chunk(first)
@@ -201,14 +201,14 @@ class EpochBatches:
     def _ask(self, number: int, clock: Timing) -> None:
         size = max(self._filler.batch_bytes, 1)
         if self._plan.shuffled:
-            size = max(size, self._share.size * _PAGE)  # what a row costs a disk at least
+            size = max(size, self._share.size * _PAGE)  # a row costs a disk at least this much
         far = max(_FAR_AHEAD // size, _BATCHES_AHEAD, self.together)
         end = min(number + far, self.count)
         first = max(self._asked, number - self.together)
         self._unasked = 0
         self._asked = max(end, self._asked)
         for at in range(first, end, self.together):
-            if self.left:  # asking a busy disk for much may take a minute
+            if self.left:  # prefetching much from a busy disk may take a minute
                 return
             rows = self._coming(at, min(at + self.together, end))
             if not len(rows):
@@ -218,14 +218,14 @@ class EpochBatches:
             asked = sum(readahead.ask(group, samples) for group in ds.groups)
             clock.asked += asked
             if not asked:
-                # What was in memory is looked at less and less often.
+                # Rows that were in memory are checked less and less often.
                 self._patience = min(self._patience + 1, _WARM)
                 self._asked = min(self._asked, at + self.together)
                 return
             self._patience = 0
 
     def _coming(self, first: int, end: int) -> Ints:
-        """Rows that are first needed by some batches: their own, or those of whole blocks."""
+        """Return the rows that some batches are the first to need: their own, or whole blocks."""
         if not isinstance(self._plan.order, Blocks | Windows):
             return self.rows(first, end)
         ranges = [one for number in range(first, end) for one in self._arriving(number)]

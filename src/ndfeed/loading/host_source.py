@@ -1,14 +1,10 @@
-"""Read rows into host buffers, and group small batches for adapters.
+"""Reads rows into host buffers, and groups small batches for adapters.
 
-Rows out of files into memory of the pool.
+Guarantees for groups of batches that maps made:
 
-Small batches that maps made, brought into pieces for an adapter that takes several at a time.
-
-Guarantees:
-
-- A piece is batches in a row, end to end; cut where they were joined, they are the same.
-- Nobody waits for a piece to become full: with a batch that took long it is handed over.
-- What goes wrong comes behind the batches before it.
+- A group is consecutive batches, concatenated; split where they were joined, they are the same.
+- Nobody waits for a group to become full: a batch that took long completes its group.
+- An error comes after the batches before it.
 """
 
 import time
@@ -37,7 +33,7 @@ _Even = tuple[str, np.dtype[Any], tuple[int, ...]]  # name, type and shape of a 
 
 
 class HostSource:
-    """Reads the stored fields of a dataset. Safe to use from several threads."""
+    """Reads the stored fields of a dataset. Thread-safe."""
 
     def __init__(
         self, ds: Dataset, ragged: Ragged, pool: Pool, decoded: Decoded, pads: Pads | None = None
@@ -60,11 +56,11 @@ class HostSource:
 
     @property
     def even(self) -> bool:
-        """Can small batches be read together and cut?"""
+        """Can small batches be read together and split?"""
         return not any(self._uneven)
 
     def read(self, rows: Ints) -> Batch:
-        """The stored fields of ``rows``."""
+        """Read the stored fields of ``rows``."""
         ds, count = self.ds, len(rows)
         samples = rows if ds.rows is None else select_rows(ds.rows, rows)
         batch = self._empty.copy()
@@ -93,7 +89,7 @@ class HostSource:
         arrays: dict[str, NDArray[Any]],
         batch: Batch,
     ) -> None:
-        """A group with ragged columns; straight into their form where that is possible."""
+        """Read a group with ragged columns, straight into their form where possible."""
         reader = reader_of(group)
         given: dict[str, Arrays] = {**arrays}
         rooms: list[Room] = []
@@ -113,18 +109,18 @@ class HostSource:
             batch[room.field.name] = room
 
 
-_QUICK = 0.005  # seconds: a batch that takes as long is worth handing over by itself
+_QUICK = 0.005  # seconds: a batch that takes this long is delivered by itself
 
 
 class Joiner:
-    """Makes pieces of at most ``most`` bytes, or of one batch, in memory of the pool."""
+    """Groups batches up to ``most`` bytes, at least one batch, in pooled memory."""
 
     def __init__(self, pool: Pool, most: int) -> None:
         self._pool = pool
         self._most = most
 
     def __call__(self, batches: Iterator[Batch]) -> Iterator[Any]:
-        """The batches, several at a time as ``Several`` where they come quickly and are alike."""
+        """Yield the batches, as ``BatchGroup`` where several come quickly and are alike."""
         some: list[Batch] = []
         room = self._most
         began = time.perf_counter()
@@ -159,7 +155,7 @@ class Joiner:
 
 
 def _alike(one: Batch, other: Batch) -> bool:
-    """Are these arrays of the same names, types and shapes of samples?"""
+    """Do both batches have the same names, dtypes and sample shapes?"""
     return one.keys() == other.keys() and all(
         isinstance(a, np.ndarray)
         and isinstance(b := other[name], np.ndarray)

@@ -1,8 +1,8 @@
-"""``ndfeed.loader``: epochs of batches out of a dataset.
+"""``ndfeed.loader``: epochs of batches from a dataset.
 
-A loader is used by one thread at a time. Each ``iter()`` begins the next epoch, whether or not
-another is still under way; threads live from one epoch to the next and end when a pass is left
-early, when something went wrong, at ``close()``, and with the loader itself.
+A loader is used by one thread at a time. Each ``iter()`` starts the next epoch, whether or not
+another is still in progress. Threads persist from one epoch to the next, and end when a pass is
+abandoned, after an error, at ``close()``, and with the loader itself.
 """
 
 import copy
@@ -42,9 +42,9 @@ def _raised(found: Any) -> Any:  # noqa: ANN401
 
 
 class Batches(Iterator[Any]):
-    """One pass over a loader. A batch is the consumer's own, for as long as it is kept.
+    """One pass over a loader. A batch belongs to the consumer for as long as it is kept.
 
-    Passes are independent: each has threads and memory of its own while it is under way.
+    Passes are independent: each has its own threads and memory while it is in progress.
     """
 
     def __init__(self, loader: "Loader", number: int, epoch: int, start: int) -> None:
@@ -56,7 +56,7 @@ class Batches(Iterator[Any]):
     def _begin(self, loader: "Loader", start: int) -> None:
         self._start = start
         self._given = 0
-        self._sent: deque[Any] = deque()  # taken, and on their way to where they are used
+        self._sent: deque[Any] = deque()  # taken, and being transferred to where they are used
         self._machine = loader._lend(self._number)
         self._count = self._machine.begin(self._share, self._seed, self._epoch, start)
 
@@ -67,14 +67,14 @@ class Batches(Iterator[Any]):
         loader = self._loader
         if loader is None:
             raise StopIteration
-        last = self._number == loader._pass  # is it the one that says where the loader stands?
+        last = self._number == loader._pass  # does this pass determine the loader's position?
         if not last and self._number not in loader._live:
             self._loader = None
             raise RuntimeError(
                 "the loader was closed, or another pass was begun from a state; iterate it again"
             )
         if self._machine.pid != os.getpid():
-            # Forked in the middle: the threads stayed behind, so go on with some of our own.
+            # Forked in the middle: the threads stayed in the parent, so continue with new ones.
             self._begin(loader, self._share.consumed(self._given, self._start))
         machine = self._machine
         if self._given == self._count:
@@ -87,13 +87,13 @@ class Batches(Iterator[Any]):
             if last:
                 loader._position = self._share.consumed(self._given, self._start)
             machine.look()
-        except BaseException:  # interrupted, closed meanwhile, or an error of the batch's own
+        except BaseException:  # interrupted, closed meanwhile, or an error in the batch
             self._leave(loader)
             raise
         return found
 
     def _next(self, machine: Runtime) -> Any:  # noqa: ANN401
-        """The next batch, with some behind it on their way if a framework wants that."""
+        """Return the next batch; start the transfer of those after it if a framework wants that."""
         adapter, engine, sent = machine.adapter, machine.engine, self._sent
         if not adapter.ahead:
             return _raised(engine.take())
@@ -117,13 +117,13 @@ class Batches(Iterator[Any]):
 class Loader:
     """Epochs of batches; made by ``ndfeed.loader``.
 
-    ``for batch in loader`` is one epoch, and each such loop the next one. ``epoch`` is the one in
-    progress, or the next if none is; it can be set. ``order`` says how samples are ordered, and
-    ``share`` which of them are this rank's.
+    Each ``for batch in loader`` is one epoch, and the next loop is the next epoch. ``epoch`` is the
+    one in progress, or the next if none is; it can be set. ``order`` says how samples are ordered,
+    and ``share`` which of them belong to this rank.
 
-    Several iterators may be in use at a time, as in ``zip(loader, loader)``: each is an epoch of
-    its own, with threads and ``memory`` of its own, and the loader stands where the one stands
-    that was begun last. A loader pickles, and its copies go on from where it stands.
+    Several iterators may be in use at a time, as in ``zip(loader, loader)``: each is a separate
+    epoch with its own threads and its own ``memory``, and the loader's position is that of the
+    iterator started last. A loader can be pickled, and copies resume from its position.
     """
 
     def __init__(
@@ -142,16 +142,16 @@ class Loader:
         self._seed = options.seed
         self._plan = make_plan(ds, shuffle, share)
         self._batch_bytes = batch_bytes(ds, share.size, options.memory)
-        self._plan.share_out(options.memory, self._batch_bytes)  # refused here, if at all
+        self._plan.share_out(options.memory, self._batch_bytes)  # raises here, if at all
         self._adapt = adapt
         self._check = check  # called before every pass, which it may refuse
         self._epoch = 0
         self._position = 0  # samples of the epoch delivered, to all ranks together
         self._begun = False
-        self._next: int | None = None  # the epoch to go on with, where it was said in a pass
+        self._next: int | None = None  # the epoch to continue with, if set during a pass
         self._numbers = itertools.count(1)
-        self._pass = 0  # the one that was begun last, while it is under way, or none
-        self._live: dict[int, Runtime] = {}  # passes under way, each with what makes its batches
+        self._pass = 0  # number of the pass started last, while in progress; else 0
+        self._live: dict[int, Runtime] = {}  # passes in progress, each with its runtime
         self._machines: list[Runtime] = []  # the one used last comes first
         self._lending = threading.RLock()
         self._end = weakref.finalize(self, _end_at_last, self._machines)
@@ -166,10 +166,10 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The epoch in progress, or the one that ``iter()`` will begin.
+        """The epoch in progress, or the one that ``iter()`` will start.
 
-        One that was left early counts as begun: ``iter()`` goes on with the next. Setting it
-        says which one comes next.
+        An epoch that was abandoned counts as started: ``iter()`` continues with the next. Set it to
+        choose the epoch that comes next.
         """
         return self._epoch
 
@@ -199,14 +199,14 @@ class Loader:
             raise
 
     def at(self, epoch: int, samples: int = 0) -> Batches:
-        """The batches of an epoch behind its first ``samples``, beside the passes of ``iter()``.
+        """Return the batches of an epoch after its first ``samples``, independent of ``iter()``.
 
-        Where the loader stands does not change.
+        The loader's position does not change.
         """
         return Batches(self, next(self._numbers), epoch, samples)
 
     def _lend(self, number: int) -> Runtime:
-        """What makes the batches of a pass, in this process: one that no other pass uses."""
+        """Return the runtime for a pass in this process: one that no other pass uses."""
         with self._lending:
             machines, pid = self._machines, os.getpid()
             machines[:] = [one for one in machines if one.pid == pid]
@@ -223,7 +223,7 @@ class Loader:
             return idle
 
     def _finished(self, number: int) -> None:
-        """A pass came to its end; threads of one machine rest until the next."""
+        """Record that a pass has ended; the threads of one runtime wait for the next."""
         with self._lending:
             machine = self._live.pop(number, None)
             used = {id(one) for one in (machine, *self._live.values())}
@@ -237,13 +237,13 @@ class Loader:
             self._begun = False
 
     def _advance(self) -> None:
-        """On to the next epoch, or to the one that was asked for."""
+        """Advance to the next epoch, or to the one that was set."""
         self._epoch = self._epoch + 1 if self._next is None else self._next
         self._next = None
         self._position = 0
 
     def _left(self, number: int) -> None:
-        """A pass was left before its end, if it was under way."""
+        """Record that a pass was abandoned, if it was in progress."""
         machine = self._live.get(number)
         if machine is not None:
             _end([machine])
@@ -252,9 +252,9 @@ class Loader:
             self._pass = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the consumer stands, as JSON of a few hundred bytes.
+        """Return the consumer's position as JSON of a few hundred bytes.
 
-        It counts what was delivered, not what was made ahead.
+        It counts what was delivered, not what was prefetched.
         """
         return self._state().as_dict()
 
@@ -265,10 +265,10 @@ class Loader:
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state: the next ``iter()`` delivers what is left of its epoch.
+        """Resume from a state: the next ``iter()`` delivers the rest of its epoch.
 
-        Batch size, ranks, threads, processes and memory may be others than they were. Refuses a
-        state of other data or of another order.
+        Batch size, ranks, threads, processes and memory may differ. Refuses a state of other data
+        or of another order.
         """
         found = State.of(state)
         mine = self._state()
@@ -278,25 +278,25 @@ class Loader:
         self._begun, self._next = False, None
 
     def report(self) -> Report:
-        """How fast the current or the last pass is, where its time goes, and what limits it."""
+        """Report how fast the current or last pass is, where its time goes, and the bottleneck."""
         return make_report(self.dataset, self._options, f"{self.order}", self._machines, self.share)
 
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:
-        """Samples left out by ``on_error="skip"``: the row and what was wrong, the first 1,000.
+        """Samples skipped by ``on_error="skip"``: row and error of the first 1,000.
 
-        Each is listed once, however many epochs it was left out of.
+        Each is listed once, however many epochs skipped it.
         """
         return list_skipped(machine.skipped for machine in self._machines)
 
     def close(self) -> None:
-        """End threads and processes and let go of memory. Iterating begins anew."""
+        """End threads and processes and release memory. Iterating again starts them anew."""
         _end(self._machines)
         self._live.clear()
         self._pass = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What is in use is not in it: neither threads nor memory nor open files.
+        # Without anything in use: threads, memory, open files.
         made = self.dataset, self.share, self._shuffle, self._options, self._adapt, self._check
         return _again, (made, self._where())
 
@@ -305,7 +305,7 @@ class Loader:
         return remake(made, where)  # type: ignore[no-any-return]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Loader":
-        return copy.copy(self)  # a dataset does not change, so it need not be copied
+        return copy.copy(self)  # a dataset is immutable, so it need not be copied
 
     def _where(self) -> tuple[int, int, int, bool, int | None]:
         return self._seed, self._epoch, self._position, self._begun and not self._pass, self._next
@@ -321,7 +321,7 @@ class Loader:
 
 
 def _again(made: tuple[Any, ...], where: tuple[int, int, int, bool, int | None]) -> Loader:
-    """A loader like another, which stands where that one stood."""
+    """Make a loader like another, at the same position."""
     loader = Loader(*made)
     loader._seed, loader._epoch, loader._position, loader._begun, loader._next = where
     return loader
@@ -329,7 +329,7 @@ def _again(made: tuple[Any, ...], where: tuple[int, int, int, bool, int | None])
 
 def _end(machines: list[Runtime]) -> None:
     for machine in machines:
-        if machine.pid == os.getpid():  # a fork's copy has no threads, and perhaps a held lock
+        if machine.pid == os.getpid():  # a forked copy has no threads, and perhaps a held lock
             machine.stop()
 
 
@@ -338,7 +338,7 @@ def _end_at_last(machines: list[Runtime]) -> None:
 
 
 def _let_interrupts_through(work: Callable[[], None]) -> None:
-    """Do what is done while an object is collected, where Python drops every exception."""
+    """Run cleanup of an object being collected, where Python drops every exception."""
     try:
         work()
     except KeyboardInterrupt:
@@ -363,7 +363,7 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares
     pad_value: PadValue | None = None,
     on_error: OnError = "raise",
 ) -> Loader:
-    """Batches of a dataset, made ahead of use, epoch after epoch.
+    """Return a loader: batches of a dataset, prefetched, epoch after epoch.
 
     - ``shuffle``: ``True``, or an order such as ``ndfeed.Blocks(rows=4096)``. True is an exact
       permutation wherever rows can be read alone, and a window over files where they are
@@ -373,17 +373,17 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares
       tuples, and any nest of tuples, lists and dicts such as ``({"a": "x", "b": "z"}, "y")`` the
       same nest of arrays. By default batches are dicts of all fields.
     - ``shard=(rank, world)``: this rank's part of every global batch of ``batch_size * world``.
-    - ``memory``: bytes or text such as ``"2GB"`` for batches under way and decoded streams
-      together; by default an eighth of what the process may have, at most 2 GiB.
+    - ``memory``: limit for prefetched batches and decoded streams together, in bytes or as text
+      such as ``"2GB"``; by default an eighth of what the process may have, at most 2 GiB.
     - ``threads``: by default chosen by what is read, and adapted.
-    - ``processes``: run the functions given to ``map`` in so many processes. Worth it for those
-      that hold the interpreter's lock.
+    - ``processes``: run the functions given to ``map`` in this many worker processes. Useful for
+      functions that hold the GIL.
     - ``ragged``: samples of different shapes as a ``"list"``, ``"pad"``-ded, or ``"packed"``.
-    - ``pad_to``: the length, or a tuple of one for each axis that differs, to which samples are
-      padded in every batch, instead of the longest of the batch; for all ragged fields, or as a
+    - ``pad_to``: the length to which samples are padded in every batch, instead of the longest in
+      the batch, or a tuple with one for each axis that differs; for all ragged fields, or as a
       dict of field name to length. Only with ``ragged="pad"``.
     - ``pad_value``: what to pad with instead of 0, for all ragged fields or as such a dict.
-    - ``on_error="skip"``: leave samples out that cannot be read; ``loader.skipped`` lists them.
+    - ``on_error="skip"``: skip samples that cannot be read; ``loader.skipped`` lists them.
     """
     ds, share, options = settle(
         ds, batch_size, shard=as_shard(shard), drop_last=drop_last, seed=seed, fields=fields,

@@ -1,15 +1,15 @@
-"""Processes that run the maps of a dataset, for functions that hold the interpreter's lock.
+"""Worker processes that run the maps of a dataset, for functions that hold the GIL.
 
-A thread reads a batch into shared memory, lends itself a process, and waits for what the maps
-made of it, which comes back through shared memory too; only what is small goes through a pipe.
-The memory has no name: it is gone with the processes that have it mapped.
+A thread reads a batch into shared memory, borrows a process, and waits for the result of the
+maps, which comes back through shared memory too; only small values go through a pipe. The shared
+memory has no name: it disappears with the processes that have it mapped.
 
 Guarantees:
 
-- What a map returns is the same as it would be in a thread: same batch, same generators.
+- A map returns the same as it would in a thread: same batch, same generators.
 - A map that draws from a global generator (``np.random``, ``random``, ``torch``) draws numbers
   fixed by the seed, the epoch and the position of the batch, whichever process runs it.
-- A process that dies is replaced, and whoever waited for it is told (``Died``).
+- A process that dies is replaced, and the thread that waited for it gets ``Died``.
 - Processes end when told to and when the process that started them is gone.
 """
 
@@ -48,7 +48,7 @@ class _Placed(NamedTuple):
 
 
 class Processes:
-    """Runs the steps of a dataset in ``count`` processes, each lent to one thread at a time."""
+    """Runs the steps of a dataset in ``count`` processes, each used by one thread at a time."""
 
     def __init__(self, count: int, steps: Sequence[Step]) -> None:
         self.count = count
@@ -57,14 +57,14 @@ class Processes:
         self._lock = threading.Lock()
         self._idle: list[Child] = []
         self._all: list[Child] = []
-        # Positions of batches that wait for a process, a heap, and where it is handed over.
+        # A heap of the positions of batches that wait for a process, each with its queue.
         self._waiting: list[tuple[int, int, SimpleQueue[Child | None]]] = []
         self._number = count_up()
         self._room = 0  # bytes that results needed so far
         self._closed = False
 
     def start(self) -> None:
-        """Have all processes running."""
+        """Start all processes that are not running."""
         self._closed = False
         uninterrupted(self._start)
 
@@ -79,14 +79,14 @@ class Processes:
         self._hand_over(made)
 
     def _hand_over(self, process: Child) -> None:
-        """To the earliest batch that waits, if one does; the lock is held."""
+        """Give the process to the earliest batch that waits, if any; the lock is held."""
         if self._waiting:
             heapq.heappop(self._waiting)[2].put(process)
         else:
             self._idle.append(process)
 
     def __call__(self, batch: Batch, steps: Sequence[Step], draws: SampleSeeds) -> Batch:
-        """What the steps make of the batch, in a process."""
+        """Run the steps on the batch in a process."""
         process = self._borrow(draws.first)
         alive = False
         try:
@@ -96,18 +96,18 @@ class Processes:
         except Died:
             raise
         except BaseException:
-            alive = True  # an error of the map: the process is as good as before
+            alive = True  # an error of the map: the process is still usable
             raise
         finally:
             self._return(process, alive)
 
     def _borrow(self, position: int) -> Child:
-        """A process that is idle, for the earliest batch that waits for one."""
+        """Return an idle process; the earliest waiting batch gets the first one."""
         handed: SimpleQueue[Child | None] = SimpleQueue()
         with self._lock:
             if self._closed:
                 handed.put(None)
-            elif self._idle:  # then nobody waits
+            elif self._idle:  # so nobody waits
                 handed.put(self._idle.pop())
             else:
                 heapq.heappush(self._waiting, (position, next(self._number), handed))
@@ -139,12 +139,12 @@ class Processes:
             _raise(answer[1], answer[2])
         made = {name: _received(value, room) for name, value in answer[1].items()}
         if self.pool.lent > _MOST_LENT:
-            # Each piece of shared memory takes descriptors: who keeps many gets copies.
+            # Shared memory takes file descriptors: a consumer that keeps many batches gets copies.
             return {k: np.array(v) if answer[1][k] is not v else v for k, v in made.items()}
         return made
 
     def close(self) -> None:
-        """End all processes; those who wait for one are told."""
+        """End all processes; threads that wait for one get an error."""
         with self._lock:
             self._closed = True
             ending, self._all, self._idle = self._all, [], []
@@ -163,7 +163,7 @@ def _handle_of(room: NDArray[np.uint8] | None) -> Handle | None:
 
 
 def _sendable(batch: Batch) -> tuple[Batch, list[Handle]]:
-    """The batch with arrays in shared memory named by their places, and the blocks they are in."""
+    """Replace arrays in shared memory by their locations; also return the blocks they lie in."""
     sent: Batch = {}
     blocks: list[Handle] = []
     for name, value in batch.items():
@@ -199,7 +199,7 @@ def _raise(error: BaseException, trace: str) -> None:
     raise error
 
 
-# What follows runs in the processes.
+# What follows runs in the worker processes.
 
 
 def _serve(parent: Parent, steps: Sequence[Step]) -> None:
@@ -235,11 +235,11 @@ def _answer(parent: Parent, steps: Sequence[Step], message: Any) -> None:  # noq
 
 
 def _laid_out(made: Batch) -> tuple[dict[str, _Placed], int]:
-    """Places for the large arrays of a batch, and the bytes they need together."""
+    """Lay out the large arrays of a batch, and return the bytes they need together."""
     places: dict[str, _Placed] = {}
     end = 0
     for name, value in made.items():
-        # No subclass: a masked array is more than its bytes.
+        # No subclasses: a masked array is more than its bytes.
         if type(value) is np.ndarray and value.nbytes >= SMALL and not value.dtype.hasobject:
             places[name] = _Placed(end, value.dtype, value.shape)
             end += -(-value.nbytes // _ALIGNED) * _ALIGNED
@@ -249,7 +249,7 @@ def _laid_out(made: Batch) -> tuple[dict[str, _Placed], int]:
 def _send_error(parent: Parent, error: BaseException) -> None:
     trace = "".join(traceback.format_exception(error)).rstrip()
     try:
-        # There and back: some can be pickled and not be made again.
+        # Both ways: some errors can be pickled but not unpickled.
         ForkingPickler.loads(ForkingPickler.dumps(error))
     except Exception:  # noqa: BLE001 - for whatever reason
         plain = WorkerError(f"{type(error).__name__}: {error}")

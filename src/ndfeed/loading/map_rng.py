@@ -1,9 +1,9 @@
-"""Random generators for the functions given to ``map``, fixed by where a sample stands.
+"""Random generators for the functions given to ``map``, fixed by the position of a sample.
 
-A function of single samples gets one by (seed, epoch, position of the sample, which of the maps
-it is): the same whatever the batch size, the rank or the thread. A function of whole batches gets
-one by the position of the batch's first sample, from which the global generators of worker
-processes are seeded as well.
+A function of single samples gets a generator fixed by (seed, epoch, position of the sample, which
+of the maps it is): the same whatever the batch size, rank or thread. A function of whole batches
+gets one fixed by the position of the batch's first sample, which also seeds the global generators
+of worker processes.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ Key = NDArray[np.uint64]
 
 
 class SampleSeeds:
-    """The generators of one batch: where it begins, and where each of its samples stands."""
+    """The generators of one batch: its position, and the position of each of its samples."""
 
     __slots__ = ("_key", "_positions", "first")
 
@@ -29,36 +29,36 @@ class SampleSeeds:
 
     @classmethod
     def of(cls, key: Key, spans: Sequence[tuple[int, int, int]]) -> "SampleSeeds":
-        """Those of a batch whose samples stand at ``spans`` of the epoch.
+        """Return those of a batch whose samples are at ``spans`` of the epoch.
 
-        Each has a beginning, an end and a step.
+        Each span has a start, an end and a step.
         """
         return cls(key, spans[0][0], np.concatenate([np.arange(*span) for span in spans]))
 
     def only(self, kept: Ints) -> "SampleSeeds":
-        """Those of the samples ``kept``, where others were left out."""
+        """Return those of the samples ``kept``, where others were skipped."""
         return SampleSeeds(self._key, self.first, self._positions[kept])
 
     @property
     def identity(self) -> bytes:
-        """What tells this batch from all others, of this and of other epochs and seeds."""
+        """Bytes that identify this batch among all batches, epochs and seeds."""
         return self._key.tobytes() + self.first.to_bytes(8, "little")
 
     def batch(self, step: int) -> np.random.Generator:
-        """For a step that takes the whole batch."""
+        """Return the generator for a step that takes the whole batch."""
         return self._at(self.first, step, 1)
 
     def sample(self, step: int, at: int) -> np.random.Generator:
-        """For a step that takes sample ``at`` of it alone."""
+        """Return the generator for a step that takes sample ``at`` alone."""
         return self._at(int(self._positions[at]), step, 0)
 
     def _at(self, position: int, step: int, kind: int) -> np.random.Generator:
-        # Philox counts in the first word: streams of different positions never meet.
+        # Philox counts in the first word: streams of different positions never overlap.
         counter = np.array([0, position, step, kind], np.uint64)
         return np.random.Generator(np.random.Philox(key=self._key, counter=counter))
 
 
 def key_of(seed: int, epoch: int) -> Key:
-    """What all generators of an epoch have in common."""
+    """Return what all generators of an epoch have in common."""
     digest = hashlib.blake2b(f"map:{seed}:{epoch}".encode(), digest_size=16).digest()
     return np.frombuffer(digest, "<u8").astype(np.uint64)

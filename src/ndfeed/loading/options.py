@@ -1,6 +1,7 @@
 """The arguments shared by all loaders, and the structure of their batches.
 
-The structure of a batch: which fields it holds, and in which nest of tuples, lists and dicts.
+Each framework's entry function passes what the caller wrote to ``settle``, which checks all of it
+before anything is started. The structure of a batch is a nest of tuples, lists and dicts:
 
     fields=None                             {"x": x, "y": y, ...}: a dict of all fields
     fields="x"                              x
@@ -9,10 +10,6 @@ The structure of a batch: which fields it holds, and in which nest of tuples, li
 
 Everything below the adapters handles dicts of field name to array. An adapter picks the fields
 that are needed, converts them, and builds what the consumer gets: only there do tuples exist.
-
-The arguments that all loaders share, checked before anything is begun.
-
-``settle`` is the one way in: each framework's entry function hands it what the caller wrote.
 """
 
 import dataclasses
@@ -52,10 +49,10 @@ _EXPECTED = (
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A nest of field names, checked; by default all fields as a dict.
+    """A checked nest of field names; by default all fields as a dict.
 
-    ``names`` are the fields in it, each once, in the order of the nest; ``None`` means all.
-    ``flat`` is the nest itself where it is a plain tuple of names.
+    ``names`` are its fields, each once, in the order of the nest; ``None`` means all. ``flat`` is
+    the nest itself where it is a plain tuple of names.
     """
 
     nest: Any = None
@@ -74,7 +71,7 @@ class Structure:
         object.__setattr__(self, "_build", None if nest is None else builder(nest))
 
     def pick(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """The parts of a batch that are in the nest, in its order."""
+        """Return the fields of a batch that are in the nest, in its order."""
         if self.names is None:
             return batch
         try:
@@ -83,7 +80,7 @@ class Structure:
             raise FieldError(error.args[0], list(batch)) from None
 
     def build(self, batch: dict[str, Any]) -> Any:  # noqa: ANN401 - any nest
-        """The nest with each name replaced by that part of the batch."""
+        """Return the nest with each name replaced by that field of the batch."""
         build = self._build
         if build is None:
             return batch
@@ -93,17 +90,17 @@ class Structure:
             raise FieldError(error.args[0], list(batch)) from None
 
     def with_tuples(self) -> "Structure":
-        """The same with a tuple for every list, for frameworks that take a list for an array."""
+        """Return it with tuples for lists, for frameworks that treat a list as an array."""
         return Structure(_without_lists(self.nest))
 
 
 def builder(nest: Any) -> Callable[[Any], Any]:  # noqa: ANN401
-    """A function that rebuilds a nest of keys with what it finds under each key."""
+    """Return a function that rebuilds a nest of keys with the values under each key."""
     if not isinstance(nest, tuple | list | dict):
         return itemgetter(nest)
     plain = not any(isinstance(one, tuple | list | dict) for one in nest)
     if type(nest) is tuple and plain and len(nest) > 1:
-        return itemgetter(*nest)  # the common case: a tuple, made without any Python
+        return itemgetter(*nest)  # the common case: a tuple, made entirely in C
     return partial(_rebuild, nest)
 
 
@@ -132,7 +129,7 @@ def _without_lists(nest: Any) -> Any:  # noqa: ANN401
 
 
 def _checked(nest: Any, fields: Any) -> Any:  # noqa: ANN401
-    """A nest of plain containers out of what a caller wrote, which is ``fields``."""
+    """Check what a caller wrote, ``fields``, and return it as a nest of plain containers."""
     if isinstance(nest, str):
         return nest
     if isinstance(nest, AnySet):
@@ -164,7 +161,7 @@ _MOST_THREADS = 256
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """How batches are made; what they hold and in which order is said elsewhere."""
+    """How batches are made; not what they hold, nor their order."""
 
     seed: int = 0
     structure: Structure = dataclasses.field(default_factory=Structure)
@@ -190,7 +187,7 @@ class Options:
         pad_to: PadTo | None = None,
         pad_value: PadValue | None = None,
     ) -> "Options":
-        """What a caller wrote, checked."""
+        """Check what a caller wrote."""
         check_dataset(ds)
         if on_error not in ("raise", "skip"):
             raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
@@ -213,7 +210,7 @@ class Options:
 class Request(NamedTuple):
     """What a loader is to deliver, all of it checked.
 
-    ``ds`` has no stored fields but those that batches are made of.
+    ``ds`` has only the stored fields that batches are made of.
     """
 
     ds: Dataset
@@ -237,7 +234,7 @@ def settle(  # noqa: PLR0913 - the arguments that every loader shares
     pad_to: PadTo | None,
     pad_value: PadValue | None,
 ) -> Request:
-    """What a caller wrote, or a framework filled in, checked."""
+    """Check what a caller wrote or a framework filled in."""
     options = Options.of(
         ds,
         seed=seed,
@@ -261,12 +258,12 @@ def check_dataset(ds: object) -> None:
 
 
 def as_threads(threads: int | None) -> int | None:
-    """How many threads, or nothing where that is to be found out."""
+    """Check the number of threads; ``None`` where it is to be found out."""
     return None if threads is None else as_count("threads", threads, 1, _MOST_THREADS)
 
 
 def as_shard(shard: Sequence[int] | None) -> tuple[int, int]:
-    """Rank and world."""
+    """Check and return rank and world size."""
     if shard is None:
         return 0, 1
     try:
@@ -277,7 +274,7 @@ def as_shard(shard: Sequence[int] | None) -> tuple[int, int]:
 
 
 def select_fields(ds: Dataset, fields: Sequence[str] | None, ragged: Ragged) -> Dataset:
-    """The dataset with nothing but what ``fields``, which are known, are made of."""
+    """Return the dataset with only what ``fields``, which are known, are made of."""
     if fields is None or ds.steps:
         return ds
     needed = (name if name in ds.names else owner(name, ds.names, ragged) for name in fields)
@@ -285,7 +282,7 @@ def select_fields(ds: Dataset, fields: Sequence[str] | None, ragged: Ragged) -> 
 
 
 def refuse_dtype(ds: Dataset, field: Field, framework: str) -> SchemaError:
-    """What to raise for a field whose type a framework does not have."""
+    """Make the error for a field whose dtype a framework does not have."""
     return SchemaError(
         ds.first_file,
         f"field {field.name!r} has dtype {field.dtype_text}, which {framework} cannot hold; leave "
@@ -294,7 +291,7 @@ def refuse_dtype(ds: Dataset, field: Field, framework: str) -> SchemaError:
 
 
 def known_fields(ds: Dataset) -> Mapping[str, Field] | None:
-    """The fields of a batch; unknown where a map cannot be tried on the first sample."""
+    """Return the fields of a batch; ``None`` where a map cannot be tried on the first sample."""
     if ds.steps and not len(ds):
         return None
     try:
@@ -304,9 +301,9 @@ def known_fields(ds: Dataset) -> Mapping[str, Field] | None:
 
 
 def side_by_side(ds: Dataset, on_error: OnError) -> bool:
-    """Can batches lie side by side in one piece, each where its number says?
+    """Can batches be placed side by side in one array, each at its number?
 
-    Not where samples differ in shape, nor where some may be left out behind a map.
+    Not where samples differ in shape, nor where some may be skipped after a map.
     """
     stored = [column.field for group in ds.groups for column in group.columns]
     known = known_fields(ds)
@@ -315,7 +312,7 @@ def side_by_side(ds: Dataset, on_error: OnError) -> bool:
 
 
 def make_structure(ds: Dataset, fields: Fields | None, ragged: str) -> Structure:
-    """The structure of batches, of fields that are all known."""
+    """Make the structure of batches, of fields that are all known."""
     if ragged not in RAGGED:
         raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
     stored = [column.field for group in ds.groups for column in group.columns]
@@ -325,7 +322,7 @@ def make_structure(ds: Dataset, fields: Fields | None, ragged: str) -> Structure
     structure = Structure(fields)
     if structure.names is None:
         return structure
-    # Behind a map the fields are what it makes of the first sample.
+    # After a map the fields are what it makes of the first sample.
     known = list(ds.fields) if len(ds) or not ds.steps else list(structure.names)
     added = [name for field in uneven for name in added_names(field, ragged)]  # type: ignore[arg-type]
     for name in structure.names:

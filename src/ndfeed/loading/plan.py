@@ -1,8 +1,6 @@
-"""How a dataset is read in an order: which files are decoded, and with which memory.
+"""How a dataset is read: in which order, which files are decoded, and with how much memory.
 
-Streams that hold many rows and must be decoded whole, and the memory they are given.
-
-Which order a dataset is read in, and what that means for its files.
+Streams that hold many rows must be decoded whole, so they share the memory limit with batches.
 """
 
 from collections.abc import Sequence
@@ -33,8 +31,8 @@ from ndfeed.order.permutation import Ints
 from ndfeed.order.rank_share import Share
 from ndfeed.order.window import make_lanes
 
-_UNDER_WAY = 8  # batches that decoded streams leave room for, or more if they are small
-_SMALL = 32 << 20  # bytes of small batches that may be under way, if memory is plenty
+_UNDER_WAY = 8  # batches that decoded streams leave room for; more if they are small
+_SMALL = 32 << 20  # bytes of small batches that may be in progress, if memory is plenty
 
 
 class Coded:
@@ -48,7 +46,7 @@ class Coded:
         self.sizes = self.streams.sizes
 
     def decode(self, part: int, decoded: Decoded) -> None:
-        """Decode whatever of a part is not decoded yet, if it is to be decoded ahead."""
+        """Decode the streams of a part that are not decoded yet, if they can be decoded ahead."""
         large = decoded.large
         for column in self.columns:
             if column.coding[part] in (RAW, INLINE):
@@ -59,12 +57,12 @@ class Coded:
                 stream_of(column, part, decoded)
 
     def keys(self, part: int) -> list[Key]:
-        """What the streams of a part are kept under."""
+        """Return the keys under which the streams of a part are cached."""
         return [key_of(column, part) for column in self.columns]
 
 
 def in_order(rows: Rows) -> bool:
-    """Do the rows of a view lie in the files in the order in which it has them?"""
+    """Are the rows of a view in the same order as in the files?"""
     if rows is None:
         return True
     if isinstance(rows, range):
@@ -73,7 +71,7 @@ def in_order(rows: Rows) -> bool:
 
 
 def share_out(coded: list[Coded], memory: int, batch_bytes: int) -> tuple[int, int]:
-    """The bytes that batches under way may take, and those for decoded streams.
+    """Return the bytes for batches in progress, and those for decoded streams.
 
     Streams get what the batches leave; without such streams, batches get all of it.
     """
@@ -85,7 +83,7 @@ def share_out(coded: list[Coded], memory: int, batch_bytes: int) -> tuple[int, i
 
 
 def streams_within(coded: list[Coded], window: int, limit: int, *, forward: bool) -> Decoded:
-    """What keeps decoded streams in ``limit`` bytes of memory.
+    """Return the cache that keeps decoded streams within ``limit`` bytes of memory.
 
     ``window`` is how many bytes of them are needed at a time, and ``forward`` says whether their
     rows are needed in order. Refuses streams that neither memory nor a disk can hold.
@@ -105,11 +103,11 @@ def streams_within(coded: list[Coded], window: int, limit: int, *, forward: bool
     if together > limit:
         largest = max(coded, key=lambda one: int(one.sizes.max(initial=0)))
         raise _refused(largest, int(np.argmax(largest.sizes)), limit, window)
-    return Decoded(limit)  # streams are decoded again and again: slow, and right
+    return Decoded(limit)  # streams are decoded again and again: slow but correct
 
 
 def _check_scattered(coded: Coded, decoded: Decoded) -> None:
-    """Refuse streams that cannot be read in order where no disk has room for them."""
+    """Refuse streams that cannot be read in order where no disk has space for them."""
     share = decoded.limit if decoded.large is None else decoded.large.share
     for column in coded.columns:
         if largest_stream(column) <= share:
@@ -137,7 +135,7 @@ def _refused(coded: Coded, part: int, limit: int, needed: int) -> ResourceError:
 
 
 def check_samples(ds: Dataset, memory: int) -> None:
-    """Refuse a sample that is larger than the memory for all batches together."""
+    """Refuse a sample that is larger than the memory limit for all batches together."""
     for group in ds.groups:
         if all(column.even or column.offsets is not None for column in group.columns):
             continue
@@ -155,16 +153,16 @@ def check_samples(ds: Dataset, memory: int) -> None:
             )
 
 
-# Decoded bytes that the files of a window have together: an eighth of all, within these bounds.
-# It goes by the data alone, since an order is fixed by the data and the seed, never by the
-# machine; and it fits in the memory of whoever gives a loader a quarter of the data's size.
+# Decoded bytes of all files of a window: an eighth of all, within these bounds. It depends on the
+# data alone, since an order is fixed by data and seed, never by the machine; and it fits if a
+# loader's memory limit is a quarter of the size of the data.
 _OF_ALL = 8
 _LEAST, _MOST = 4 << 20, 128 << 20
 _LEAST_FILES = 2
 
 
 class Places:
-    """From the rows of an order to those of the dataset, where they are not the same.
+    """Maps the rows of an order to those of the dataset, where they are not the same.
 
     A window over files needs the rows of each file side by side; a view of a dataset may have
     them in any order.
@@ -174,15 +172,15 @@ class Places:
         self._rows = sorted_rows
 
     def __call__(self, rows: Ints) -> Ints:
-        """Rows of the dataset."""
+        """Return rows of the dataset."""
         return rows if self._rows is None else self._rows[rows]
 
 
 class Plan:
     """The order, and what is the same in every process that follows it.
 
-    ``counts`` are the rows of each file for an order that goes by files, ``places`` turns the
-    order's rows into the dataset's, ``coded`` are the streams that have to be decoded whole, and
+    ``counts`` are the rows of each file for an order that goes by files, ``places`` maps the
+    order's rows to the dataset's, ``coded`` are the streams that have to be decoded whole, and
     ``window`` is how many bytes of them the order needs at a time.
     """
 
@@ -206,13 +204,13 @@ class Plan:
         self._forward = forward  # are rows needed in the order of the files?
 
     def spans(self, share: Share, number: int, start: int) -> list[tuple[int, int, int]]:
-        """The positions of a batch: beginning, end and step, for each rank of a share."""
+        """Return the positions of a batch: start, end and step, for each rank of a share."""
         if self.lanes:
             return share.stripes(number, start)
         return [(*span, 1) for span in share.spans(number, start)]
 
     def begin(self, n: int, seed: int, epoch: int) -> tuple[Epoch, Sequence[Epoch]]:
-        """An epoch; and what says which rows arrive, one for each window that slides over files."""
+        """Return an epoch, and one for each window over files that says which rows arrive."""
         order = self.order
         found = order.begin(n, seed, epoch, self.counts)
         if not self.lanes or not isinstance(order, Windows):
@@ -220,7 +218,7 @@ class Plan:
         return found, order.lanes(n, seed, epoch, self.counts, self.lanes)
 
     def share_out(self, memory: int, batch_bytes: int) -> tuple[int, Decoded]:
-        """Bytes for batches under way, and what keeps decoded streams in the rest of ``memory``.
+        """Return the bytes for batches in progress, and the cache for decoded streams in the rest.
 
         Refuses data whose streams neither memory nor a disk can hold.
         """
@@ -240,7 +238,7 @@ def _window(coded: Coded, order: Order, windows: int) -> int:
 
 
 def make_plan(ds: Dataset, shuffle: Shuffle, share: Share) -> Plan:
-    """The order that ``shuffle`` means for a dataset, of which a share is to be read."""
+    """Work out the order that ``shuffle`` means for a dataset, of which a share is read."""
     coded = [one for one in map(Coded, ds.groups) if one.columns]
     order = _order(shuffle, coded)
     if not isinstance(order, Windows):
@@ -270,12 +268,12 @@ def _order(shuffle: Shuffle, coded: list[Coded]) -> Order:
 
 
 def _largest(coded: list[Coded]) -> Coded:
-    """Whose files a window goes by: those with most to decode."""
+    """Return the streams whose files a window goes by: those with most to decode."""
     return max(coded, key=lambda one: int(one.sizes.sum()))
 
 
 def _by_file(ds: Dataset, coded: list[Coded]) -> tuple[Ints, Places]:
-    """The rows of each file, and where a view has them."""
+    """Return the rows of each file, and where a view has them."""
     group = _largest(coded).group if coded else ds.groups[0]
     if ds.rows is None:
         return np.diff(group.starts), Places(None)
@@ -287,10 +285,10 @@ def _by_file(ds: Dataset, coded: list[Coded]) -> tuple[Ints, Places]:
 
 
 def batch_bytes(ds: Dataset, batch_size: int, memory: int) -> int:
-    """Bytes of a batch as it is read; refuses one that is larger than the memory given.
+    """Bytes of a batch as it is read; refuses one that is larger than the memory limit.
 
-    So it does a single sample, where samples differ in size. Fields that are converted are there
-    twice while that is done.
+    Refuses a single sample likewise, where samples differ in size. Fields that are converted count
+    twice, since both versions exist during the conversion.
     """
     batch_size = min(batch_size, len(ds))
     size = -(-(ds.nbytes + _converted_bytes(ds)) * batch_size // max(len(ds), 1))
@@ -306,8 +304,8 @@ def batch_bytes(ds: Dataset, batch_size: int, memory: int) -> int:
 def _converted_bytes(ds: Dataset) -> int:
     """Bytes that converting the fields of all samples takes besides the result.
 
-    The stored values, and the result once more: what may not fit is converted into memory of its
-    own, and looked through.
+    The stored values, and the result once more: values that may not fit are converted into a
+    temporary array and checked.
     """
     found = 0.0
     for group in ds.groups:

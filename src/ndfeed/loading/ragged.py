@@ -1,19 +1,14 @@
-"""Samples of different lengths as a batch: lists, padded arrays, or packed values.
-
-How samples of different lengths are padded: ``pad_to`` and ``pad_value``, in every framework.
-
-Without them a field is padded with zeros to the longest sample of each batch. ``pad_to`` gives all
-batches one shape; ``pad_value`` is written where samples have no values.
-
-Samples of different shapes as a batch: a list, padded to one array, or end to end.
+"""Batches of samples that differ in shape: lists, padded arrays, or packed values.
 
 list    [array, array, …]: an array for each sample
 pad     <field>, padded to the longest of the batch or to ``pad_to``, with zeros or ``pad_value``,
-        and <field>_length: how long each sample is. One number a sample where one axis differs,
-        else one for each that does
-packed  <field>, the values of all samples end to end, and <field>_offsets: where each begins,
+        and <field>_length: how long each sample is. One number per sample where one axis differs,
+        else one for each axis that does
+packed  <field>, the values of all samples end to end, and <field>_offsets: where each starts,
         and the end. Where an axis other than the first differs the values are flat, and
         <field>_shape has each sample's shape
+
+``pad_to`` gives all batches one shape. Padding works the same in every framework.
 """
 
 import math
@@ -39,15 +34,15 @@ PadValue = complex | Mapping[str, complex]  # a bool, an integer or a float is o
 
 Shape = tuple[int, ...]
 
-_AT_ONCE = 1 << 20  # samples whose shapes are looked at together
+_AT_ONCE = 1 << 20  # samples whose shapes are checked at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Pad:
     """How one field is padded: to which lengths, if they are fixed, and with which value.
 
-    ``guessed`` says that nobody knows which axes differ, as behind a map: lengths are then for
-    the first axes. Otherwise there is one for each axis that differs.
+    ``guessed`` says that nobody knows which axes differ, as after a map: lengths are then for the
+    first axes. Otherwise there is one for each axis that differs.
     """
 
     lengths: Shape = ()
@@ -55,7 +50,7 @@ class Pad:
     guessed: bool = False
 
     def shape(self, field: Field) -> tuple[int | None, ...]:
-        """The shape of padded samples; ``None`` where the longest of a batch decides."""
+        """Return the shape of padded samples; ``None`` where the longest of a batch decides."""
         known = field.shape or ()
         if not self.lengths:
             return known
@@ -74,7 +69,7 @@ class Pad:
         return tuple(shape)
 
     def room(self, field: Field, longest: Shape) -> Shape:
-        """The shape of samples in a batch of which ``longest`` are the largest lengths."""
+        """Return the shape of samples in a batch whose largest lengths are ``longest``."""
         fixed = self.shape(field)
         room = tuple(n if to is None else to for n, to in zip(longest, fixed, strict=True))
         if any(n > to for n, to in zip(longest, room, strict=True)):
@@ -85,7 +80,7 @@ class Pad:
         return room
 
     def fill(self, field: Field) -> Any:  # noqa: ANN401
-        """What is written behind the end of samples."""
+        """Return the value that is written after the end of samples."""
         return np.zeros((), field.dtype)[()] if self.value is None else self.value
 
 
@@ -101,7 +96,7 @@ def make_pads(
     pad_to: PadTo | None,
     pad_value: PadValue | None,
 ) -> Pads:
-    """What a caller wrote, for each field, checked; ``known`` are the fields of a batch."""
+    """Check what a caller wrote for each field; ``known`` are the fields of a batch."""
     given = {"pad_to": pad_to, "pad_value": pad_value}
     for argument, value in given.items():
         if value is not None and ragged != "pad":
@@ -127,20 +122,20 @@ def make_pads(
 
 
 def padded_field(field: Field, pads: Pads) -> Field:
-    """The field as it is in batches: ``None`` only along axes whose length still differs."""
+    """Return the field as in batches: ``None`` only along axes whose length still differs."""
     pad = pads.get(field.name)
     return field if pad is None else replace(field, shape=pad.shape(uneven_field(field, pads)))
 
 
 def uneven_field(field: Field, pads: Pads) -> Field:
-    """The field, counted as ragged where padding was asked for and a map may make it so."""
+    """Return the field, as ragged if padding was requested and a map may make it so."""
     if field.name not in pads or field.ragged:
         return field
     return replace(field, shape=(None,) * len(field.lengths))
 
 
 def _by_field(argument: str, given: Any, fields: Mapping[str, Field]) -> dict[str, Any]:  # noqa: ANN401
-    """One value for each field; one alone is for all fields whose samples differ in length."""
+    """Return one value per field; a single one applies to all fields that differ in length."""
     if given is None:
         return {}
     if isinstance(given, Mapping):
@@ -184,7 +179,7 @@ def _check(ds: Dataset, field: Field, pad: Pad, argument: str) -> None:
 
 
 def _holds(dtype: np.dtype[Any], value: complex) -> bool:
-    """Is the value one of this type? A fraction may lose digits, as 0.1 does in float32."""
+    """Can the dtype hold the value? A fraction may lose digits, as 0.1 does in float32."""
     if dtype.kind in "SUMmO" or dtype.names is not None:
         return False
     if np.iscomplexobj(value) and dtype.kind != "c":
@@ -199,7 +194,7 @@ def _holds(dtype: np.dtype[Any], value: complex) -> bool:
 
 
 def _check_lengths(ds: Dataset, name: str, padded: tuple[int | None, ...]) -> None:
-    """Refuse samples longer than they are padded to: headers and offsets say how long they are."""
+    """Refuse samples longer than they are padded to, going by headers and offsets."""
     limits = np.array([np.iinfo(np.int64).max if to is None else to for to in padded])
     rows = select_rows(ds.rows, np.arange(len(ds)))
     for group in ds.groups:
@@ -220,8 +215,8 @@ def _check_lengths(ds: Dataset, name: str, padded: tuple[int | None, ...]) -> No
 
 
 def _worth_asking(group: Group, column: Column, rows: Ints) -> Iterator[Ints]:
-    """Samples among ``rows`` that have all shapes there are, some at a time."""
-    if column.offsets is None:  # one shape for all samples of a file: ask one of each
+    """Yield samples among ``rows`` that have all the shapes there are, some at a time."""
+    if column.offsets is None:  # one shape for all samples of a file: check one of each
         part = group.locate(rows).part
         _, some = np.unique(column.table.shape[column.arrays[part]], return_index=True)
         rows = rows[some]
@@ -240,7 +235,7 @@ _ADDED = {"list": (), "pad": ("_length",), "packed": ("_offsets", "_shape")}
 
 
 def owner(name: str, fields: Sequence[str], ragged: Ragged) -> str | None:
-    """The field beside which ``name`` would come, if there is one."""
+    """Return the field that ``name`` would accompany, if there is one."""
     for suffix in _ADDED[ragged]:
         if name.endswith(suffix) and name.removesuffix(suffix) in fields:
             return name.removesuffix(suffix)
@@ -248,7 +243,7 @@ def owner(name: str, fields: Sequence[str], ragged: Ragged) -> str | None:
 
 
 def added_names(field: Field, ragged: Ragged) -> tuple[str, ...]:
-    """The names that come beside a ragged field's own."""
+    """Return the names of the fields that accompany a ragged field."""
     if ragged == "pad":
         return (f"{field.name}_length",)
     if ragged == "packed":
@@ -276,10 +271,9 @@ def _first_only(field: Field) -> bool:
 
 
 class Room:
-    """An array for a batch of ragged samples, where in it each goes, and what comes beside it.
+    """An array for a batch of ragged samples, where each goes in it, and the accompanying fields.
 
-    ``shapes`` has a row for each sample. ``laid`` is where their bytes go, if each has its own in
-    one piece.
+    ``shapes`` has a row for each sample. ``laid`` is where their bytes go, if each is contiguous.
     """
 
     def __init__(
@@ -326,7 +320,7 @@ class Room:
         return values
 
     def samples(self) -> list[NDArray[Any]]:
-        """The part of the array for each sample, in its shape."""
+        """Return the part of the array for each sample, in its shape."""
         shapes = self._shapes.tolist()
         if self._padded:
             cuts: list[Any] = [(at, *map(slice, shape)) for at, shape in enumerate(shapes)]
@@ -343,7 +337,7 @@ def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def field_of_samples(name: str, samples: Samples, known: Field | None) -> Field:
-    """A ragged field as some samples of it that a map made are to be formed.
+    """Describe the ragged field of some samples that a map made.
 
     The axes that differ are those of ``known``; all, if it is not known or of another rank.
     """
@@ -365,7 +359,7 @@ def field_of_samples(name: str, samples: Samples, known: Field | None) -> Field:
 def collate_ragged(
     field: Field, samples: Samples, ragged: Ragged, pool: Pool, pad: Pad = PLAIN
 ) -> dict[str, Any]:
-    """Samples that are there already, copied into the form."""
+    """Copy samples that are in memory already into the requested form."""
     if len({array.ndim for array in samples}) > 1:
         raise ValueError(
             f"field {field.name!r} has samples of different numbers of dimensions; "

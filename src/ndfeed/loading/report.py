@@ -1,4 +1,4 @@
-"""What a loader did, where the time went, and in one sentence what limits it."""
+"""What a loader did, where the time went, and in one sentence where the bottleneck is."""
 
 import time
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from ndfeed.loading.runtime import Runtime
 from ndfeed.loading.timing import Timing
 from ndfeed.order.rank_share import Share
 
-_CONSUMER = 0.1  # below this share of waiting, the consumer is the limit
-_FROM_DISK = 0.3  # above this share of the bytes, the disk is at work
+_CONSUMER = 0.1  # below this share of waiting, the consumer is the bottleneck
+_FROM_DISK = 0.3  # above this share of the bytes, the disk is busy
 
 _STAGES = {
     "order": "working out the order",
@@ -31,7 +31,7 @@ class Report:
     """The current pass of a loader, or its last one.
 
     ``stages`` are seconds of all threads together; ``waiting_for_consumer`` is how long threads
-    had nothing to do, ``consumer_waiting`` how long the consumer waited for a batch.
+    were idle, ``consumer_waiting`` how long the consumer waited for a batch.
     """
 
     order: str
@@ -44,28 +44,28 @@ class Report:
     consumer_waiting: float = 0.0
     threads: int = 0
     processes: int = 0
-    ready: int = 0  # batches that wait to be taken
-    depth: int = 0  # batches that may be under way
+    ready: int = 0  # batches ready to be taken
+    depth: int = 0  # most batches that may be in progress
     batch_bytes: int = 0
     memory: int = 0
-    buffers: int = 0  # pieces of memory made for batches so far
-    buffers_idle: int = 0  # bytes of those that wait for their next use
-    decoded: int = 0  # bytes of decoded streams that are kept
+    buffers: int = 0  # buffers allocated for batches so far
+    buffers_idle: int = 0  # bytes of those that are not in use
+    decoded: int = 0  # bytes of decoded streams that are cached
     streams: int = 0  # streams decoded whole
-    from_disk: int | None = None  # bytes that came from the disk, where that can be told
-    disk_peak: float = 0.0  # the highest rate seen, in bytes a second
+    from_disk: int | None = None  # bytes that came from the disk, where known
+    disk_peak: float = 0.0  # the highest rate seen, in bytes per second
     skipped: int = 0
     way: str = ""  # how batches get to where they are used
     limit: str = "nothing was read yet"
 
     @property
     def rows_per_second(self) -> float:
-        """Samples delivered, a second."""
+        """Samples delivered per second."""
         return self.rows / self.seconds if self.seconds else 0.0
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes of batches delivered, a second."""
+        """Bytes of batches delivered per second."""
         return self.nbytes / self.seconds if self.seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Report:
 def make_report(
     ds: Dataset, options: Options, order: str, machines: Sequence[Runtime], share: Share
 ) -> Report:
-    """The report of a loader."""
+    """Make the report of a loader."""
     if not machines:
         found = Report(order, threads=options.threads or 0, memory=options.memory)
         return found if share.batches() else replace(found, limit=_no_batches(share))
@@ -124,7 +124,7 @@ def make_report(
     done = ever - machine.before
     batches, rows = machine.delivered()
     if options.on_error == "skip":
-        rows = min(rows, done.rows)  # without those that were left out
+        rows = min(rows, done.rows)  # without those that were skipped
     seconds = (machine.ended or time.perf_counter()) - machine.began
     found = Report(
         order,
@@ -163,7 +163,7 @@ def _no_batches(share: Share) -> str:
 
 
 def _limit(report: Report, ds: Dataset, machine: Runtime, done: Timing, share: Share) -> str:
-    """One sentence: what limits, and what to do about it."""
+    """Say in one sentence what the bottleneck is and what to do about it."""
     if not report.batches:
         return "nothing was read yet" if share.batches() else _no_batches(share)
     waited = report.consumer_waiting / max(report.seconds, 1e-9)
@@ -180,7 +180,7 @@ def _limit(report: Report, ds: Dataset, machine: Runtime, done: Timing, share: S
 
 
 def _stored(done: Timing, ds: Dataset) -> float:
-    """Bytes that the rows delivered have in the files, about."""
+    """Estimate how many bytes in the files the delivered rows take."""
     return done.rows * (ds.nbytes / max(len(ds), 1))
 
 

@@ -1,15 +1,11 @@
 """Per-process runtime of a loader: buffers, threads, processes, and batches by number.
 
-What a loader needs in one process: memory for batches, threads, and what makes batches.
+The plan divides the memory limit once, between batches in progress and decoded streams. One batch
+is counted for the consumer, who holds it while the next is made.
 
-The memory a loader was given is shared out once, by the plan, between batches under way and
-decoded streams. One batch is counted for the consumer, who holds it while we make the next.
-
-Any batch of any epoch, made when it is asked for.
-
-For those who have workers of their own. The batches are those of a loader, and so are the draws
-of maps; nothing is made ahead, and files that are compressed are decoded by whoever needs them
-first, and kept within ``memory``.
+``BatchesByNumber`` makes any batch of any epoch on request, for those who have their own workers.
+Its batches are those of a loader, and so is what maps draw. Nothing is prefetched; compressed
+files are decoded by whoever needs them first, and kept within ``memory``.
 """
 
 import os
@@ -40,12 +36,12 @@ from ndfeed.order.rank_share import Share
 
 _MOST_TOGETHER = 64
 _LOOK_EVERY = 0.25  # seconds
-_PAUSE = 0.05  # seconds between two epochs that tell them apart
-_KEPT = 64  # pieces of memory of one size kept for their next use
+_PAUSE = 0.05  # seconds between two epochs that make them count separately
+_KEPT = 64  # free buffers of one size that are kept
 
 
 class Runtime:
-    """Everything of a loader that belongs to this process."""
+    """Per-process runtime: buffers, threads, caches."""
 
     def __init__(
         self,
@@ -86,11 +82,11 @@ class Runtime:
         self.filler.together = min(max(fits, 1), _MOST_TOGETHER) if host.even else 1
         if adapter.joint:
             self.filler.join = Joiner(self.pool, together)
-        # A thread waits while its batch is with a process: one more reads meanwhile.
+        # A thread waits while a worker process has its batch: one more thread reads meanwhile.
         fixed = options.threads or (options.processes + 1 if self.processes else None)
         fixed = fixed or adapter.threads
         threads = fixed or guess_threads(ds)
-        # Not of its own accord: threads, which refer to the engine, keep no memory alive.
+        # Weak: engine threads must not keep buffers alive.
         own = weakref.ref(self)
         self.engine = Engine(threads, lambda: _depth(own()))
         self.tuner = None if fixed else Tuner(threads, self.engine.use)
@@ -103,18 +99,18 @@ class Runtime:
         self.given = 0  # batches delivered of a pass that has ended
         self._pass: tuple[Share, int] | None = None
         self._ahead: tuple[tuple[Share, int, int, int], EpochBatches] | None = None
-        # The next epoch is begun ahead unless somebody could tell: a function that runs, a
-        # stream that is decoded, a sample that is listed as left out.
+        # The next epoch is started early unless somebody could notice: a function that runs, a
+        # stream that is decoded, a sample that is listed as skipped.
         self._goes_on = not (ds.steps or plan.coded or options.on_error == "skip")
 
     def depth(self) -> int:
-        """How many batches may be under way."""
+        """How many batches may be in progress."""
         fits = self._buffers // max(self.filler.batch_bytes, 1) - 1
         enough = self.filler.together * (2 * self.engine.threads + 2)
         return max(min(fits, enough), 1)
 
     def begin(self, share: Share, seed: int, epoch: int, start: int) -> int:
-        """Start on the batches of an epoch from position ``start`` on; how many there are."""
+        """Start an epoch from position ``start`` on; return the number of its batches."""
         self._stopped = False
         asked, ahead = (share, seed, epoch, start), self._ahead
         prepared = ahead[1] if ahead is not None and ahead[0] == asked else None
@@ -122,15 +118,15 @@ class Runtime:
         self.before = self.clock()
         self.starved_before = self.engine.starved
         now = time.perf_counter()
-        # Short epochs that follow each other are one stretch: none alone would tell anything.
+        # Short consecutive epochs count as one period: each alone would be too short to judge.
         if self.tuner is not None and (prepared is None or now - self.ended >= _PAUSE):
             self.tuner.restart(self.before.rows, self.engine.starved)
-        if self.began:  # or nothing was read since the machine was made
+        if self.began:  # else nothing was read since the runtime was made
             self.disk = Disk()
         self.began, self.ended = now, 0.0
         self.given, self._pass = 0, (share, start)
         if self.processes is not None:
-            self.processes.start()  # before there are threads of ours to fork beside
+            self.processes.start()  # before our own threads exist: forking is safer without them
         self.engine.begin(course)
         if self._goes_on:
             coming = share, seed, epoch + 1, 0
@@ -150,7 +146,7 @@ class Runtime:
         )
 
     def look(self) -> None:
-        """Now and then: would another number of threads be better, and what does the disk give?"""
+        """Adjust the number of threads now and then, and note the rate of the disk."""
         now = time.perf_counter()
         if now < self._look_at:
             return
@@ -160,11 +156,11 @@ class Runtime:
             self.tuner.look(self.clock().rows, self.engine.starved)
 
     def clock(self) -> Timing:
-        """What all threads have done so far."""
+        """Return the timing of all threads together."""
         return sum(self.engine.clocks, Timing())
 
     def delivered(self) -> tuple[int, int]:
-        """Batches and samples of the current or the last pass that the consumer has."""
+        """Batches and samples of the current or last pass that the consumer has."""
         batches = self.given or self.engine.given
         if not batches or self._pass is None:
             return 0, 0
@@ -173,13 +169,13 @@ class Runtime:
         return batches, (batches - 1) * share.size + last
 
     def end(self) -> None:
-        """The pass is over; threads rest until the next."""
+        """End the pass; threads wait for the next."""
         self.given = self.engine.given
         self.ended = time.perf_counter()
         self.engine.end()
 
     def stop(self) -> None:
-        """Leave the pass, end the threads, let go of memory. May be repeated if interrupted."""
+        """Abandon the pass, end the threads, release memory. May be repeated if interrupted."""
         if self._stopped:
             return
         self.ended = self.ended or time.perf_counter()
@@ -203,7 +199,7 @@ def _depth(machine: Runtime | None) -> int:
 
 
 class BatchesByNumber:
-    """Batches by number. Safe to use from several threads; pickles, and survives a fork."""
+    """Batches by number. Thread-safe; can be pickled, and survives a fork."""
 
     def __init__(self, ds: Dataset, share: Share, shuffle: Shuffle, options: Options) -> None:
         self.dataset = ds
@@ -211,7 +207,7 @@ class BatchesByNumber:
         self._options = options
         self._plan = make_plan(ds, shuffle, share)
         self._bytes = batch_bytes(ds, share.batch_size, options.memory)
-        self._plan.share_out(options.memory, self._bytes)  # refused here, if at all
+        self._plan.share_out(options.memory, self._bytes)  # raises here, if at all
         self._shuffle = shuffle
         self._machine: Runtime | None = None
         self._begun: tuple[int, Epoch, Key] | None = None
@@ -222,7 +218,7 @@ class BatchesByNumber:
         return self._plan.order
 
     def batch(self, epoch: int, number: int) -> Any:  # noqa: ANN401
-        """Batch ``number`` of an epoch."""
+        """Make batch ``number`` of an epoch."""
         rows, key = self._epoch(epoch)
         spans = self._plan.spans(self.share, number, 0)
         machine = self._machine
@@ -235,7 +231,7 @@ class BatchesByNumber:
 
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:
-        """Samples left out by ``on_error="skip"``: the row and what was wrong, the first 1,000."""
+        """Samples skipped by ``on_error="skip"``: row and error of the first 1,000."""
         return () if self._machine is None else list_skipped([self._machine.skipped])
 
     def _epoch(self, epoch: int) -> tuple[Epoch, Key]:

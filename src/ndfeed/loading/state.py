@@ -1,4 +1,4 @@
-"""Where a loader stands: a few hundred bytes of JSON that another run goes on from.
+"""The position of a loader: a few hundred bytes of JSON from which another run resumes.
 
     version  1
     seed     of the order and of the maps' generators
@@ -8,7 +8,7 @@
     rows     samples of an epoch
     data     the dataset's fingerprint
 
-Neither batch size, ranks, threads nor memory are in it: they may change.
+Batch size, ranks, threads and memory are not part of it: they may change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def check_alike(found: Sequence[Mapping[str, Any]], many: str, where: str, remed
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A place in the order of an epoch."""
+    """A position in the order of an epoch."""
 
     seed: int
     epoch: int
@@ -52,7 +52,7 @@ class State:
     data: str
 
     def as_dict(self) -> dict[str, Any]:
-        """What ``json.dumps`` takes."""
+        """Return what ``json.dumps`` takes."""
         return {
             "version": VERSION,
             "seed": self.seed,
@@ -65,7 +65,7 @@ class State:
 
     @classmethod
     def of(cls, state: object) -> "State":
-        """The state in a dict, every value of it checked: it may come from anywhere."""
+        """Parse a state and check every value of it: it may come from anywhere."""
         if not isinstance(state, Mapping):
             raise ResumeError(f"a state is a dict, got {type(state).__name__}; {_OTHER}")
         version = state.get("version")
@@ -89,7 +89,7 @@ class State:
         return made
 
     def check(self, data: str, rows: int, order: Mapping[str, int | str]) -> None:
-        """Refuse to go on with other data, or in another order."""
+        """Refuse to resume with other data or in another order."""
         if self.data != data or self.rows != rows:
             other = printable(self.data[:_MOST_SHOWN])
             raise ResumeError(
@@ -104,7 +104,7 @@ class State:
 
 
 def _order(found: object) -> dict[str, int | str]:
-    """The parameters of an order: a few names, each with a number or a short text."""
+    """Check the parameters of an order: a few names, each with a number or a short text."""
     if not isinstance(found, Mapping) or not 0 < len(found) <= _MOST_PARAMETERS:
         raise _damaged("it has no order")
     for name, value in found.items():
@@ -116,7 +116,7 @@ def _order(found: object) -> dict[str, int | str]:
 
 
 def _brief(value: object) -> str:
-    """A value for a message: what it is, if that is short. It may be anything, however large."""
+    """Show a value in a message, if it is short. It may be anything, however large."""
     if value is None or isinstance(value, bool | float):
         return repr(value)
     if isinstance(value, int) and abs(value) <= LARGEST_SEED:
@@ -131,6 +131,6 @@ def _damaged(problem: str) -> ResumeError:
 
 
 def shown(order: Mapping[str, int | str]) -> str:
-    """An order's parameters as text."""
+    """Format an order's parameters as text."""
     words = ", ".join(f"{name}={value}" for name, value in order.items() if name != "kind")
     return printable(f"{order.get('kind')}({words})"[:_MOST_SHOWN])

@@ -1,9 +1,9 @@
-"""How many threads: a guess from what is read, then what turns out to be fastest.
+"""Chooses the number of threads: first an estimate, then what turns out to be fastest.
 
-Python threads help where their work is done outside the interpreter (large copies, inflating,
-waiting for a disk) and hurt where it is many short calls, as with warm small files. So the
-guess goes by what a sample costs; while the consumer has to wait, one more or one fewer is
-tried now and then, and kept if batches then come faster.
+Python threads help where their work releases the GIL (large copies, decompression, waiting for a
+disk) and hurt where it is many short calls, as with small files in the page cache. So the estimate
+goes by the cost of a sample; while the consumer has to wait, one thread more or fewer is tried now
+and then, and kept if batches then come faster.
 """
 
 import time
@@ -20,12 +20,12 @@ _SMALL_FILE = 256 << 10
 _PER_THREAD = 1 << 10  # bytes of a row for every thread
 _STARVED = 0.1  # share of the time that the consumer may wait before anything is tried
 _GAIN = 1.05
-_AT_FIRST = 4  # looks before anything is tried: the guess is mostly right
+_AT_FIRST = 4  # looks before anything is tried: the estimate is mostly right
 _LONGEST = 64  # looks between two tries that failed
 
 
 def guess_threads(ds: Dataset) -> int:
-    """A number of threads to begin with."""
+    """Estimate a number of threads to start with."""
     cores = platform_calls.cores()
     if ds.steps:
         return min(max(cores, 2), _MOST)
@@ -41,7 +41,7 @@ def _for_group(group: Group, cores: int) -> int:
         return cores if size >= _SMALL_FILE else 1
     if len(group.starts) > 2 and size <= LARGE_ROW:
         return 1
-    # The smaller the rows, the more of the time threads need the interpreter.
+    # The smaller the rows, the more of the time threads need the GIL.
     return min(max(size // _PER_THREAD, 2), cores)
 
 
@@ -56,21 +56,21 @@ class Tuner:
         self._rows = 0
         self._starved = 0.0
         self._rate = 0.0  # with the number that is kept
-        self._tried = 0  # the number being tried, or none
+        self._tried = 0  # the number being tried, or 0
         self._settling = True
         self._wait = _AT_FIRST
         self._looks = 0
         self._upwards = True
 
     def look(self, rows: int, starved: float) -> None:
-        """Judge what was delivered since the last look; ``starved`` is seconds waited so far."""
+        """Judge what was delivered since the last call; ``starved`` is seconds waited so far."""
         now = time.perf_counter()
         taken = now - self._at
         rate = (rows - self._rows) / taken
         hungry = (starved - self._starved) / taken > _STARVED
         self._at, self._rows, self._starved = now, rows, starved
         if self._settling:
-            self._settling = False  # what was under way before the change is counted in here
+            self._settling = False  # includes batches that were in progress before the change
         elif self._tried:
             self._judge(rate)
         elif hungry and rate:
@@ -103,6 +103,6 @@ class Tuner:
         self._tried = 0
 
     def restart(self, rows: int, starved: float) -> None:
-        """Work begins anew after a pause: neither the pause counts nor the beginning."""
+        """Start over after a pause: neither the pause counts nor the first batches."""
         self._settling = True
         self._at, self._rows, self._starved = time.perf_counter(), rows, starved

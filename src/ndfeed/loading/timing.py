@@ -1,4 +1,4 @@
-"""What one thread did with its time, and how much came of it."""
+"""How one thread spent its time, and how much it produced."""
 
 import time
 from dataclasses import dataclass, fields
@@ -12,17 +12,17 @@ class Timing:
     """Seconds by stage, and counts. Written by one thread, read by any."""
 
     order: float = 0.0  # working out which rows come
-    ahead: float = 0.0  # asking for them before they are read
+    ahead: float = 0.0  # prefetching them
     read: float = 0.0  # reading from files
     inflate: float = 0.0  # decoding
-    copy: float = 0.0  # out of maps and decoded streams into the batch
-    transform: float = 0.0  # the functions given to map, and bringing ragged fields into form
+    copy: float = 0.0  # from mapped files and decoded streams into the batch
+    transform: float = 0.0  # the functions given to map, and collating ragged fields
     idle: float = 0.0  # waiting for the consumer, or for work
     batches: int = 0
     rows: int = 0
     nbytes: int = 0
     streams: int = 0  # decoded whole, to be kept
-    asked: int = 0  # bytes asked for ahead
+    asked: int = 0  # bytes prefetched
 
     def __add__(self, other: "Timing") -> "Timing":
         names = [field.name for field in fields(Timing)]
@@ -33,7 +33,7 @@ class Timing:
         return Timing(*(getattr(self, name) - getattr(other, name) for name in names))
 
     def filling(self) -> "_Filling":
-        """Count what is done within as reading, inflating, and copying for the rest."""
+        """Time a block as reading, inflating, and copying for the rest."""
         return _Filling(self)
 
 
@@ -61,7 +61,7 @@ class _Filling:
 
 
 class Disk:
-    """What this process has had from disks, and how fast at best."""
+    """What this process has read from disks, and its highest rate."""
 
     def __init__(self) -> None:
         self.peak = 0.0
@@ -70,12 +70,12 @@ class Disk:
 
     @property
     def since(self) -> int | None:
-        """Bytes since the beginning."""
+        """Bytes since the start."""
         now = platform_calls.disk_bytes()
         return None if now is None or self._first is None else now - self._first
 
     def look(self) -> None:
-        """Take notice of the rate since the last look."""
+        """Note the rate since the last call."""
         now, found = time.perf_counter(), platform_calls.disk_bytes()
         if found is not None and self._last is not None and now > self._at:
             self.peak = max(self.peak, (found - self._last) / (now - self._at))

@@ -1,9 +1,9 @@
-"""Work that Ctrl-C must not cut short.
+"""Runs work that Ctrl-C must not cut short.
 
 Python runs signal handlers in the main thread, between any two calls: a ``KeyboardInterrupt`` may
-come between starting a thread and keeping it, or behind a fork, or inside of the standard
-library's own locks, which are then held for ever. So what must be done whole is done by a thread
-made for it, which no signal disturbs, while the main thread waits.
+come between starting a thread and storing it, or after a fork, or inside the standard library's
+own locks, which are then held for ever. So work that must not be cut short runs in its own thread,
+which no signal disturbs, while the main thread waits.
 
 What the main thread does itself is safe where it consists of single steps in C: ``with`` on a plain
 lock, appending to a list, ``put`` and ``get`` of a ``SimpleQueue``. Objects written in Python
@@ -24,9 +24,9 @@ _MOMENT = 0.002
 
 
 def uninterrupted(work: Callable[[], T]) -> T:
-    """What ``work`` returns, or raises.
+    """Return what ``work`` returns, or raise what it raises.
 
-    A Ctrl-C is raised when the work is done, so that nothing of it happens later, to whatever the
+    Ctrl-C is raised when the work is done, so that no part of it runs later, during whatever the
     caller does next. A second one is raised at once.
     """
     if threading.get_ident() != threading.main_thread().ident or sys.is_finalizing():
@@ -43,7 +43,7 @@ def uninterrupted(work: Callable[[], T]) -> T:
 
     try:
         _thread.start_new_thread(run, ())
-    except RuntimeError:  # no more threads, or the interpreter is about to end
+    except RuntimeError:  # no more threads, or the interpreter is shutting down
         return work()
     try:
         done.get()

@@ -1,14 +1,15 @@
-"""A process of our own that answers questions, and how it ends.
+"""A worker process that answers requests, and how it ends.
 
-Where processes can be forked they are, so that what they run need not be found by name, and
-they begin at once; elsewhere they are spawned. A child knows nothing of threads, locks and
-pipes that were its parent's: it closes the pipes, uses none of the locks, and never returns
-into the code that started it.
+Processes are forked where possible, so that what they run need not be importable by name, and
+they start at once; elsewhere they are spawned. A child does not rely on its parent's threads,
+locks or pipes: it closes the pipes, uses none of the locks, and never returns into the code that
+started it.
 
 Guarantees:
 
-- A child that dies, however, is seen at once by whoever waits for its answer: ``Died``.
-- A child whose parent is gone ends within a second, or with what it is at.
+- A child that dies, for whatever reason, is noticed at once by whoever waits for its answer:
+  ``Died``.
+- A child whose parent is gone ends within a second, or when its current task is done.
 - It ignores Ctrl-C, which is for the process that has the consumer, and ends on SIGTERM even
   where the parent handles that.
 """
@@ -26,13 +27,13 @@ from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
-_PATIENCE = 1.0  # seconds between looks whether the parent still lives; and for ending kindly
+_PATIENCE = 1.0  # seconds between checks that the parent lives; and for a graceful end
 _MOMENT = 0.002
 
 Pipe = Connection
 Main = Callable[["Parent", Any], None]
 
-# One at a time: a child must not inherit an end of the pipe that another is about to be given.
+# One at a time: a child must not inherit the end of a pipe that is meant for another.
 _starting = threading.Lock()
 _pipes: "weakref.WeakSet[Pipe]" = weakref.WeakSet()
 
@@ -47,7 +48,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Died(Exception):
-    """A child ended while it was asked; ``status`` is its exit status, negative a signal."""
+    """A child ended before it answered; ``status`` is its exit status, negative for a signal."""
 
     def __init__(self, pid: int | None, status: int | None) -> None:
         super().__init__(pid, status)
@@ -72,7 +73,7 @@ class Parent:
         self._pid = pid
 
     def receive(self) -> Any:  # noqa: ANN401
-        """The next question."""
+        """Receive the next request."""
         try:
             while not self._pipe.poll(_PATIENCE):
                 if os.getppid() != self._pid:
@@ -82,7 +83,7 @@ class Parent:
             raise Orphaned from None
 
     def send(self, answer: object) -> None:
-        """An answer."""
+        """Send an answer."""
         try:
             self._pipe.send(answer)
         except (BrokenPipeError, ConnectionError):
@@ -90,7 +91,7 @@ class Parent:
 
 
 class Child:
-    """A process, and the pipe to it. Asked by one thread at a time."""
+    """A process, and the pipe to it. Used by one thread at a time."""
 
     def __init__(self, pipe: Pipe, pid: int, process: Any = None) -> None:  # noqa: ANN401
         self.pid = pid
@@ -104,7 +105,7 @@ class Child:
                 weakref.finalize(self, os.close, self._end)
 
     def ask(self, question: object) -> Any:  # noqa: ANN401
-        """Send a question and wait for the answer."""
+        """Send a request and wait for the answer."""
         try:
             self._pipe.send(question)
             if self._end is not None:
@@ -117,13 +118,13 @@ class Child:
             raise Died(self.pid, self._status) from None
 
     def terminate(self) -> None:
-        """Tell it to end; it does so at once, whatever it is at."""
+        """Tell it to end; it does so at once, whatever it is doing."""
         if not self._ended():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
     def bury(self) -> None:
-        """Wait for its end, and see to it."""
+        """Wait for it to end, and kill it if it does not."""
         until = time.monotonic() + _PATIENCE
         while not self._ended():
             if time.monotonic() > until:
@@ -147,7 +148,7 @@ class Child:
 
 
 def start_child(main: Main, argument: object) -> Child:
-    """A new process that runs ``main(parent, argument)``.
+    """Start a process that runs ``main(parent, argument)``.
 
     Not for a thread that may be interrupted: nobody would know of the process.
     """
@@ -164,11 +165,11 @@ def start_child(main: Main, argument: object) -> Child:
 
 def _forked(main: Main, argument: object, pipe: Pipe) -> int:
     parent = os.getpid()
-    for stream in (sys.stdout, sys.stderr):  # or what they hold would be written twice
+    for stream in (sys.stdout, sys.stderr):  # or their buffers would be written twice
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
     with warnings.catch_warnings():
-        # Python and JAX warn of forks beside threads. The child touches none of their locks.
+        # Python and JAX warn about forking with threads. The child touches none of their locks.
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
         # A Ctrl-C before the child ignores it would be raised there, in its parent's code.
@@ -181,7 +182,7 @@ def _forked(main: Main, argument: object, pipe: Pipe) -> int:
 
 
 def _live(main: Main, argument: object, pipe: Pipe, parent: int, mask: Iterable[int]) -> NoReturn:
-    """All of a forked child's life."""
+    """Run a forked child from start to end."""
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

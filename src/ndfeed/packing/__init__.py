@@ -1,12 +1,11 @@
-"""Rewrite a dataset into plain columns, once, in parallel, and lose nothing.
+"""Rewrites a dataset into plain columns, once, in parallel, without losing anything.
 
-``pack`` is what users call. ``fields`` decides what the columns hold, ``cast`` and ``values`` make
-it so, ``columns`` knows the files; ``plan`` cuts the work into pieces, ``forecast`` says what they
-come to; ``piece`` does one, reading with ``rows``, ``streams`` and ``large``, checking with
-``members``, writing with ``store``; ``journal`` remembers which are done, ``work`` owns the folder
-in which all of it happens, ``engine`` has pieces done by whoever can, ``packing`` sees to their
-order, ``publish`` makes the result appear.
+``pack`` is what users call; ``request`` checks its arguments and forecasts the result.
+``stored_fields`` decides what the columns hold, ``column_values`` converts to it, ``columns`` knows
+the files. ``plan`` divides the work; ``tasks`` does parts of it, reading with ``source_rows`` and
+``streams``, checking with ``member_checksums``. ``journal`` records which tasks are done,
+``staging_folder`` owns the folder in which all of it happens, ``executors`` runs tasks in parallel,
+``run`` runs them in order, ``publish`` makes the result appear.
 
-``verify`` reads a packed dataset whole and says what is damaged, over ``blocks``, which compares
-the checksums of one column; ``repair`` writes damaged blocks again.
+``verify`` reads a whole packed dataset and reports damage; ``repair`` writes damaged blocks again.
 """

@@ -1,10 +1,7 @@
-"""Batches as the bytes of columns, and checks of ragged offsets.
+"""Converts batches to the bytes of columns, and checks the offsets of ragged columns.
 
-The offsets of a ragged column: do they rise, and to which samples do values belong?
-
-Where blocks of a column lie and which are damaged is in ``formats.checksums``.
-
-A batch as the bytes of columns: shapes compared, types cast, ragged samples end to end.
+Shapes are compared, dtypes cast, and ragged samples laid end to end. Where blocks of a column lie
+and which are damaged is in ``formats.checksums``.
 """
 
 import os
@@ -29,9 +26,9 @@ from ndfeed.packing.source_rows import Rows
 
 
 class Order:
-    """Watches the offsets of a ragged column: do they rise from 0 to ``values``?
+    """Checks that the offsets of a ragged column rise from 0 to ``values``.
 
-    For blocks that several threads read in any order, each block in one piece after the other.
+    For blocks that several threads read in any order, each block in consecutive chunks.
     """
 
     def __init__(self, column: Column, values: int) -> None:
@@ -41,7 +38,7 @@ class Order:
         self._falls = np.zeros(column.blocks + 1, bool)
 
     def look(self, block: int, piece: NDArray[np.uint8]) -> None:
-        """See a piece of a block."""
+        """Check a chunk of a block."""
         if block == 0 or not len(piece):
             return
         numbers = piece.view("<i8")
@@ -53,7 +50,7 @@ class Order:
         self._last[block] = numbers[-1]
 
     def wrong(self) -> list[int]:
-        """Blocks whose offsets do not follow on those before, when all have been seen."""
+        """Return blocks whose offsets do not continue those before, once all were checked."""
         falls = self._falls
         falls[1] |= bool(self._first[1] != 0)
         falls[2:] |= self._first[2:] < self._last[1:-1]
@@ -84,7 +81,7 @@ class Offsets(Sequence[int]):
         return int.from_bytes(data, "little", signed=True)
 
     def samples(self, first: int, last: int) -> tuple[int, int]:
-        """The samples [a, b) to which the values [first, last) belong."""
+        """Return the samples [a, b) to which the values [first, last) belong."""
         begin = max(bisect_right(self, first) - 1, 0)
         return begin, max(min(bisect_left(self, last), len(self) - 1), begin)
 
@@ -100,7 +97,7 @@ class Stored(NamedTuple):
 
 
 def to_stored_values(field: Field, batch: Batch, rows: Ints, source: Rows) -> Stored:
-    """The samples of a field as they are written."""
+    """Return the samples of a field as they are written."""
     if field.name not in batch:
         raise SchemaError(
             source.path_of(int(rows[0])),
@@ -119,7 +116,7 @@ def to_stored_values(field: Field, batch: Batch, rows: Ints, source: Rows) -> St
 
 
 def cast_flat(field: Field, values: NDArray[Any], row: int, source: Rows) -> NDArray[Any]:
-    """Some of the values of one row, in the field's type."""
+    """Cast some of the values of one row to the field's dtype."""
     return _cast(field, values, np.array([0, len(values)]), np.array([row]), source)
 
 
@@ -144,7 +141,7 @@ def _ragged(field: Field, values: Any, rows: Ints, source: Rows) -> Stored:  # n
 
 
 def _cast(field: Field, array: NDArray[Any], ends: Ints, rows: Ints, source: Rows) -> NDArray[Any]:
-    """The values in the field's type; ``ends`` says where each row's are in ``array``."""
+    """Cast values to the field's dtype; ``ends`` says where each row ends in ``array``."""
     if field.dtype in EXTENDED and array.dtype.kind == "u" and not source.ds.steps:
         return array  # its bits, where ml_dtypes is not installed
     made, misfit = cast(array, field.dtype)

@@ -1,17 +1,12 @@
 """The files of a packed dataset while they are written, and where rows go in them.
 
-The files of a packed dataset, while they are written: names, sizes, blocks, checksums.
+A *stretch* is consecutive bytes of a column that were written. It has a start and an end, in
+bytes after the header, and a checksum for its share of every block that it touches. Stretches
+that together cover a column give the checksums of its blocks without reading it again.
 
-A *stretch* is bytes of a column that were written one behind the other. It is known by where it
-begins and ends, in bytes behind the header, and by a checksum for every block that it touches:
-of a block's part in it. Stretches that together cover a column give the checksums of its blocks
-without reading it again.
-
-Where a piece's rows go: to the next place of each column, or each to a place of its own.
-
-``InOrder`` writes rows that follow each other in the target, and knows the checksums of what it
-wrote. ``Scattered`` writes rows from anywhere to anywhere; who needs checksums reads what came
-of it when all is there.
+``InOrder`` writes rows that are consecutive in the target, and knows the checksums of what it
+wrote. ``Scattered`` writes rows from anywhere to anywhere; their checksums are computed by reading
+the columns when all rows are written.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,12 +50,12 @@ class File(NamedTuple):
 
     @property
     def data(self) -> int:
-        """Bytes behind the header."""
+        """Bytes after the header."""
         return self.rows * self.row_bytes
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """Bytes in total."""
         return len(self.header) + self.data
 
     @property
@@ -74,7 +69,7 @@ class Columns:
     """All columns: fields, and for each part its folder's number, rows and numbers of values.
 
     ``values`` has a list for each part, with the number of values of each ragged field and
-    nothing for the others, or where it is not known yet.
+    ``None`` for other fields, or where it is not known yet.
     """
 
     fields: tuple[Field, ...]
@@ -120,7 +115,7 @@ class Columns:
         return found
 
     def part(self, part: int, stretches: "dict[str, list[Stretch]]") -> Part:
-        """What the manifest says of a part, all of whose columns are covered by stretches."""
+        """Return the manifest entry of a part, all of whose columns are covered by stretches."""
         columns = []
         for spot in self.spots():
             if spot.part == part:
@@ -143,7 +138,7 @@ class Columns:
 
 
 class Stretch(NamedTuple):
-    """Bytes from ``start`` to ``end`` behind a header, with a checksum for each block's part."""
+    """Bytes from ``start`` to ``end`` after a header, with a checksum for each block's share."""
 
     start: int
     end: int
@@ -151,7 +146,7 @@ class Stretch(NamedTuple):
 
 
 def checksums(file: File, stretches: Iterable[Stretch]) -> list[int]:
-    """The checksums of a column's blocks. The stretches must cover it, each byte once."""
+    """Return the checksums of a column's blocks. The stretches must cover it, each byte once."""
     blocks = -(-file.rows // file.per_block)
     found = [0] * blocks
     at = 0
@@ -170,7 +165,7 @@ def checksums(file: File, stretches: Iterable[Stretch]) -> list[int]:
 
 
 def _cut(start: int, end: int, block: int) -> list[tuple[int, int]]:
-    """The blocks that bytes lie in, and how many in each."""
+    """Return the blocks that bytes lie in, and how many in each."""
     found = []
     while start < end:
         stop = min(start - start % block + block, end)
@@ -180,12 +175,12 @@ def _cut(start: int, end: int, block: int) -> list[tuple[int, int]]:
 
 
 def blocks_touched(file: File, start: int, end: int) -> int:
-    """How many blocks the bytes [start, end) behind a column's header lie in."""
+    """Count the blocks that the bytes [start, end) after a column's header lie in."""
     return 0 if start == end else (end - 1) // file.block - start // file.block + 1
 
 
 class Writer:
-    """Writes one stretch of a column, from byte ``start`` behind the header on."""
+    """Writes one stretch of a column, from byte ``start`` after the header on."""
 
     def __init__(self, output: Output, file: File, start: int) -> None:
         self._output = output
@@ -209,17 +204,17 @@ class Writer:
         self._at += done
 
     def stretch(self) -> Stretch:
-        """What was written."""
+        """Return the stretch that was written."""
         return Stretch(self._start, self._at, tuple(self._sums))
 
 
 Bytes = NDArray[np.uint8]
 
-_NEAR = 4096  # bytes between two offsets that are read over rather than apart
+_NEAR = 4096  # offsets closer than this many bytes are read together
 
 
 class _Files:
-    """The open columns of a piece, synced and closed together."""
+    """The open columns of a task, synced and closed together."""
 
     def __init__(self, folder: Folder, columns: Columns, parts: tuple[int, ...]) -> None:
         self._folder = folder
@@ -230,7 +225,7 @@ class _Files:
         self._open: dict[Spot, tuple[Output, File]] = {}
 
     def output(self, spot: Spot) -> tuple[Output, File]:
-        """The file of a column, open for writing."""
+        """Return the file of a column, open for writing."""
         if spot not in self._open:
             file = self._columns.file(spot)
             output = self._stack.enter_context(self._folder.output(file.name))
@@ -238,12 +233,12 @@ class _Files:
         return self._open[spot]
 
     def part_of(self, target: int) -> tuple[int, int]:
-        """The part that has a row of the target, and that part's first row."""
+        """Return the part that has a row of the target, and that part's first row."""
         part = int(np.searchsorted(self._starts, target, side="right")) - 1
         return part, int(self._starts[part])
 
     def offsets(self, part: int, field: int, rows: Ints) -> Ints:
-        """Where the values of a part's rows, which rise, begin."""
+        """Return where the values of a part's rows, in ascending order, start."""
         file = self._columns.file(Spot(part, field, "offsets"))
         found = np.empty(len(rows), np.int64)
         near = _NEAR // 8
@@ -255,7 +250,7 @@ class _Files:
         return found
 
     def sync(self) -> None:
-        """Have the disk hold all that was written."""
+        """Sync all that was written to disk."""
         for output, _ in self._open.values():
             output.sync()
 
@@ -272,14 +267,14 @@ class _Files:
 
 
 class InOrder(_Files):
-    """Takes rows of one part that follow each other."""
+    """Takes consecutive rows of one part."""
 
     def __init__(self, folder: Folder, columns: Columns, parts: tuple[int, ...]) -> None:
         super().__init__(folder, columns, parts)
         self._writers: dict[Spot, Writer] = {}
 
     def writer(self, spot: Spot, first: int) -> Writer:
-        """What writes a column, beginning with its row ``first`` at the first call."""
+        """Return the writer of a column, which starts at row ``first`` of the first call."""
         if spot not in self._writers:
             output, file = self.output(spot)
             self._writers[spot] = Writer(output, file, first * file.row_bytes)
@@ -308,7 +303,7 @@ class InOrder(_Files):
             self.values(field, targets, targets, data)
 
     def wrote(self) -> dict[str, Stretch]:
-        """What was written, by column."""
+        """Return what was written, by column."""
         return {str(spot): writer.stretch() for spot, writer in self._writers.items()}
 
 
@@ -347,7 +342,7 @@ class Scattered(_Files):
         output.write(len(file.header) + row * file.row_bytes + at, data.data)
 
     def _runs(self, targets: Ints) -> Iterator[tuple[int, int, int, int]]:
-        """Stretches of rising rows that follow each other in a part: part, its start, from, to."""
+        """Yield ranges of consecutive rows in a part: part, its start, from, to."""
         starts = np.searchsorted(self._starts, targets, side="right") - 1
         new = (np.diff(targets) != 1) | (np.diff(starts) != 0)
         ends = [*(np.flatnonzero(new) + 1).tolist(), len(targets)]
@@ -356,7 +351,7 @@ class Scattered(_Files):
             yield part, int(self._starts[part]), first, last
 
     def wrote(self) -> dict[str, Stretch]:
-        """Nothing that is of use: stretches are not whole."""
+        """Return nothing: the stretches are incomplete."""
         return {}
 
 
@@ -365,5 +360,5 @@ OFFSETS: tuple[Role, Role] = ("offsets", "shapes")
 
 
 def as_bytes(array: NDArray[Any]) -> Bytes:
-    """The bytes of an array in C order."""
+    """Return the bytes of an array in C order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

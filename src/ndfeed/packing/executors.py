@@ -1,12 +1,11 @@
-"""Pieces done by an executor: threads, processes, or machines of somebody else's.
+"""Runs tasks in an executor: threads, worker processes, or remote machines.
 
-An executor is any ``concurrent.futures.Executor``. Without one there is a pool of this module's
-own: threads, since copying and inflating let go of the interpreter's lock; or processes, where
-there are maps, which may hold it, that can be sent, and the first piece took so long that starting
-processes pays.
+An executor is any ``concurrent.futures.Executor``. Without one this module makes its own pool:
+threads, since copying and inflating release the GIL; or processes, where there are maps, which may
+hold it, that can be pickled, and the first task took so long that starting processes pays off.
 
-A piece whose worker died is given to another, a few times. Any other error ends the work: what
-is not begun is called off, what is under way is waited for, what was done is noted.
+A task whose worker died is given to another, a few times. Any other error ends the run: tasks not
+yet started are cancelled, running ones are waited for, finished ones are recorded.
 """
 
 import signal
@@ -37,17 +36,17 @@ from ndfeed.packing.tasks import Stopped, stopped, work
 
 _TRIES = 3
 _MOST = 16
-_AHEAD = 64  # pieces handed out before others are done; whoever notes them may take a while
+_AHEAD = 64  # tasks submitted before others are done; recording them may take a while
 _WORTH_IT = 4.0  # seconds of work for which processes are started
-# Modules whose errors say that a worker is lost, not that the work is wrong.
+# Modules whose errors say that a worker is lost, not that the task failed.
 _OTHERS = ("distributed.", "ray.")
 
 
 class Orders(NamedTuple):
-    """What is the same for all pieces of a plan: its folder, and the digest of the file it is in.
+    """What all tasks of a plan share: its folder, and the digest of the plan's file.
 
-    ``synced``: are workers to sync what they wrote? ``note`` gets the records of what is done,
-    ``described`` says for people what a piece is about.
+    ``synced``: must workers sync what they wrote? ``note`` gets the records of finished tasks,
+    ``described`` describes a task for people.
     """
 
     folder: bytes
@@ -58,7 +57,7 @@ class Orders(NamedTuple):
 
 
 class WorkerPool:
-    """Does the pieces of one plan. Use as a context manager."""
+    """Runs the tasks of one plan. Use as a context manager."""
 
     def __init__(self, ds: Dataset, executor: Executor | None, workers: int | None) -> None:
         self.source = Rows(ds)
@@ -88,11 +87,11 @@ class WorkerPool:
 
     @property
     def own(self) -> bool:
-        """Are the workers this pool's own, and so on this machine?"""
+        """Does this pool own its workers, so that they are on this machine?"""
         return self._given is None
 
     def run(self, orders: Orders, tasks: Sequence[str]) -> None:
-        """Do ``tasks`` of a plan."""
+        """Run ``tasks`` of a plan."""
         running: dict[Future[Record], str] = {}
         waiting, tries = deque(tasks), Counter[str]()
         stopped.discard(orders.folder)
@@ -112,7 +111,7 @@ class WorkerPool:
             raise
 
     def _decide(self, orders: Orders, task: str, others: int) -> None:
-        """Do the first piece here, and see what it costs."""
+        """Run the first task here, and measure its cost."""
         began = time.perf_counter()
         orders.note([work(orders.folder, orders.digest, self._ds, task, orders.synced)])
         self._undecided = False
@@ -142,7 +141,7 @@ class WorkerPool:
 def _collected(
     done: dict["Future[Record]", str], note: Callable[[list[Record]], None]
 ) -> list[tuple[str, BaseException]]:
-    """Note what was done. Raises what went wrong; gives what was lost with its worker."""
+    """Record finished tasks. Raises errors; returns tasks that were lost with their worker."""
     records: list[Record] = []
     lost: list[tuple[str, BaseException]] = []
     wrong: BaseException | None = None
@@ -164,7 +163,7 @@ def _collected(
 def _call_off(running: dict["Future[Record]", str]) -> None:
     for future in running:
         future.cancel()
-    # Nobody writes any more when the caller hears of the error.
+    # Nobody writes any more when the caller gets the error.
     wait([future for future in running if not future.cancelled()])
 
 
@@ -174,7 +173,7 @@ def _retry(
     waiting: "deque[str]",
     described: Callable[[str], str],
 ) -> None:
-    """Have lost pieces done again, unless that was tried before."""
+    """Run lost tasks again, unless that was tried before."""
     for task, error in lost:
         tries[task] += 1
         if tries[task] >= _TRIES:
@@ -196,7 +195,7 @@ def _is_loss(error: BaseException) -> bool:
 
 
 def _sendable(ds: Dataset) -> bool:
-    """Can the dataset, with its maps, be sent to another process?"""
+    """Can the dataset, with its maps, be pickled for another process?"""
     try:
         ForkingPickler.dumps(ds)
     except Exception:  # noqa: BLE001 - whatever a map's own pickling raises
@@ -205,6 +204,6 @@ def _sendable(ds: Dataset) -> bool:
 
 
 def _ignore_interrupts() -> None:
-    """Ctrl-C is for the process that waits for the pieces."""
+    """Ignore Ctrl-C, which is for the process that waits for the tasks."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,7 @@
-"""A plan in the process that carries out a piece of it, and the files that tell what to do.
+"""A plan in the process that runs one of its tasks, and the files that say what to do.
 
-The plan's file is believed if it has the digest that whoever hands out the pieces said, the
-others as far as they can be: numbers are within their bounds, or it is an error.
+The plan's file is trusted if it has the digest given by the process that submits the tasks; the
+other files as far as they can be: numbers are within their bounds, or it is an error.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _MOST_SMALL = 1 << 30  # bytes of a plan
 
 
 class Job:
-    """A plan, in this process, and the folder it is carried out in."""
+    """A plan in this process, and the folder it runs in."""
 
     def __init__(self, path: bytes, digest: str, ds: Dataset) -> None:
         self.path, self.digest = path, digest
@@ -36,7 +36,7 @@ class Job:
 
     @property
     def columns(self) -> Columns:
-        """The files to write, with all that is known by now."""
+        """Return the files to write, with all that is known by now."""
         if not self.plan.spooled:
             return self.plan.columns
         known = read_contents(self.folder, VALUES, _MOST_SMALL)
@@ -44,7 +44,7 @@ class Job:
 
     @property
     def final_columns(self) -> Columns:
-        """The files to write, when the number of values of every field must be known."""
+        """Return the files to write, when the number of values of every field must be known."""
         if not self.plan.spooled:
             return self.plan.columns
         known = read_contents(self.folder, VALUES, _MOST_SMALL)
@@ -56,7 +56,7 @@ class Job:
         return self.plan.columns_with(self._values(known))
 
     def _values(self, data: bytes) -> tuple[tuple[int | None, ...], ...]:
-        """The numbers of values in a file that whoever sees to the work has written."""
+        """Parse the numbers of values in a file that the coordinating process has written."""
         try:
             found = json.loads(data)
             values = tuple(map(tuple, found))
@@ -72,7 +72,7 @@ class Job:
         return values
 
     def targets(self, start: int, end: int) -> Ints:
-        """The rows of the target at some places of the work."""
+        """Return the rows of the target at some places of the work."""
         if not self.plan.scattered:
             return np.arange(start, end)
         with self.folder.file(ORDER) as file:
@@ -82,12 +82,12 @@ class Job:
         return found
 
     def store(self, columns: Columns) -> Store:
-        """Where rows go."""
+        """Return where rows go."""
         kind = Scattered if self.plan.scattered else InOrder
         return kind(self.folder.inner(DATA), columns, self.plan.parts)
 
     def in_order(self, columns: Columns) -> InOrder:
-        """Where rows go that follow each other."""
+        """Return where consecutive rows go."""
         return InOrder(self.folder.inner(DATA), columns, self.plan.parts)
 
 
@@ -96,12 +96,12 @@ def _may_be(value: object) -> bool:
 
 
 def changed(path: bytes) -> ChangedError:
-    """The error for a file of the work that is not what was written to it."""
+    """Make the error for a file of the staging folder that is not what was written to it."""
     return ChangedError(path, "changed while it was in use; run the same again")
 
 
 def _opened(path: bytes, digest: str) -> tuple[Folder, Plan]:
-    """The folder of a plan, open, and the plan in it if its file has that digest."""
+    """Open the folder of a plan and load the plan, if its file has that digest."""
     try:
         folder = Folder(path)
         data = read_contents(folder, PLAN, _MOST_SMALL)

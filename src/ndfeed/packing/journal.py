@@ -1,21 +1,17 @@
 """The journal of a pack: which tasks are done, recorded once the disk holds their output.
 
-The journal of a pack: which pieces are done, and the checksums of what they wrote.
-
-Lines of JSON, each with a *seal* behind it: a CRC-32, or a signature by a key that only this user
-has. A line is written when what it speaks of is synced, and is itself synced before anybody relies
-on it. A reader believes lines up to the first that is not whole, that is signed by somebody else,
-or that says what no piece would: whatever follows is done again, which is only work.
+Lines of JSON, each followed by a *seal*: a CRC-32, or a signature by a key that only this user
+has. A line is written when the output it describes is synced, and is itself synced before anybody
+relies on it. A reader trusts lines up to the first that is incomplete, that is signed by somebody
+else, or that says what no task would: everything after that is done again, which only costs time.
 
     {"task":"rows 3","rows":n,"bytes":n,"wrote":{SPOT:[start,end,[crc, …]]},"read":{…}} SEAL
     {"task":"offsets 0",…,"values":n} SEAL        also "place N", "sums N"
     {"task":"publish"} SEAL
 
-Records of finished pieces, noted in the journal when the disk holds what they speak of.
-
-Workers elsewhere sync what they wrote themselves, piece by piece. On this machine it is done here,
-for many pieces at once, while others are being written: a sync makes all of a file wait. The files
-are open here before anything is written, so that no error of the disk's can be missed.
+Remote workers sync what they wrote themselves, task by task. On this machine it is done here, for
+many tasks at once, while others are being written: a sync blocks all writes to a file. The files
+are open here before anything is written, so that no disk error can be missed.
 """
 
 import hmac
@@ -40,12 +36,12 @@ _SPOT = re.compile(r"[0-9]{1,18}\.[0-9]{1,18}\.(rows|values|offsets|shapes)")
 _MEMBER = re.compile(r"[0-9]{1,18}\.[0-9]{1,18}\.[0-9]{1,18}")
 
 Record = dict[str, Any]
-Seal = Callable[[bytes], bytes]  # hex digits that stand for some bytes
-Check = Callable[[Record], bool]  # may a plan's piece say that?
+Seal = Callable[[bytes], bytes]  # returns hex digits that authenticate some bytes
+Check = Callable[[Record], bool]  # may a plan's task say that?
 
 
 def checksum(text: bytes) -> bytes:
-    """The seal of a journal that anybody may write: it finds damage."""
+    """Return the seal of a journal that anybody may write: it detects damage."""
     return b"%08x" % crc32(text)
 
 
@@ -54,10 +50,10 @@ def _anything(_record: Record) -> bool:
 
 
 class Journal:
-    """Notes what is done. One process at a time has it open.
+    """Records what is done. One process at a time has it open.
 
-    ``folder`` is the one that ``name`` is in. Records that are there already are believed up to
-    the first that ``check`` refuses.
+    ``folder`` is the one that ``name`` is in. Existing records are trusted up to the first that
+    ``check`` refuses.
     """
 
     def __init__(
@@ -76,7 +72,7 @@ class Journal:
         self._end = end
 
     def note(self, records: Iterable[Record]) -> None:
-        """Remember records for good; each has its ``task``."""
+        """Store records durably; each has its ``task``."""
         records = list(records)
         texts = (json.dumps(one, sort_keys=True, separators=(",", ":")) for one in records)
         data = b"".join(sealed(text.encode(), self._seal) for text in texts)
@@ -86,14 +82,14 @@ class Journal:
         self.done |= {record["task"]: record for record in records}
 
     def forget(self) -> None:
-        """Begin anew: what was noted is not to be relied on."""
+        """Start over: what was recorded is not to be relied on."""
         if self.done:
             self._file.allocate(0)
             self._file.sync()
             self.done, self._end = {}, 0
 
     def stretches(self) -> dict[str, list[Stretch]]:
-        """All that was written, by column."""
+        """Return all that was written, by column."""
         found: dict[str, list[Stretch]] = {}
         for record in self.done.values():
             for spot, one in record.get("wrote", {}).items():
@@ -101,7 +97,7 @@ class Journal:
         return found
 
     def read(self) -> dict[str, list[Stretch]]:
-        """What several pieces have read of members, by member."""
+        """Return what several tasks have read of members, by member."""
         found: dict[str, list[Stretch]] = {}
         for record in self.done.values():
             for member, some in record.get("read", {}).items():
@@ -109,14 +105,14 @@ class Journal:
         return found
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
 
 def believed(
     data: bytes, seal: Seal = checksum, check: Check = _anything
 ) -> tuple[list[Record], int]:
-    """The records of a journal up to the first that is not to be believed, and where it begins."""
+    """Return a journal's records up to the first untrusted one, and where that starts."""
     records: list[Record] = []
     end = 0
     for line in data.splitlines(keepends=True):
@@ -130,18 +126,18 @@ def believed(
 
 
 def sealed(text: bytes, seal: Seal) -> bytes:
-    """A line that says ``text``, with its seal."""
+    """Return a line with ``text`` and its seal."""
     return text + b" " + seal(text) + b"\n"
 
 
 def unsealed(line: bytes, seal: Seal) -> bytes | None:
-    """What a line says, or nothing if it is not whole or the seal is another."""
+    """Return the text of a line, or ``None`` if it is incomplete or the seal is wrong."""
     text, _, found = line.rpartition(b" ")
     return text if hmac.compare_digest(found, seal(text) + b"\n") else None
 
 
 def _record(text: bytes) -> Record | None:
-    """A record in which everything has the type that it must have, or nothing."""
+    """Parse a record; ``None`` unless every value has the required type."""
     try:
         found = parse_json(
             text, objects=_MOST_VALUES, values=_MOST_VALUES, deepest=_DEEPEST, what="values"
@@ -185,7 +181,7 @@ def _is_stretch(value: object) -> bool:
 
 
 def _are_stretches(value: object) -> bool:
-    """What was read of a member: stretches with one checksum each."""
+    """Check what was read of a member: stretches with one checksum each."""
     return type(value) is list and all(_is_stretch(one) and len(one[2]) == 1 for one in value)
 
 
@@ -194,9 +190,9 @@ _LEAST, _MOST, _TIMES = 1 << 20, 256 << 20, 16
 
 
 class Commits:
-    """Collects records; syncs the files ``names`` and notes them after so many of ``total`` bytes.
+    """Collects records; syncs the files ``names`` and records them each time enough bytes came.
 
-    Without names what records speak of is synced already.
+    Without names, what records describe is synced already.
     """
 
     def __init__(
@@ -212,7 +208,7 @@ class Commits:
         self._bytes = 0
 
     def add(self, records: list[Record]) -> None:
-        """Take records, and note them if there are enough."""
+        """Take records, and write them to the journal if there are enough."""
         self._waiting += records
         self._bytes += sum(record["bytes"] for record in records)
         if self._bytes >= self._often:
@@ -233,5 +229,5 @@ class Commits:
             if error is None:
                 self._commit()
             else:
-                with suppress(Error):  # the first error is the one to tell
+                with suppress(Error):  # the first error is the one to report
                     self._commit()

@@ -1,9 +1,9 @@
-"""Checksums of stored members, from rows as they are copied: what was checked is what is written.
+"""Checks stored members while their rows are copied: what was checked is what is written.
 
-An archive has a checksum for the whole of a member: header, rows, and whatever is behind them.
-Where rows are read in order, as they lie, their bytes are summed on the way; the rest of a member
-is a header, and is read for it. Members whose rows belong to several pieces are put together when
-all of these are done, before anything is published.
+An archive has a checksum for the whole of a member: header, rows, and whatever follows them.
+Where rows are read in order, as they lie, their checksum is computed on the way; the rest of a
+member is a header, and is read for it. For members whose rows belong to several tasks the
+checksums are combined when all of these are done, before anything is published.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ class Member(NamedTuple):
 
 
 class Watch:
-    """Which stored members of a source are summed as they are read. Shared by threads."""
+    """Which stored members of a source are checked as they are read. Shared by threads."""
 
     def __init__(self, source: Rows, pieces: Sequence[int], *, in_order: bool) -> None:
         self._source = source
@@ -52,20 +52,20 @@ class Watch:
             }
 
     def sees(self, column: Column) -> bool:
-        """Are the members of a column summed as they are read?"""
+        """Are the members of a column checked as they are read?"""
         return id(column) in self._places
 
     def summing(self) -> "Summing":
-        """For one piece."""
+        """Return the checksums for one task."""
         return Summing(self._places)
 
     def whole(self, number: int) -> list[Member]:
-        """The members that a piece reads by itself."""
+        """Return the members that a task reads alone."""
         first, last = self._samples(number)
         return [m for m in self._between(first, last) if not self._is_split(m)]
 
     def split(self) -> list[Member]:
-        """The members that several pieces read."""
+        """Return the members that several tasks read."""
         cuts = [self._samples(n)[0] for n in range(1, len(self._pieces) - 1)]
         found = {m for cut in cuts for m in self._between(cut, cut + 1)}
         return sorted(m for m in found if self._is_split(m))
@@ -83,16 +83,16 @@ class Watch:
             yield from (Member(g, c, part) for part in range(low, high))
 
     def _is_split(self, member: Member) -> bool:
-        """Does a piece begin within it?"""
+        """Does a task start within it?"""
         start, end = self._source.ds.groups[member.group].starts[member.part :][:2].tolist()
         origin = int(self._source.samples(np.array([0]))[0])
         at = int(np.searchsorted(self._pieces, start - origin, side="right"))
-        # The first piece begins where the rows do, within a member or not.
+        # The first task starts where the rows do, within a member or not.
         at = max(at, 1)
         return at < len(self._pieces) - 1 and self._pieces[at] + origin < end
 
     def check(self, member: Member, stretches: Sequence[Stretch]) -> None:
-        """Refuse a member whose checksum is not the archive's; what no stretch has is read."""
+        """Refuse a member with a wrong checksum; bytes that no stretch covers are read."""
         column = self._source.ds.groups[member.group].columns[member.column]
         table, array = column.table, int(column.arrays[member.part])
         wanted = int(table.crc[array])
@@ -124,14 +124,14 @@ def _read(file: File, offset: int, start: int, end: int, found: int) -> int:
 
 
 class Summing:
-    """Sums rows of one piece as they come. For one thread."""
+    """Computes checksums of the rows of one task as they come. For one thread."""
 
     def __init__(self, places: dict[int, tuple[int, int]]) -> None:
         self._places = places
         self._found: dict[Member, list[Stretch]] = {}
 
     def rows(self, column: Column, starts: Ints, samples: Ints, values: Any) -> None:  # noqa: ANN401
-        """See samples that follow each other, as they were read."""
+        """Add consecutive samples, as they were read."""
         place = self._places.get(id(column))
         if place is None:
             return
@@ -147,7 +147,7 @@ class Summing:
             at, done, part = stop, done + size, part + 1
 
     def bytes(self, member: Member, start: int, data: NDArray[np.uint8]) -> None:
-        """See some bytes of a member's rows."""
+        """Add some bytes of a member's rows."""
         known = self._found.setdefault(member, [])
         memory: memoryview = data.data
         if known and known[-1].end == start:
@@ -158,10 +158,10 @@ class Summing:
             known.append(Stretch(start, start + len(data), (inflate.crc32(memory),)))
 
     def of(self, member: Member) -> list[Stretch]:
-        """What was seen of a member."""
+        """Return the stretches of a member that were added."""
         return self._found.get(member, [])
 
     def left(self, whole: Iterable[Member]) -> dict[str, list[Stretch]]:
-        """What was seen of members that are not among ``whole``, by name."""
+        """Return the stretches of members that are not among ``whole``, by name."""
         others = self._found.keys() - set(whole)
         return {str(member): self._found[member] for member in sorted(others)}

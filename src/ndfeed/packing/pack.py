@@ -1,4 +1,4 @@
-"""``ndfeed.pack``: a dataset rewritten into plain columns, whole or not at all."""
+"""``ndfeed.pack``: rewrite a dataset into plain columns, completely or not at all."""
 
 import os
 import stat
@@ -102,27 +102,27 @@ def pack(  # noqa: PLR0913 - what users say about a conversion
 ) -> Dataset | Forecast:
     """Rewrite a dataset into plain ``.npy`` columns in the folder ``target``, and open that.
 
-    ``source`` is a dataset, with whatever ``map`` it has, or what ``ndfeed.open`` takes. The
-    target appears whole or not at all. Whatever ends the work, the same call goes on with it.
+    ``source`` is a dataset, with whatever ``map`` it has, or what ``ndfeed.open`` takes. The target
+    appears complete or not at all. After any interruption the same call resumes the work.
 
     ``fields``   the fields to keep, all by default.
-    ``dtype``    types to store fields in, ``{"image": "float16"}``; a value outside the range of
-                 its new type is an error that names field, row and value.
+    ``dtype``    dtypes to store fields in, ``{"image": "float16"}``; a value outside the range of
+                 its new dtype is an error that names field, row and value.
     ``shuffle``  a seed: rows are written in a random order fixed by it.
-    ``names``    keep the name of every row's source file too, as UTF-8 in the ragged field "file".
+    ``names``    also store the name of every row's source file: UTF-8 in the ragged field "file".
     ``rows_per_part``  split the columns; by default there is one part.
-    ``append``   add rows to a packed dataset; who has it open goes on with what it was.
+    ``append``   add rows to a packed dataset; those who have it open keep seeing what it was.
     ``repair``   write damaged blocks again from the source they were made from.
-    ``executor`` who does the work: any ``concurrent.futures.Executor`` whose workers see the
-                 target's folder. By default threads, or processes where there are maps.
-    ``workers``  how many pieces are worked on at once, by default one for each core.
-    ``memory``   bytes or ``"2GB"`` for all workers together; default an eighth of RAM, at most
-                 2 GiB.
+    ``executor`` runs the tasks: any ``concurrent.futures.Executor`` whose workers see the target's
+                 folder. By default threads, or processes where there are maps.
+    ``workers``  how many tasks run at once, by default one for each core.
+    ``memory``   limit for all workers together, in bytes or as ``"2GB"``; default an eighth of RAM,
+                 at most 2 GiB.
     ``progress`` called with the rows and bytes that were just written; first with those that an
                  earlier run had written.
-    ``dry_run``  write nothing, and return what would be written and the room it needs as a
-                 ``Forecast``. What packing would refuse at once is refused here too, but for
-                 too little room, which the forecast tells.
+    ``dry_run``  write nothing, and return what would be written and the space it needs as a
+                 ``Forecast``. Raises what packing would raise at once, except for too little
+                 space, which the forecast tells.
     """
     if dry_run and repair:
         raise ValueError("dry_run with repair: ndfeed.verify says what repair would write again")
@@ -134,7 +134,7 @@ def pack(  # noqa: PLR0913 - what users say about a conversion
         workers = as_count("workers", workers, 1, _MOST_WORKERS)
     if repair:
         return repair_blocks(request)
-    # Imported late: executors bring logging with them, which ``import ndfeed`` can do without.
+    # Imported late: executors import logging, which ``import ndfeed`` can do without.
     from ndfeed.packing.executors import WorkerPool  # noqa: PLC0415
 
     pool = WorkerPool(ds, executor, workers)
@@ -152,11 +152,11 @@ def pack(  # noqa: PLR0913 - what users say about a conversion
 def _opened(
     source: "Source | Mapping[str, Source | Dataset]", fields: Sequence[str] | None
 ) -> Dataset:
-    """The fields to keep of what a source has: whatever is wrong with others does not matter."""
+    """Open only the fields to keep: whatever is wrong with others does not matter."""
     try:
         return open_dataset(source, fields=fields)
     except AmbiguousError as error:
-        # A field that is left out may tell what a sample is.
+        # A dropped field may decide what a sample is.
         try:
             return open_dataset(source)
         except Error:
@@ -173,7 +173,7 @@ class _Prepared(NamedTuple):
 
 
 def _prepared(request: Request, workers: int) -> _Prepared:
-    """What is to be done, or an error where something else is in its place. Writes nothing."""
+    """Plan the work, or raise if something else is at the target. Writes nothing."""
     before = manifest_of(request.target)
     if request.append and before is None:
         raise MissingError(request.target, "no packed dataset to append to; leave append out")
@@ -198,7 +198,7 @@ def _prepared(request: Request, workers: int) -> _Prepared:
 
 
 def run_pack(request: Request, pool: "WorkerPool", progress: "Progress") -> Dataset:
-    """Do what is requested."""
+    """Run the request."""
     from ndfeed.packing.run import PackRun, check_space  # noqa: PLC0415 - as above
 
     plan, order, before, done = _prepared(request, pool.workers)
@@ -219,11 +219,11 @@ def run_pack(request: Request, pool: "WorkerPool", progress: "Progress") -> Data
 
 @contextmanager
 def _going_on(work: StagingFolder) -> Iterator[None]:
-    """Keep what was done for the same call to go on with, unless that would not help."""
+    """Keep finished work for the same call to resume, unless that would not help."""
     try:
         yield
     except (CastError, ChangedError, ConflictError, FormatError, SchemaError):
-        _discard(work)  # to put that right makes another plan of it
+        _discard(work)  # fixing that makes another plan
         raise
     except BaseException as error:
         if work.resumable:
@@ -236,19 +236,19 @@ def _going_on(work: StagingFolder) -> Iterator[None]:
 
 
 def _discard(work: StagingFolder) -> None:
-    """Remove a folder of work, because of an error that is the one to tell."""
+    """Remove a staging folder after an error, which is the one to report."""
     with suppress(Error):
         work.remove()
 
 
 def _parts_of(target: bytes) -> frozenset[str]:
-    """The parts that the manifest of a target speaks of, at this moment."""
+    """Return the parts that the manifest of a target lists at this moment."""
     manifest = manifest_of(target)
     return frozenset(part.folder for part in manifest.parts) if manifest else frozenset()
 
 
 def _fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
-    """The fields to write: those of the dataset, or of what they are appended to."""
+    """Return the fields to write: those of the dataset, or of what they are appended to."""
     names = request.source.names
     found = {f.name: f for f in stored_fields(request.source.ds, request.dtypes, names=names)}
     if before is None:
@@ -273,7 +273,7 @@ def _fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
 
 
 def _check_free(target: bytes) -> None:
-    """Refuse at once what the target could not be moved to when all is done."""
+    """Refuse at once if the target could not be moved into place at the end."""
     parent, name = os.path.split(target)
     with Folder(parent, followed=True) as beside:
         status = beside.status(name)
@@ -287,7 +287,7 @@ def _check_free(target: bytes) -> None:
 
 
 def _check_same(request: Request, before: Manifest, plan: Plan) -> None:
-    """Refuse what is there unless the same plan made it, in a run that was ended late."""
+    """Refuse an existing target unless the same plan made it, in a run interrupted late."""
     packs = packs_of(before, os.path.join(request.target, NAME))
     if len(packs) != 1 or packs[0].plan != plan.source["plan"]:
         raise ConflictError(
@@ -297,7 +297,7 @@ def _check_same(request: Request, before: Manifest, plan: Plan) -> None:
 
 
 def _finished(work: StagingFolder) -> Dataset:
-    """Remove what a run that was ended late left behind."""
+    """Remove what a run that was interrupted late left behind."""
     if work.leftovers():
         with suppress(ConflictError), work:  # else somebody is about to add to it
             work.remove_others(lambda: _parts_of(work.target))
@@ -308,17 +308,17 @@ def _finished(work: StagingFolder) -> Dataset:
 def _appended_before(
     request: Request, before: Manifest, fields: tuple[Field, ...], workers: int, row_bytes: int
 ) -> Plan | None:
-    """The plan with which these very rows were appended last, by a run that was ended late."""
+    """Return the plan that appended these very rows last, in a run interrupted late."""
     last = packs_of(before, os.path.join(request.target, NAME))[-1:]
     if not last or last[0].fingerprint != request.source.ds.fingerprint or not last[0].base:
-        return None  # made, not appended: the same rows may well be wanted once more
+        return None  # created, not appended: the same rows may well be wanted again
     wanted = request.wanted(workers, row_bytes, last[0].first, last[0].base)
     plan, _ = make_plan(request.source, fields, wanted)
     return plan if plan.source["plan"] == last[0].plan else None
 
 
 def _next_part(request: Request, before: Manifest) -> int:
-    """The number of the first part to add, behind all that are there."""
+    """Return the number of the first part to add, after all existing ones."""
     packs_of(before, os.path.join(request.target, NAME))
     used = [int(part.folder) for part in before.parts if part.folder.isdecimal()]
     found = max(used, default=-1) + 1

@@ -1,15 +1,16 @@
-"""The plan: what is written where, cut into pieces that can be done in any order.
+"""The plan: what is written where, divided into tasks that can run in any order.
 
-A plan is JSON, and all that is needed to do any piece of it, but for the dataset itself. Its
+A plan is JSON, and all that is needed to run any of its tasks, except for the dataset itself. Its
 digest covers what it says and what it is made from: the files by name, size and time, the
 fields, the functions given to ``map``. So a plan of the same digest makes the same bytes. The
-manifest has another digest, without how the work is cut: by that a run finds all done already.
+manifest has another digest, which ignores how the work is divided: it shows a later run that
+everything is done already.
 
-Pieces follow the source where it is compressed, and are cut between its arrays, so that each is
-decoded once. Rows whose place in the target goes by another order (``shuffle``, or rows taken
+Tasks follow the source where it is compressed, and are divided between its arrays, so that each is
+decoded once. Rows whose place in the target follows another order (``shuffle``, or rows taken
 in some order) are then *scattered*: the work goes through the source, and a file beside the plan
-has the place of every row. Everywhere else the work goes through the target. How large a piece
-is depends on the data alone, unless there is little memory.
+has the place of every row. Everywhere else the work goes through the target. The size of a task
+depends on the data alone, unless there is little memory.
 """
 
 import bisect
@@ -41,7 +42,7 @@ _AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done. ``pieces`` are cuts of the work, ``parts`` those of the target's rows."""
+    """What is to be done. ``pieces`` divide the work, ``parts`` the target's rows."""
 
     fields: tuple[Field, ...]
     rows: int
@@ -49,23 +50,23 @@ class Plan:
     parts: tuple[int, ...]
     pieces: tuple[int, ...]
     batch: int  # bytes to work on at a time
-    large: int  # bytes of a row that is not to be in memory whole
-    made: int  # bytes of a row behind the maps, about
+    large: int  # bytes of a row that is too large to be in memory whole
+    made: int  # approximate bytes of a row after the maps
     scattered: bool
     shuffle: int | None
     names: bool
-    spooled: tuple[int, ...]  # ragged fields whose lengths only the maps tell
+    spooled: tuple[int, ...]  # ragged fields whose lengths are known only after the maps
     values: tuple[tuple[int | None, ...], ...]  # per part and field: values, as far as known
     source: Mapping[str, Any]  # for the manifest
     digest: str = ""
 
     def encoded(self) -> bytes:
-        """The plan as a file."""
+        """Return the plan as the content of a file."""
         return json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True).encode()
 
     @classmethod
     def decoded(cls, data: bytes) -> "Plan":
-        """The plan in a file, which is ours."""
+        """Parse the plan in a file that we wrote."""
         found = json.loads(data)
         if found.pop("version") != VERSION:
             raise ValueError("a plan of another version")
@@ -79,16 +80,16 @@ class Plan:
 
     @property
     def columns(self) -> Columns:
-        """The files to write, as far as their sizes are known."""
+        """Return the files to write, as far as their sizes are known."""
         return self.columns_with(self.values)
 
     def columns_with(self, values: tuple[tuple[int | None, ...], ...]) -> Columns:
-        """The files to write, with these numbers of values."""
+        """Return the files to write, with these numbers of values."""
         rows = tuple(b - a for a, b in pairwise(self.parts))
         return Columns(self.fields, self.first, rows, values)
 
     def rows_of(self, targets: Ints) -> Ints:
-        """The rows of the dataset that go to some rows of the target."""
+        """Return the rows of the dataset that go to some rows of the target."""
         if self.shuffle is None or not len(targets):
             return targets
         return permuted(targets, self.rows, key_of("exact", self.shuffle, 0))
@@ -96,7 +97,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the caller wants, beside the dataset and its fields."""
+    """What the caller wants, besides the dataset and its fields."""
 
     shuffle: int | None = None
     rows_per_part: int | None = None
@@ -104,11 +105,11 @@ class Wanted:
     first: int = 0
     base: str = ""  # the manifest that is appended to
     memory: int = 1 << 30  # for one worker
-    row_bytes: int = 0  # of a sample behind the maps, about
+    row_bytes: int = 0  # approximate size of a sample after the maps
 
 
 def make_plan(source: Rows, fields: tuple[Field, ...], wanted: Wanted) -> tuple[Plan, Ints | None]:
-    """The plan, and the place of every row in the order of the work if rows are scattered."""
+    """Make the plan, and the place of every row in the order of work if rows are scattered."""
     count = len(source)
     per_part = wanted.rows_per_part or max(count, 1)
     parts = (*range(0, count, per_part), count) if count else (0, 0)
@@ -160,7 +161,7 @@ class _Samples:
         self.order: Ints | None = None
 
     def rows(self, at: Ints) -> Ints:
-        """Rows of the dataset for rows of the target."""
+        """Return the rows of the dataset for rows of the target."""
         if self._key is None or not len(at):
             return at
         return permuted(at, self.count, self._key)
@@ -173,7 +174,7 @@ class _Samples:
         return self.count
 
     def chunks(self) -> Iterator[Ints]:
-        """Rows of the dataset in the order of the work, some at a time."""
+        """Yield rows of the dataset in the order of the work, some at a time."""
         for start in range(0, self.count, _AT_ONCE):
             at = np.arange(start, min(start + _AT_ONCE, self.count))
             yield self.rows(at if self.order is None else self.order[at])
@@ -182,12 +183,12 @@ class _Samples:
         return np.concatenate([self._source.samples(rows) for rows in self.chunks()])
 
     def rising(self) -> bool:
-        """Do samples come in their own order?"""
+        """Are samples in ascending order?"""
         return (self._key is None or self.count < 2) and self._source.rising
 
 
 def _cut(source: Rows, samples: _Samples, row_bytes: int, memory: int) -> list[int]:
-    """Where pieces end: after about so many bytes, between the arrays that are decoded whole."""
+    """Return where tasks end: about evenly by bytes, between arrays that are decoded whole."""
     if source.row_bytes is not None:
         each = max(source.row_bytes, row_bytes)
         piece = _piece_bytes(each * len(samples), memory)
@@ -214,7 +215,7 @@ def _piece_bytes(total: int, memory: int) -> int:
 
 
 def _between(samples: _Samples, group: Group, cut: int) -> int:
-    """The first place from ``cut`` on at which another part of the group begins."""
+    """Return the first place from ``cut`` on at which another part of the group starts."""
     if not 0 < cut < len(samples):
         return cut
     part = int(group.locate(np.array([samples[cut]])).part[0])
@@ -224,7 +225,7 @@ def _between(samples: _Samples, group: Group, cut: int) -> int:
 
 
 def _values(source: Rows, samples: _Samples, field: Field, start: int, stop: int) -> int | None:
-    """How many values a stored ragged field has in rows of the target."""
+    """Count the values of a stored ragged field in rows of the target."""
     if "values" not in field.roles:
         return None
     total = 0
@@ -235,14 +236,14 @@ def _values(source: Rows, samples: _Samples, field: Field, start: int, stop: int
 
 
 def lengths(field: Field, shapes: Ints) -> Ints:
-    """How many values samples of some shapes have."""
+    """Count the values of samples of some shapes."""
     found: Ints = shapes.prod(axis=1) if "shapes" in field.roles else shapes[:, 0]
     return found
 
 
 def _signed(plan: Plan, ds: Dataset, base: str) -> Plan:
-    """The plan with its digest, and with what the manifest says of the source."""
-    # How the work is cut changes no byte, unless a map sees a batch.
+    """Return the plan with its digest, and with the manifest's entry about the source."""
+    # How the work is divided changes no byte, unless a map sees a batch.
     alike = replace(plan, pieces=(), large=0, batch=plan.batch if ds.steps else 0)
     digest = hashlib.sha256(alike.encoded())
     digest.update(f"{ds.fingerprint} {base}".encode())
@@ -266,12 +267,12 @@ def _signed(plan: Plan, ds: Dataset, base: str) -> Plan:
 
 
 def map_names(ds: Dataset) -> list[str]:
-    """The functions given to ``map``, by name."""
+    """List the functions given to ``map``, by name."""
     return [_name(step.function) for step in all_maps(ds.steps)]
 
 
 def _step(step: Step) -> str:
-    """A step by what it does, and by what other steps it is made of."""
+    """Describe a step by what it does, and by the steps it is made of."""
     if isinstance(step, Map):
         return _described(step.function)
     if isinstance(step, Beside):
@@ -290,7 +291,7 @@ def _name(function: object) -> str:
 
 
 def _described(thing: object) -> str:
-    """A function by what it does, as far as that can be told: its name and its code."""
+    """Describe a function by what it does, as far as possible: its name and its code."""
     code = getattr(getattr(thing, "func", thing), "__code__", None)
     if not callable(thing):
         return repr(thing)

@@ -1,12 +1,9 @@
-"""How a packed dataset appears: in one step, with a record of its sources.
+"""Makes a packed dataset appear in one step, with a record of its sources.
 
-What a packed dataset says it was made from: an entry for each time that rows were added.
-
-That is ``source.packs`` in the manifest. Reading the data needs none of it, and other programs
-may write what they like there; who adds to the data or repairs it relies on it, so for them every
-value has the type that it must have, or the manifest is wrong.
-
-How what was packed appears: in one step, and only where nothing else is.
+It appears only where nothing else is. The record is ``source.packs`` in the manifest: an entry for
+each time that rows were added. Reading the data needs none of it, and other programs may write what
+they like there; appending and repairing rely on it, so for them every value has the required type,
+or the manifest is wrong.
 """
 
 import os
@@ -26,7 +23,7 @@ _MOST_ROWS = 1 << 63
 
 
 class Pack(NamedTuple):
-    """One time that rows were added. Empty texts stand for what is not said."""
+    """One time that rows were added. Empty strings stand for what is not recorded."""
 
     base: str
     fingerprint: str
@@ -46,7 +43,7 @@ def _is_text(value: object) -> bool:
     return type(value) is str
 
 
-# What each key must be, how to say it, and what it is where it is missing.
+# What each key must be, how to say it, and its default.
 _KEYS: Mapping[str, tuple[Callable[[object], bool], str, Any]] = {
     "base": (_is_text, "text", ""),
     "fingerprint": (_is_text, "text", ""),
@@ -60,13 +57,13 @@ _KEYS: Mapping[str, tuple[Callable[[object], bool], str, Any]] = {
 
 
 def source_packs(manifest: Manifest) -> list[dict[str, Any]]:
-    """The entries as they stand in the manifest."""
+    """Return the entries as they are in the manifest."""
     found = (manifest.source or {}).get("packs", [])
     return found if isinstance(found, list) else []
 
 
 def packs_of(manifest: Manifest, path: bytes) -> list[Pack]:
-    """The entries, checked; ``path`` is where the manifest was read."""
+    """Return the entries, checked; ``path`` is where the manifest was read."""
     found = (manifest.source or {}).get("packs", [])
     if type(found) is not list:
         raise ManifestError(path, "source.packs: a list expected")
@@ -90,12 +87,12 @@ def _pack(entry: object, where: str, path: bytes) -> Pack:
 
 
 def manifest_of(target: bytes) -> Manifest | None:
-    """The manifest in a folder, if there is one."""
+    """Load the manifest in a folder, if there is one."""
     return read_manifest(target) if write.present(os.path.join(target, NAME)) else None
 
 
 def check_no_link(target: bytes) -> None:
-    """Refuse to change a dataset by a link to it: what is done is done beside the folder itself."""
+    """Refuse to change a dataset through a link: work is staged beside the folder itself."""
     if os.path.islink(target):
         real = shown(os.path.realpath(target))
         raise ConflictError(target, f"a symbolic link; name the folder itself, {real}")
@@ -127,7 +124,7 @@ def publish(
 
 
 def check_places(work: StagingFolder, plan: Plan) -> None:
-    """Refuse at once to add parts where something is that is not ours to remove."""
+    """Refuse at once to add parts where something exists that is not ours to remove."""
     moved = work.moved()
     with Folder(work.parent, followed=True) as beside, beside.inner(work.name) as target:
         for part in range(len(plan.parts) - 1):
@@ -135,13 +132,13 @@ def check_places(work: StagingFolder, plan: Plan) -> None:
 
 
 def _add_parts(work: StagingFolder, target: Folder, parts: Sequence[Part]) -> None:
-    """Move the new parts to where they belong; nobody sees them before the manifest says so."""
+    """Move the new parts into place; nobody sees them before the manifest lists them."""
     before = work.moved()
     with work.inside.inner(DATA) as data:
         new = inodes(data, {p.folder: tuple(c.file for c in p.columns) for p in parts})
         for name in new.parts:
             before.check(target, name)
-            # Not in the manifest, so it was left by a run that is gone.
+            # Not in the manifest, so an earlier run left it behind.
             if work.alone and before.has(target, name):
                 before.remove_part(target, name)
         if new.parts:

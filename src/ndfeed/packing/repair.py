@@ -1,14 +1,14 @@
-"""Damaged blocks of a packed dataset, written again from the source they were made from.
+"""Repairs damaged blocks of a packed dataset from the source they were made from.
 
-Only blocks whose checksum is wrong are touched, and only with bytes that have the right one. So
-it may end at any moment: what is repaired stays so, and the rest is for the next time. Offsets
-and shapes come first, since they say which samples the values of a block belong to.
+Only blocks whose checksum is wrong are written, and only with bytes that have the right one. So
+it may be interrupted at any moment: what is repaired stays so, and the rest is left for the next
+run. Offsets and shapes come first, since they say which samples the values of a block belong to.
 
-A column is written to in place if it is a plain file of this user's, of the right size, with no
-other name: copying a column for one damaged block could take hours. Any other (missing, of another
-size, hard-linked, somebody else's) is made anew in a folder of work beside the dataset, from what
-is sound of it and the source, and then takes the place of the name; what else the file was known
-by is not touched. Symbolic links, also of part folders, are refused.
+A column is repaired in place if it is a plain file owned by this user, of the right size, without
+another hard link: copying a column for one damaged block could take hours. Any other (missing, of
+another size, hard-linked, owned by somebody else) is made anew in a staging folder beside the
+dataset, from its undamaged blocks and the source, and then replaces the name; other names of the
+old file are not touched. Symbolic links, including those to part folders, are refused.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ class _Damage(NamedTuple):
     """Damaged blocks of a column, and the samples that its part holds of its pack."""
 
     pack: int
-    start: int  # row of the pack with which the part begins
+    start: int  # row of the pack with which the part starts
     part: Part
     column: Column
     field: Field
@@ -82,18 +82,18 @@ def repair_blocks(request: Request) -> Dataset:
             if problem is None:
                 _Repair(request.source, target, damage, packs[damage.pack]).run()
     for _, problem in problems:
-        if problem is not None:  # made from something else, which can be repaired alike
+        if problem is not None:  # made from something else, from which it can be repaired likewise
             raise problem
     return open_dataset(os.fsdecode(request.target))
 
 
 def _owners(manifest: Manifest, packs: list[Pack]) -> list[int]:
-    """For each part the pack that made it, -1 where none is noted."""
+    """Return for each part the pack that made it, -1 where none is recorded."""
     return [sum(pack.first <= n for pack in packs) - 1 for n in range(len(manifest.parts))]
 
 
 def _damages(target: bytes, manifest: Manifest, owners: list[int]) -> Iterator[_Damage]:
-    """Every column with damaged blocks."""
+    """Yield every column with damaged blocks."""
     fields = {field.name: field for field in manifest.fields}
     start, before = 0, -1
     for pack, part in zip(owners, manifest.parts, strict=True):
@@ -115,7 +115,7 @@ def _damages(target: bytes, manifest: Manifest, owners: list[int]) -> Iterator[_
 
 
 def _problem(request: Request, damage: _Damage, packs: list[Pack], rows: int) -> Error | None:
-    """Why something cannot be repaired from this source, if it cannot; ``rows`` are its pack's."""
+    """Say why damage cannot be repaired from this source, if so; ``rows`` are its pack's."""
     if damage.pack < 0:
         return SchemaError(damage.path, "it does not say what it was made from; pack it again")
     made, ds = packs[damage.pack], request.source.ds
@@ -138,7 +138,7 @@ def _problem(request: Request, damage: _Damage, packs: list[Pack], rows: int) ->
 
 
 class _Target:
-    """The dataset, open, and a folder of work for columns that are made anew, if there are any."""
+    """The dataset, open, and a staging folder for columns that are made anew, if there are any."""
 
     def __init__(self, path: bytes) -> None:
         self._path = path
@@ -163,7 +163,7 @@ class _Target:
             self._entered = True
 
     def new_folder(self) -> Folder:
-        """A folder for columns until they are whole."""
+        """Return a folder for columns until they are complete."""
         self._enter()
         self._work.inside.inner(DATA, new=True).close()
         return self._work.inside.inner(DATA, b"00000", new=True)
@@ -181,7 +181,7 @@ class _Repair:
         self._name = damage.column.file.encode()
 
     def run(self) -> None:
-        """Write them, each compared before it is."""
+        """Write them; each is compared with its checksum first."""
         part = self._damage.part.folder.encode()
         with self._target.folder.inner(part, new=True) as folder:
             status = folder.status(self._name)
@@ -202,7 +202,7 @@ class _Repair:
             folder.sync()
 
     def _is_ours(self, status: os.stat_result | None) -> bool:
-        """May the column be written to where it is?"""
+        """May the column be repaired in place?"""
         return (
             status is not None
             and stat.S_ISREG(status.st_mode)
@@ -212,7 +212,7 @@ class _Repair:
         )
 
     def _copy_sound(self, output: Output) -> None:
-        """Copy what is not damaged of a column that is made anew."""
+        """Copy the undamaged blocks of a column that is made anew."""
         one, damaged = self._damage, set(self._damage.blocks)
         size = one.field.row_bytes(one.column.role)
         with open_column(one.path) as file:
@@ -255,7 +255,7 @@ class _Repair:
         return self._values(first, last)
 
     def _row(self, row: int) -> int:
-        """The row of the dataset that became a row of the part."""
+        """Return the row of the dataset that became a row of the part."""
         return int(self._rows_of(row, row + 1)[0]) if row < self._damage.part.rows else 0
 
     def _rows_of(self, first: int, last: int) -> Ints:
@@ -265,7 +265,7 @@ class _Repair:
         return permuted(at, self._rows, key_of("exact", self._shuffle, 0))
 
     def _read(self, first: int, last: int) -> Stored:
-        """The samples of the field in rows of the part, as they are stored."""
+        """Return the samples of the field in rows of the part, as they are stored."""
         rows = self._rows_of(first, last)
         samples = self._source.samples(rows)
         order = np.argsort(samples, kind="stable")  # streams are read forwards
@@ -287,7 +287,7 @@ class _Repair:
         return self._source.shapes(name, self._rows_of(first, last))
 
     def _offsets(self, first: int, last: int, output: Output) -> bytes:
-        """Offsets follow from the one before them and the lengths of samples."""
+        """Compute offsets from the one before them and the lengths of samples."""
         before = 0
         if first:
             data = output.read(self._damage.column.header + 8 * (first - 1), 8)
@@ -298,7 +298,7 @@ class _Repair:
         return as_bytes(found.astype("<i8")).tobytes()
 
     def _values(self, first: int, last: int) -> bytes:
-        """Values [first, last), cut out of the samples that have them."""
+        """Return values [first, last), cut out of the samples that have them."""
         one = self._damage
         beside = next(
             c for c in one.part.columns if c.field == one.field.name and c.role == "offsets"

@@ -1,9 +1,4 @@
-"""What a caller of ``ndfeed.pack`` wants, and what carrying it out would write.
-
-What a caller of ``ndfeed.pack`` wants, checked before anything is begun.
-
-What packing would write, and the room it needs, before any of it is done.
-"""
+"""The checked arguments of ``ndfeed.pack``, and a forecast of what it would write."""
 
 import os
 from collections.abc import Mapping
@@ -45,7 +40,7 @@ class Request:
         append: bool,
         memory: int | str | None,
     ) -> "Request":
-        """What a caller wrote, checked."""
+        """Check what a caller wrote."""
         if dtype is not None and not isinstance(dtype, Mapping):
             raise TypeError(f'dtype must be a dict such as {{"image": "float16"}}, got {dtype!r}')
         if shuffle is not None:
@@ -68,7 +63,7 @@ class Request:
         )
 
     def wanted(self, workers: int, row_bytes: int, first: int = 0, base: str = "") -> Wanted:
-        """The same for whoever plans."""
+        """Return what the planner needs of it."""
         return Wanted(
             shuffle=self.shuffle,
             rows_per_part=self.rows_per_part,
@@ -82,12 +77,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What ``ndfeed.pack`` would write to ``target``, as ``dry_run=True`` tells it.
+    """What ``ndfeed.pack`` would write to ``target``, returned for ``dry_run=True``.
 
-    ``needed`` is bytes of new columns: to the byte, unless a map makes ragged fields, whose lengths
-    nobody knows before it has run (then ``exact`` is false). ``free`` is what the disk has, where
-    it says. ``state`` is ``"new"``; ``"begun"`` where an earlier run left work to go on with, whose
-    files have their room already; or ``"done"`` where all of it is there and nothing would happen.
+    ``needed`` is bytes of new columns: exact, unless a map makes ragged fields, whose lengths are
+    unknown before it has run (then ``exact`` is false). ``free`` is what the disk has, where that
+    is known. ``state`` is ``"new"``; ``"begun"`` where an earlier run can be resumed, whose files
+    have their space already; or ``"done"`` where everything is there and nothing would happen.
     """
 
     target: str
@@ -101,7 +96,7 @@ class Forecast:
 
     @property
     def fits(self) -> bool:
-        """Is there room, as far as the disk says?"""
+        """Is there enough space, as far as the disk says?"""
         return self.state != "new" or self.free is None or self.needed <= self.free
 
     def __str__(self) -> str:
@@ -115,7 +110,7 @@ class Forecast:
 
 
 def needed(plan: Plan) -> int:
-    """Bytes that the target takes, as far as they are known before the maps are run."""
+    """Bytes that the target takes, as far as they are known before the maps run."""
     columns = plan.columns
     known = (
         columns.file(spot).size
@@ -126,7 +121,7 @@ def needed(plan: Plan) -> int:
 
 
 def forecast(work: StagingFolder, plan: Plan, *, done: bool) -> Forecast:
-    """What carrying out a plan in a folder of work would come to."""
+    """Forecast what running a plan in a staging folder would write."""
     return Forecast(
         os.fsdecode(work.target),
         plan.rows,

@@ -1,14 +1,10 @@
-"""Carry out a plan: prepare everything, run the tasks, check what the journal claims.
+"""Runs a plan: prepares the files, runs the tasks, and checks what the journal claims.
 
-What a journal may claim: pieces that the plan has, and bytes that its columns have.
+Everything is repeatable: a run that finds the staging folder of an earlier one skips what is
+prepared already, and runs only those tasks that the journal lacks.
 
-A journal's own grammar is that of ``journal``; here it is held against the plan. A claim that no
-piece of the plan would make is not believed, nor is anything behind it.
-
-A plan carried out: everything prepared, pieces in their order, the parts of a manifest.
-
-Whatever is done is done so that it can be done again: a run that finds the folder of an earlier
-one prepares what is prepared already, and has only those pieces done that the journal lacks.
+``journal`` parses the lines; here they are compared with the plan. A claim that no task of the
+plan would make is not trusted, nor is anything after it.
 """
 
 import hashlib
@@ -34,7 +30,7 @@ from ndfeed.packing.tasks import spool_names, sum_checksums
 
 
 class Claims:
-    """Sees the records of a journal in their order, and says of each whether it may be."""
+    """Checks the records of a journal in their order: may each be true?"""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -43,7 +39,7 @@ class Claims:
         self._summed: int | None = None
 
     def __call__(self, record: Record) -> bool:
-        """Could a piece of the plan have said that?"""
+        """Could a task of the plan have written that?"""
         if record["task"] == PUBLISHING:
             return True
         kind, number = record["task"].split()
@@ -73,7 +69,7 @@ class Claims:
         return [[part[i] for i in fields] for part in self._values]
 
     def _learned(self, number: int, values: int) -> bool:
-        """Take note of how many values a ragged field has in a part."""
+        """Remember how many values a ragged field has in a part."""
         part, field = divmod(number, len(self._plan.fields))
         if "values" not in self._plan.fields[field].roles:
             return False
@@ -86,7 +82,7 @@ class Claims:
         return True
 
     def _written(self, name: str, start: int, end: int, sums: list[int]) -> bool:
-        """Has a column these bytes, and as many blocks as there are checksums?"""
+        """Does a column have these bytes, and as many blocks as there are checksums?"""
         spot = self._spot(name)
         if spot is None:
             return False
@@ -105,7 +101,7 @@ class Claims:
         return None if unknown else spot
 
 
-Progress = Callable[[int, int], None]  # rows and bytes that were written now
+Progress = Callable[[int, int], None]  # rows and bytes that were just written
 
 
 class _Uncovered(Exception):
@@ -113,7 +109,7 @@ class _Uncovered(Exception):
 
 
 class PackRun:
-    """Carries out a plan in a folder that is owned."""
+    """Runs a plan in a staging folder that this process owns."""
 
     def __init__(
         self,
@@ -134,9 +130,9 @@ class PackRun:
         self._digest = hashlib.sha256(self._encoded).hexdigest()
 
     def run(self) -> tuple[Part, ...]:
-        """Do all that is not done; what the manifest says of the parts then.
+        """Run all tasks that are not done; return the manifest's entries for the parts.
 
-        The journal says that they are about to be published, from where on nothing is touched.
+        The journal then says that they are about to be published; from there on nothing is changed.
         """
         work = self._work
         journal = Journal(work.inside, JOURNAL, work.seal, Claims(self._plan))
@@ -164,7 +160,7 @@ class PackRun:
             self._prepare()
         except SpaceError:
             if not journal.done:
-                self._work.remove()  # its room may be what is missing elsewhere
+                self._work.remove()  # its space may be what is missing elsewhere
             raise
         done = [record for task, record in journal.done.items() if task.startswith("rows")]
         self._progress(sum(r["rows"] for r in done), sum(r["bytes"] for r in done))
@@ -191,10 +187,10 @@ class PackRun:
         return parts
 
     def _in_place(self, *, published: bool) -> bool:
-        """Are the folders there that finished pieces were written to?
+        """Are the folders there that finished tasks were written to?
 
-        Not where nothing was begun, nor where parts were moved to the target already and the note
-        that they would be is damaged.
+        Not where nothing was started, nor where parts were moved to the target already and the
+        record that they would be is damaged.
         """
         folders = map(self._columns.folder, range(len(self._plan.parts) - 1))
         gone = [n for n in folders if not write.present(self._work.inside.joined(DATA, n.encode()))]
@@ -211,7 +207,7 @@ class PackRun:
             raise _Uncovered(str(error)) from None
 
     def _check_members(self, journal: Journal) -> None:
-        """Compare the checksums of stored members that several pieces have read."""
+        """Compare the checksums of stored members that several tasks have read."""
         in_order = self._plan.shuffle is None and not self._plan.scattered
         watch = Watch(self._source, self._plan.pieces, in_order=in_order)
         read = journal.read()
@@ -231,14 +227,14 @@ class PackRun:
             self._pool.run(orders, left)
 
     def _synced_here(self) -> list[bytes]:
-        """The files to sync for the workers, where these are on this machine."""
+        """Return the files to sync for the workers, where these are on this machine."""
         spots = [s for s in self._columns.spots() if s.role in ("rows", "values")]
         if not self._pool.own or self._plan.spooled or len(spots) > MOST_FILES:
             return []
         return [b"/".join([DATA, self._columns.file(spot).name]) for spot in spots]
 
     def _described(self, task: str) -> str:
-        """A piece for people: its rows, and the files they come from."""
+        """Describe a task for people: its rows, and the files they come from."""
         kind, number = task.split()
         if kind not in ("rows", "place"):
             return f"piece {task!r}"
@@ -247,13 +243,13 @@ class PackRun:
         return f"piece {task!r}, {end - start} rows of {shown(files[0])} to {shown(files[1])}"
 
     def _ends(self, start: int, end: int) -> list[int]:
-        """The first and the last row of the dataset at some places of the work."""
+        """Return the first and the last row of the dataset at some places of the work."""
         at = np.array([start, end - 1])
         rows = self._plan.rows_of(at if self._order is None else self._order[at])
         return [int(row) for row in rows]
 
     def _prepare(self) -> None:
-        """Folders, files of their final size with their headers, and the plan behind them."""
+        """Make folders, files of their final size with their headers, and last the plan."""
         inside, plan, columns = self._work.inside, self._plan, self._columns
         with inside.inner(DATA, new=True) as data:
             for part in range(len(plan.parts) - 1):
@@ -299,7 +295,7 @@ class PackRun:
         self._allocate(self._columns, spots)
 
     def _check_spooled(self, values: tuple[tuple[int | None, ...], ...]) -> None:
-        """Compare how many values there are to be with how many the maps made."""
+        """Compare the expected numbers of values with those that the maps made."""
         pieces = range(len(self._plan.pieces) - 1)
         with self._work.inside.inner(SPOOL) as spool:
             for i in self._plan.spooled:
@@ -310,7 +306,7 @@ class PackRun:
                     raise _Uncovered(f"{self._plan.fields[i]}: other lengths than were written")
 
     def _values(self, journal: Journal) -> tuple[tuple[int | None, ...], ...]:
-        """How many values each ragged field has in each part, all of them known."""
+        """Return how many values each ragged field has in each part, all of them known."""
         count = len(self._plan.fields)
         values = [list(part) for part in self._plan.values]
         for part in range(len(values)):
@@ -323,7 +319,7 @@ class PackRun:
 
 
 def check_space(work: StagingFolder, plan: Plan) -> None:
-    """Refuse to begin what the disk has no room for."""
+    """Refuse to start if the disk does not have enough space."""
     free = write.free_bytes(work.parent)
     wanted = needed(plan)
     if free is not None and wanted > free and not work.begun:

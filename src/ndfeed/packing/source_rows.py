@@ -1,14 +1,11 @@
-"""The samples to be packed: read, mapped and measured, also those larger than memory.
+"""The samples to be packed: read, mapped and measured, including those larger than memory.
 
-Samples of a dataset for whoever packs it: read, mapped, and how large each is.
+``Reading`` belongs to one task and one thread. It keeps files and streams open between two
+batches; compressed arrays of many rows must be read in ascending order.
 
-``Reading`` belongs to one piece of work and one thread. It holds what it has open between two
-batches; compressed arrays of many rows must be asked for in rising order.
-
-Samples too large for memory: copied some elements at a time, field by field.
-
-That needs values that lie one behind the other, in a file or in a stream. What is scattered
-(Fortran order) or goes through a map is held whole, as one sample is the least to be had.
+Samples too large for memory are copied some elements at a time, field by field. That needs values
+that are contiguous in a file or in a stream. Values that are scattered (Fortran order) or go
+through a map are held whole, since one sample is the smallest unit there.
 """
 
 import os
@@ -43,14 +40,14 @@ _AT_ONCE = 1 << 16
 
 
 class Rows:
-    """A dataset as what it is packed from. Shared by threads; it holds nothing open."""
+    """A dataset as the source of a pack. Shared by threads; it holds nothing open."""
 
     def __init__(self, ds: Dataset, *, names: bool = False, in_order: bool = False) -> None:
         self.ds = ds
         self.names = names
         self.streams = [stream_rows(group) for group in ds.groups]
-        # What is not read as a stream is read as the dataset reads it, but for one thing: what
-        # is read once, from the first byte to the last, is not worth a map's page faults.
+        # Columns that are not read as streams are read as the dataset reads them, except that data
+        # read once, from the first byte to the last, is not worth a map's page faults.
         self.others = [
             _without(group, [c for columns in found for c in columns], mapped=not in_order)
             for group, found in zip(ds.groups, self.streams, strict=True)
@@ -60,12 +57,12 @@ class Rows:
         return len(self.ds)
 
     def samples(self, rows: Ints) -> Ints:
-        """The samples, in the groups, of rows of the dataset."""
+        """Return the samples, in the groups, of rows of the dataset."""
         return select_rows(self.ds.rows, rows)
 
     @lazy
     def rising(self) -> bool:
-        """Do the rows come in the order in which they lie?"""
+        """Are the rows in the order in which they are stored?"""
         rows = self.ds.rows
         if rows is None or isinstance(rows, range):
             return rows is None or rows.step > 0
@@ -73,20 +70,20 @@ class Rows:
 
     @property
     def together(self) -> bool:
-        """Do the rows follow each other, with none left out?"""
+        """Are the rows consecutive, with none left out?"""
         rows = self.ds.rows
         return rows is None or (isinstance(rows, range) and rows.step == 1)
 
     @lazy
     def row_bytes(self) -> int | None:
-        """Bytes of every sample as read; nothing where they differ."""
+        """Bytes of every sample as read; ``None`` where they differ."""
         columns = [column for group in self.ds.groups for column in group.columns]
         if self.names or not all(column.even for column in columns):
             return None
         return sum(int(column.nbytes[0]) for column in columns)
 
     def sizes(self, rows: Ints) -> Ints:
-        """Bytes of some samples as read."""
+        """Return the bytes of some samples as read."""
         if self.row_bytes is not None:
             return np.full(len(rows), self.row_bytes, np.int64)
         samples = self.samples(rows)
@@ -99,7 +96,7 @@ class Rows:
         return total
 
     def shapes(self, name: str, rows: Ints) -> Ints:
-        """The shapes of samples of a stored ragged field, one in each row."""
+        """Return the shapes of samples of a stored ragged field, one in each row."""
         samples = self.samples(rows)
         if self.names and name == NAMES:
             return self._path_lengths(samples).reshape(-1, 1)
@@ -111,7 +108,7 @@ class Rows:
 
     @lazy
     def cut_by(self) -> Group | None:
-        """The group whose parts must not be decoded twice, if there is one: the largest."""
+        """Return the largest group whose parts must not be decoded twice, if there is one."""
         held = [
             (max(int(c.table.decoded[c.arrays].max(initial=0)) for c in group.columns), i)
             for i, group in enumerate(self.ds.groups)
@@ -120,12 +117,12 @@ class Rows:
         return self.ds.groups[max(held)[1]] if held else None
 
     def path_of(self, row: int) -> str:
-        """The file that has a row."""
+        """Return the file that has a row."""
         file = self._origin.files_of(self.samples(np.array([row])))[0]
         return os.fsdecode(self._origin.table.path(int(file)))
 
     def file_names(self, samples: Ints) -> list[NDArray[Any]]:
-        """The names of the files that have some samples, below the folder common to all."""
+        """Return the names of the files of some samples, relative to their common folder."""
         file = self._origin.files_of(samples)
         ends, text = self._origin.table.path_ends, self._origin.table.path_bytes
         pairs = zip(ends[file].tolist(), ends[file + 1].tolist(), strict=True)
@@ -141,7 +138,7 @@ class Rows:
         return self.ds.origin
 
     def check_unchanged(self) -> None:
-        """Refuse sources that are no longer what they were when they were indexed."""
+        """Refuse sources that changed since they were indexed."""
         tables = {id(group.table): group.table for group in self.ds.groups}
         for table in tables.values():
             if not table.sealed:
@@ -156,7 +153,7 @@ def _sizes(group: Group, column: Column, samples: Ints) -> Ints:
 
 
 def _shapes(group: Group, column: Column, samples: Ints) -> Ints:
-    """The shapes of samples of one rank, one in each row."""
+    """Return the shapes of samples of one rank, one in each row."""
     rank = len(column.field.shape or ())
     if column.offsets is not None:
         found = reader_of(group).shapes(group, column, samples)
@@ -195,8 +192,8 @@ def _coded(group: Group) -> bool:
     return any(bool(((c.coding != RAW) & (c.coding != INLINE)).any()) for c in group.columns)
 
 
-# Processes that called pack: the global random generators there are the user's. In all others,
-# which work for them, maps find them seeded by the rows.
+# Processes that called pack: there the global random generators belong to the user. In worker
+# processes they are seeded by the rows before maps run.
 _callers: set[int] = set()
 
 
@@ -212,29 +209,29 @@ class _Draws:
         self._rows = rows
 
     def batch(self, step: int) -> np.random.Generator:
-        """For the batch that begins with this row."""
+        """Return the generator for the batch that starts with this row."""
         return np.random.default_rng([step, int(self._rows[0])])
 
     def sample(self, step: int, at: int) -> np.random.Generator:
-        """For one row."""
+        """Return the generator for one row."""
         return np.random.default_rng([step, int(self._rows[at])])
 
 
 def _mapped(batch: Batch, ds: Dataset, rows: Ints) -> Batch:
-    """What the maps of a dataset make of some rows."""
+    """Apply the maps of a dataset to some rows."""
     if os.getpid() not in _callers:
         seed_globals(rows[0].tobytes())
     return apply_steps(batch, ds.steps, _Draws(rows))
 
 
 class _Kept(threading.local):
-    """Memory of this thread's that is filled again and again: new pages cost as much as a copy."""
+    """Per-thread memory that is reused: new pages cost as much as a copy."""
 
     def __init__(self) -> None:
         self.buffers: dict[str, NDArray[np.uint8]] = {}
 
     def array(self, field: Field, count: int) -> NDArray[Any]:
-        """Room for samples of one shape, good until the next batch."""
+        """Return an array for samples of one shape, valid until the next batch."""
         size = count * (field.nbytes or 0)
         held = self.buffers.get(field.name)
         if held is None or len(held) < size:
@@ -246,7 +243,7 @@ _kept = _Kept()
 
 
 def _room(group: Group, count: int) -> dict[str, Arrays]:
-    """Room for what is copied into it; what is gathered comes in memory of its own."""
+    """Return arrays for columns that are copied; gathered ones come in their own memory."""
     if group.mapped and not group.by_file:
         return {}
     fields = [column.field for column in group.columns]
@@ -257,20 +254,20 @@ See = Callable[[Column, Ints, Ints, Any], None]
 
 
 class Reading:
-    """Reads batches for one piece. Leaving the context without an error checks what is open.
+    """Reads batches for one task. Leaving the context without an error checks what is open.
 
-    ``see`` is shown the columns that are not read as streams, as they were read: the column, where
-    its parts begin, the samples, and their values.
+    ``see`` is called with the columns that are not read as streams, as they were read: the column,
+    where its parts start, the samples, and their values.
     """
 
     def __init__(self, source: Rows, see: See | None = None) -> None:
         self._source = source
         self._see = see
         self._cursors = [[Cursor(columns) for columns in found] for found in source.streams]
-        self._decoded = Decoded(0)  # the newest stream alone is kept
+        self._decoded = Decoded(0)  # only the newest stream is kept
 
     def read(self, rows: Ints) -> Batch:
-        """What the columns are to hold of some rows, before any cast."""
+        """Return what the columns are to hold of some rows, before any cast."""
         ds = self._source.ds
         samples = self._source.samples(rows)
         batch: Batch = dict.fromkeys(ds.names)
@@ -291,7 +288,7 @@ class Reading:
         return batch
 
     def column(self, group: Group, column: Column, samples: Ints) -> Any:  # noqa: ANN401
-        """Samples of one column as they are stored."""
+        """Read samples of one column as they are stored."""
         alone = replace(group, columns=(column,))
         return reader_of(alone).fill(alone, samples, {}, self._decoded)[0].arrays
 
@@ -311,7 +308,7 @@ Chunks = Iterator[NDArray[Any]]
 
 
 def chunks(source: Rows, reading: Reading, row: int, most: int) -> Iterator[tuple[str, Chunks]]:
-    """Every field of a row, and its values in flat arrays of at most ``most`` bytes."""
+    """Yield every field of a row, and its values in flat arrays of at most ``most`` bytes."""
     sample = source.samples(np.array([row]))
     for group in source.ds.groups:
         place = group.locate(sample)
@@ -342,7 +339,7 @@ def _copied(column: Column, part: int, row: int, most: int) -> Chunks:
     start = int(column.first[part]) + row * size
     step = max(most // dtype.itemsize, 1) * dtype.itemsize
     stored = int(table.coding[array]) == RAW
-    if stored and column.whole[part]:  # else whoever packs rows sees to it, once for all of them
+    if stored and column.whole[part]:  # else checked when rows are packed, once for all of them
         one = np.array([part])
         verify([replace(column, arrays=column.arrays[one], whole=column.whole[one])])
     with File(table.path(number), table.expected(number)) as file:

@@ -1,17 +1,7 @@
-"""The folder in which a dataset is made, and the journal of parts being moved.
-
-Parts on their way into a packed dataset: folders of ours that no manifest speaks of yet.
-
-To append, finished parts are moved into the dataset first, and then the manifest is replaced. Who
-is killed in between leaves folders that nothing in the dataset speaks of. Before the first is
-moved, ``moved`` in the folder of work notes the inode of each, which stays the same when it is
-moved, and the names of its files. Only a folder with the noted inode is removed or counted as
-moved, and of what is in it only those files.
-
-The folder in which a dataset is made, beside the one in which it is to appear.
+"""The staging folder in which a dataset is made, beside the one in which it is to appear.
 
     .packed.DIGEST-TAG.packing/   named for its target and plan
-      owner                     locked by whoever works here, as long as that process lives
+      owner                     locked by the process that works here, as long as it lives
       plan, order, values       what is to be done
       journal                   what is done
       moved                     parts that are being moved to the target (append)
@@ -19,13 +9,19 @@ The folder in which a dataset is made, beside the one in which it is to appear.
       data/                     what becomes the target
 
 TAG is made of plan and target with a key that only this user has, so nobody can prepare such a
-folder for others to go on with: one whose tag is wrong, or which does not belong to this user
-alone, is somebody else's. It is never gone on with, never written to, never removed. Where no key
-can be kept the tag is random: then nothing can be gone on with.
+folder for others to resume: one whose tag is wrong, or which does not belong to this user alone,
+is somebody else's. It is never resumed, never written to, never removed. Where no key can be
+stored the tag is random: then nothing can be resumed.
 
-A folder whose lock can be had belongs to nobody: with the same plan it is gone on with, with
-another it is removed. Where there are no locks it stays, since nobody can tell; two that work
-in one folder then write the same bytes to the same places.
+A folder that is not locked belongs to nobody: with the same plan it is resumed, with another it is
+removed. Where there are no locks it stays, since nobody can tell; two processes that work in one
+folder then write the same bytes to the same places.
+
+To append, finished parts are moved into the dataset first, and then the manifest is replaced. A
+process that is killed in between leaves folders that no manifest lists. Before the first is moved,
+``moved`` records the inode of each, which stays the same when it is moved, and the names of its
+files. Only a folder with the recorded inode is removed or counted as moved, and of its contents
+only those files.
 """
 
 import contextlib
@@ -68,7 +64,7 @@ class Moved:
 
     @classmethod
     def read(cls, folder: Folder, seal: Seal) -> "Moved":
-        """What is noted in a folder of work; nothing where it cannot be believed."""
+        """Read the record in a staging folder; empty where it cannot be trusted."""
         try:
             data = read_contents(folder, MOVED_NAME, _MOST_BYTES)
             text = None if data is None else unsealed(data, seal)
@@ -80,7 +76,7 @@ class Moved:
             return cls()
 
     def write(self, folder: Folder, seal: Seal) -> None:
-        """Note it in a folder of work, for good."""
+        """Store the record durably in a staging folder."""
         text = json.dumps(self.parts, separators=(",", ":")).encode()
         folder.write(MOVED_NAME, sealed(text, seal))
         folder.sync()
@@ -102,18 +98,18 @@ class Moved:
         try:
             with beside.inner(target) as folder:
                 return all(self.has(folder, name) for name in names)
-        except (ConflictError, MissingError):  # no dataset any more
+        except (ConflictError, MissingError):  # the dataset no longer exists
             return False
 
     def check(self, target: Folder, name: str) -> None:
-        """Refuse a folder, or whatever has its name, that is in the way of a new part."""
+        """Refuse a folder, or anything else of its name, that is in the way of a new part."""
         if target.status(name.encode()) is not None and not self.has(target, name):
             raise not_ours(
                 target.joined(name.encode()), "in the place of the part that is to be added"
             )
 
     def remove(self, beside: Folder, target: bytes, kept: Callable[[], frozenset[str]]) -> None:
-        """Remove the parts that were moved to the dataset ``target``, but for those to be kept."""
+        """Remove the parts that were moved to the dataset ``target``, except those to be kept."""
         if not self.parts:
             return
         try:
@@ -134,7 +130,7 @@ class Moved:
 
 
 def _part(name: str, entry: object) -> tuple[int, tuple[str, ...]]:
-    """An entry as it must be, or ``ValueError``."""
+    """Check an entry, or raise ``ValueError``."""
     if not _FOLDER.fullmatch(name) or type(entry) is not list or len(entry) != 2:
         raise ValueError("a part with its inode and its files expected")
     inode, files = entry
@@ -146,7 +142,7 @@ def _part(name: str, entry: object) -> tuple[int, tuple[str, ...]]:
 
 
 def inodes(data: Folder, parts: Mapping[str, tuple[str, ...]]) -> Moved:
-    """What to note of parts that are in a folder, given the names of their files."""
+    """Return the record of parts that are in a folder, given the names of their files."""
     found = {}
     for name, files in parts.items():
         status = data.status(name.encode())
@@ -172,7 +168,7 @@ LAYOUT = Layout(
 
 
 class StagingFolder:
-    """A folder of work for one target and plan, owned within the context."""
+    """A staging folder for one target and plan, owned within the context."""
 
     def __init__(self, target: bytes, digest: str) -> None:
         self.target = target
@@ -199,7 +195,7 @@ class StagingFolder:
 
     @property
     def seal(self) -> Seal:
-        """What lines of the journal are signed with."""
+        """The function that signs lines of the journal."""
         return self._names.seal(self._own)
 
     @property
@@ -230,11 +226,11 @@ class StagingFolder:
         self._lock = None
 
     def leftovers(self) -> list[bytes]:
-        """The names of all our folders of work for this target, of whatever plan."""
+        """Return the names of all our staging folders for this target, of whatever plan."""
         return [name for name in self._names.alike() if self._names.genuine(name)]
 
     def moved(self) -> Moved:
-        """The parts that earlier runs, of whatever plan, moved to the target."""
+        """Return the parts that earlier runs, of whatever plan, moved to the target."""
         found = Moved()
         with Folder(self.parent, followed=True) as beside:
             for name in self.leftovers():
@@ -244,9 +240,9 @@ class StagingFolder:
         return found
 
     def remove_others(self, kept: Callable[[], frozenset[str]]) -> None:
-        """Remove what is left of others who wrote the same target; refuse if one still does.
+        """Remove what other runs for the same target left; refuse if one is still running.
 
-        Parts that they moved to the target are removed too, but for those that are to be ``kept``.
+        Parts that they moved to the target are removed too, except those that are to be ``kept``.
         """
         for name in self.leftovers():
             if name == self._own:
@@ -262,12 +258,12 @@ class StagingFolder:
                 continue
 
     def remove(self) -> None:
-        """Remove the folder: nothing of it is needed any more."""
+        """Remove the folder: nothing in it is needed any more."""
         clear(self.inside, LAYOUT)
         self.beside.remove_folder(self._own)
 
     def warn(self) -> None:
-        """Say what cannot be gone on with: folders of others, or the one that is made now."""
+        """Warn of what cannot be resumed: folders of others, or the one that is made now."""
         for name in self._names.alike():
             if not self._names.genuine(name):
                 warnings.warn(
@@ -285,7 +281,7 @@ class StagingFolder:
 
 
 class _Names:
-    """The names of folders of work for one target."""
+    """The names of staging folders for one target."""
 
     def __init__(self, target: bytes, key: bytes | None) -> None:
         self._parent, name = os.path.split(target)
@@ -301,12 +297,12 @@ class _Names:
         return hmac.digest(self._key, signed, "sha256")[:16].hex().encode()
 
     def of(self, digest: str) -> bytes:
-        """The name of the folder for a plan."""
+        """Return the name of the folder for a plan."""
         tag = self._signature(b"folder", digest.encode())
         return b"%s%s-%s%s" % (self._prefix, digest.encode(), tag, _SUFFIX)
 
     def alike(self) -> list[bytes]:
-        """Every name that looks like one of ours."""
+        """Return every name that looks like one of ours."""
         try:
             with Folder(self._parent, followed=True) as folder:
                 names = folder.names()
@@ -318,7 +314,7 @@ class _Names:
             for name in names
             if name.startswith(self._prefix)
             and name.endswith(_SUFFIX)
-            # Else it belongs to a target whose name goes on with a dot.
+            # Else it belongs to a target whose name continues with a dot.
             and b"." not in name[begin:end]
         ]
 
@@ -328,14 +324,14 @@ class _Names:
         return found is not None and hmac.compare_digest(name, self.of(found[1].decode()))
 
     def seal(self, name: bytes) -> Seal:
-        """What lines of the journal in a folder are signed with."""
+        """Return the function that signs lines of the journal in a folder."""
         return lambda text: self._signature(b"journal " + name, text)
 
 
 def unfinished(path: bytes) -> tuple[bytes, Seal | None] | None:
-    """The folder of work that is at ``path``, or for a target that is to be there.
+    """Find the staging folder that is at ``path``, or for a target that is to be there.
 
-    With what its journal is signed with, or nothing if it is not this user's.
+    Also returns the function that signs its journal, or ``None`` if it is not this user's.
     """
     path = os.path.abspath(path)
     parent, name = os.path.split(path)
@@ -356,7 +352,7 @@ def unfinished(path: bytes) -> tuple[bytes, Seal | None] | None:
 def _owned(
     beside: Folder, name: bytes, target: bytes, *, new: bool
 ) -> Iterator[tuple[Folder, Lock]]:
-    """A folder of work and its lock, within the context; with ``new`` it is made if need be."""
+    """Open a staging folder and its lock, within the context; ``new`` makes it if necessary."""
     busy = ConflictError(target, "another process is writing it; wait for that, or end it")
     for _ in range(_TRIES):
         with beside.inner(name, new=new, mode=PRIVATE) as folder:

@@ -1,7 +1,7 @@
-"""What the columns hold: the fields of a dataset, as they are to be stored.
+"""Determines the fields that are stored, with their dtypes and shapes.
 
-Behind a ``map`` fields are learned by running it on a few samples: the first and some spread
-over all. What a later sample has that these had not is an error then.
+After a ``map`` fields are learned by running it on a few samples: the first and some spread
+over all. A later sample that does not match is then an error.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _PROBED = 8
 
 
 def stored_fields(ds: Dataset, dtypes: Mapping[str, object], *, names: bool) -> tuple[Field, ...]:
-    """The fields to write; ``dtypes`` has the types of those that are to be cast."""
+    """Return the fields to write; ``dtypes`` has the dtypes of those that are to be cast."""
     found = _probed(ds) if ds.steps and len(ds) else list(ds.fields.values())
     known = [field.name for field in found]
     for name in dtypes:
@@ -54,13 +54,13 @@ def _field(ds: Dataset, field: Read, dtype: object) -> Field:
 
 
 def probed_rows(count: int) -> Ints:
-    """Rows that tell what a map makes: the first ones, and some of all."""
+    """Return the rows on which maps are tried: the first ones, and some spread over all."""
     spread = np.linspace(0, count - 1, _PROBED).astype(np.int64)
     return np.unique(np.concatenate([np.arange(min(_PROBED, count)), spread]))
 
 
 def probe_bytes(ds: Dataset) -> int:
-    """Bytes of a sample behind the maps, about; nothing where there are none."""
+    """Estimate the bytes of a sample after the maps; 0 where there are none."""
     if not ds.steps or not len(ds):
         return 0
     rows = probed_rows(len(ds))
@@ -69,7 +69,7 @@ def probe_bytes(ds: Dataset) -> int:
 
 
 def _probed(ds: Dataset) -> list[Read]:
-    """The fields that the maps make."""
+    """Return the fields that the maps make."""
     made = ds.read(probed_rows(len(ds)))
     return [_made_field(ds, name, values) for name, values in made.items()]
 
@@ -98,5 +98,5 @@ def _type(ds: Dataset, name: str, dtype: np.dtype) -> str:
 
 
 def memory_type(field: Field) -> np.dtype:
-    """The NumPy type in which a field's values are before they are written."""
+    """Return the NumPy dtype of a field's values before they are written."""
     return delivered(field.dtype) if field.dtype in EXTENDED else np.dtype(field.dtype)

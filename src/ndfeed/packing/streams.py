@@ -1,7 +1,7 @@
-"""Rows of compressed arrays, in rising order: each stream decoded once, in bounded memory.
+"""Reads rows of compressed arrays in ascending order: each stream decoded once, in bounded memory.
 
-A row must lie in one stretch of the stream. That is so in C order, and for the leaves of a
-structured array, which share a stream and are read together; not in Fortran order.
+A row must be contiguous in the stream. That is so in C order, and for the leaves of a structured
+array, which share a stream and are read together; not in Fortran order.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ Values = NDArray[Any] | list[NDArray[Any]]
 
 
 def stream_rows(group: Group) -> list[tuple[Column, ...]]:
-    """The columns of a group that are best read this way, those of one stream together."""
+    """Return the columns of a group that are best read this way, those of one stream together."""
     if group.by_file:
         return []
     shared: dict[bytes, list[Column]] = {}
@@ -38,7 +38,7 @@ def stream_rows(group: Group) -> list[tuple[Column, ...]]:
 
 
 def _by_row(column: Column) -> bool:
-    """Has every part rows that lie in one stretch, one behind the other?"""
+    """Does every part have contiguous rows, one after the other?"""
     table = column.table
     kinds = np.unique(
         np.stack([table.shape[column.arrays], table.strides[column.arrays], column.whole]), axis=1
@@ -54,7 +54,7 @@ def _by_row(column: Column) -> bool:
 
 
 class Cursor:
-    """Goes through the streams of some columns, forwards only. Use in one thread."""
+    """Moves forward through the streams of some columns. Use in one thread."""
 
     def __init__(self, columns: tuple[Column, ...]) -> None:
         self.columns = columns
@@ -63,7 +63,7 @@ class Cursor:
         self._decoding: Decoding | None = None
 
     def read(self, part: Ints, row: Ints) -> list[Values]:
-        """The samples at rising places, for each column: an array, or a list where ragged."""
+        """Read samples at ascending places, for each column: an array, or a list where ragged."""
         found = [_room(column, part) for column in self.columns]
         for start, end in stretches(len(part), part[1:] != part[:-1]):
             if start < end:
@@ -97,7 +97,7 @@ class Cursor:
     def _straight(
         self, view: "_View", out: Values, first: int, at: int, start: int, end: int
     ) -> bool:
-        """Decode rows ``start`` to ``end`` to where they belong, if nothing is to be changed."""
+        """Decode rows ``start`` to ``end`` in place, if they need no conversion."""
         if isinstance(out, list) or len(self.columns) > 1:
             return False
         if not view.plain or out.dtype != view.dtype:
@@ -106,7 +106,7 @@ class Cursor:
         return True
 
     def _enter(self, part: int) -> None:
-        """Have the stream of a part at hand, from its beginning."""
+        """Open the stream of a part at its start."""
         if part == self._part:
             return
         self.finish()
@@ -142,7 +142,7 @@ class Cursor:
             raise
 
     def finish(self) -> None:
-        """Decode what is left of the stream at hand, so that its checksum is compared."""
+        """Decode the rest of the current stream, so that its checksum is compared."""
         file, decoding = self._file, self._decoding
         self._part, self._file, self._decoding = -1, None, None
         if file is not None:
@@ -151,7 +151,7 @@ class Cursor:
                     decoding.finish()
 
     def close(self) -> None:
-        """Let go of the stream at hand as it is."""
+        """Close the current stream as it is."""
         if self._file is not None:
             self._file.close()
         self._part, self._file, self._decoding = -1, None, None
@@ -178,7 +178,7 @@ class _View:
         self.plain = place < 0
 
     def over(self, data: NDArray[np.uint8], start: int, count: int) -> NDArray[Any]:
-        """``count`` samples in ``data``, the first from ``start`` on."""
+        """View ``count`` samples in ``data``, the first from ``start`` on."""
         # Through opaque bytes: NumPy makes arrays of some dtypes only as views of others.
         opaque = np.dtype((np.void, self.dtype.itemsize))
         shape, strides = (count, *self.shape), (self.step, *self.strides)

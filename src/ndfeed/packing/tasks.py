@@ -1,15 +1,15 @@
-"""One piece of a plan: done from the plan's folder and the dataset alone, wherever that is.
+"""The tasks of a plan: each needs only the plan's folder and the dataset, on any machine.
 
     rows N      read the rows of piece N, and write them to their places
-    offsets N   write where the samples of a ragged field of a part begin
+    offsets N   write where the samples of a ragged field of a part start
     place N     write the ragged values that the maps made of piece N, their places being known
     sums N      read blocks that were written in no order, for their checksums
 
-A piece writes what it writes whatever was there before, so it may be done twice, or by two
-processes at once. What it returns is for the journal: it is synced then.
+A task writes the same whatever was there before, so it may run twice, or in two processes at
+once. What it returns is for the journal: its output is synced by then.
 
-The values that maps make for ragged fields wait in ``spool/N.FIELD``, with their counts beside,
-and their shapes go to ``shapes.FIELD``, row by row: where values begin is known when all are.
+The values that maps make for ragged fields wait in ``spool/N.FIELD``, with their counts beside
+them, and their shapes go to ``shapes.FIELD``, row by row: their places are known when all are made.
 """
 
 import threading
@@ -41,18 +41,18 @@ _SUMMED = 64 << 20
 
 
 class Stopped(Exception):
-    """Nobody wants the piece any more."""
+    """Nobody wants the result of the task any more."""
 
 
-_jobs: dict[bytes, Job] = {}  # by folder, the newest alone
+_jobs: dict[bytes, Job] = {}  # by folder, only the newest
 _lock = threading.Lock()
-stopped: set[bytes] = set()  # folders that threads of this process are to leave
+stopped: set[bytes] = set()  # folders whose tasks in threads of this process should end
 
 
 def work(folder: bytes, digest: str, ds: Dataset, task: str, synced: bool = True) -> Record:
-    """Do a piece of the plan in ``folder``; ``synced`` says who sees to it that it lasts: us.
+    """Run a task of the plan in ``folder``; with ``synced`` it syncs its output itself.
 
-    ``digest`` is that of the plan's file, so that no other plan is taken for it.
+    ``digest`` is that of the plan's file, so that no other plan is mistaken for it.
     """
     with _lock:
         job = _jobs.get(folder)
@@ -65,7 +65,7 @@ def work(folder: bytes, digest: str, ds: Dataset, task: str, synced: bool = True
 
 
 def forget(folder: bytes) -> None:
-    """Let go of a plan in this process."""
+    """Drop a plan from this process."""
     with _lock:
         _jobs.pop(folder, None)
         stopped.discard(folder)
@@ -105,7 +105,7 @@ def _rows(job: Job, number: int, synced: bool) -> Record:
             store.sync()
         for spool in spools.values():
             spool.sync()
-        if spools:  # the names of new files too: the journal will speak of them
+        if spools:  # including the names of new files: the journal will mention them
             with job.folder.inner(SPOOL) as folder:
                 folder.sync()
     read = _checked(job, number, summing)
@@ -120,7 +120,7 @@ def _put(store: Store, number: int, field: Field, targets: Ints, made: Stored) -
 
 
 def _checked(job: Job, number: int, summing: Summing) -> Record:
-    """Compare checksums of members that this piece has read whole; for the journal, of others."""
+    """Compare checksums of members that this task has read whole; return the other sums."""
     whole = job.watch.whole(number)
     for member in whole:
         job.watch.check(member, summing.of(member))
@@ -129,7 +129,7 @@ def _checked(job: Job, number: int, summing: Summing) -> Record:
 
 
 def _one_large(job: Job, reading: Reading, store: Store, target: int, row: int) -> int:
-    """Copy a row that is larger than memory; how many bytes it has."""
+    """Copy a row that is larger than memory; return its size in bytes."""
     numbers = {field.name: (i, field) for i, field in enumerate(job.plan.fields)}
     written = 0
     for name, values in chunks(job.source, reading, row, job.plan.batch):
@@ -146,7 +146,7 @@ def _one_large(job: Job, reading: Reading, store: Store, target: int, row: int) 
 
 
 def _batches(job: Job, start: int, end: int) -> Iterator[Ints]:
-    """Rows of the target, about as many as are to be in memory at a time."""
+    """Yield rows of the target, about as many as are to be in memory at a time."""
     most, least = job.plan.batch, max(job.plan.made, 1)
     at = start
     while at < end:
@@ -163,9 +163,9 @@ def _batches(job: Job, start: int, end: int) -> Iterator[Ints]:
 
 
 def _verify(job: Job, number: int) -> None:
-    """Compare checksums of stored members that are not summed as they are read.
+    """Compare checksums of stored members that are not computed while they are read.
 
-    Those that fall to this piece, for each one does.
+    Each member is checked by one task; this does those of task ``number``.
     """
     every = len(job.plan.pieces) - 1
     for group in job.source.ds.groups:
@@ -180,7 +180,7 @@ def _verify(job: Job, number: int) -> None:
 
 
 class _Spool:
-    """Ragged values that maps made of a piece, until their places are known."""
+    """Ragged values that maps made in a task, until their places are known."""
 
     def __init__(self, job: Job, number: int, field: int) -> None:
         names = spool_names(number, field)
@@ -198,7 +198,7 @@ class _Spool:
         return output
 
     def put(self, targets: Ints, made: Stored) -> None:
-        """Keep the values of some rows."""
+        """Store the values of some rows."""
         self._values.write(self._at, made.data.data)
         self._at += len(made.data)
         counts = lengths(self._field, made.shapes)
@@ -211,7 +211,7 @@ class _Spool:
             self._shapes.write(width * int(targets[order[start]]), data)
 
     def sync(self) -> None:
-        """Have the disk hold it all."""
+        """Sync everything to disk."""
         for output in (self._values, self._counts, self._shapes):
             output.sync()
 
@@ -231,7 +231,7 @@ class SpoolNames(NamedTuple):
 
 
 def spool_names(number: int, field: int) -> SpoolNames:
-    """The files that hold a spooled field of a piece."""
+    """Return the files that hold a spooled field of a task."""
     return SpoolNames(
         b"%d.%d" % (number, field), b"%d.%d.n" % (number, field), b"shapes.%d" % field
     )
@@ -260,7 +260,7 @@ def _offsets(job: Job, number: int) -> Record:
 
 
 def _shapes(job: Job, field: int, start: int, end: int) -> Ints:
-    """The shapes of a ragged field's samples in rows of the target."""
+    """Read the shapes of a ragged field's samples in rows of the target."""
     if field not in job.plan.spooled:
         rows = job.plan.rows_of(np.arange(start, end))
         return job.source.shapes(job.plan.fields[field].name, rows)
@@ -300,7 +300,7 @@ def _place(job: Job, number: int) -> Record:
 
 
 def _counts(job: Job, name: bytes, rows: int) -> Ints:
-    """How many values a piece's samples have, as they were spooled."""
+    """Read how many values a task's samples have, as they were spooled."""
     with job.folder.file(SPOOL, name) as file:
         if file.size != 8 * rows:
             raise changed(file.path)
@@ -311,7 +311,7 @@ def _counts(job: Job, name: bytes, rows: int) -> Ints:
 
 
 def sum_checksums(columns: Columns) -> list[tuple[Spot, int, int]]:
-    """Bytes behind headers to be read for their checksums, cut between blocks."""
+    """Return the byte ranges after headers to read for their checksums, split between blocks."""
     found = []
     for spot in columns.spots():
         if spot.role in ("rows", "values"):

@@ -1,8 +1,8 @@
-"""Read a packed dataset whole, in parallel, and say what of it is damaged.
+"""Reads a whole packed dataset in parallel, and reports what is damaged.
 
 Every byte is compared with the manifest's checksums: headers, rows, values; offsets must also
-rise from 0 to the number of values. The manifest itself is covered by its own digest. Memory is
-half a mebibyte for each thread, whatever the size of the data.
+rise from 0 to the number of values. The manifest itself is covered by its own digest. Takes half
+a mebibyte of memory for each thread, whatever the size of the data.
 """
 
 import os
@@ -24,14 +24,14 @@ from ndfeed.packing.staging_folder import JOURNAL, unfinished
 from ndfeed.progress import Bar
 
 _LEAST_AT_ONCE, _MOST_AT_ONCE = 4 << 20, 64 << 20
-_TURNS = 8  # pieces of work for each thread, so that none is left alone at the end
+_TURNS = 8  # tasks for each thread, so that none works alone at the end
 _MOST_THREADS = 16
 _DAMAGED = "another checksum than when it was written"
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One damaged stretch: the column's file, and the samples [first, last) that it touches."""
+    """One damaged range: the column's file, and the samples [first, last) that it affects."""
 
     file: str
     field: str
@@ -45,7 +45,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What ``ndfeed.verify`` found: how much was read, and what of it is damaged."""
+    """What ``ndfeed.verify`` found: how much was read, and what is damaged."""
 
     path: str
     rows: int
@@ -68,7 +68,7 @@ class Verified:
 
 
 class _Found(NamedTuple):
-    """A damaged block; ``problem`` says what is wrong with it, or with all of its column."""
+    """A damaged block; ``problem`` says what is wrong with it, or with its whole column."""
 
     at: int  # the column's place among all
     block: int
@@ -76,7 +76,7 @@ class _Found(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """A column of a part that begins with sample ``start`` of the dataset."""
+    """A column of a part that starts with sample ``start`` of the dataset."""
 
     at: int
     part: Part
@@ -88,13 +88,13 @@ class _Work(NamedTuple):
 
 
 def verify(path: Name, *, threads: int | None = None, progress: bool = True) -> Verified:
-    """Read the packed dataset at ``path`` whole and compare it with its checksums.
+    """Read the whole packed dataset at ``path`` and compare it with its checksums.
 
-    Damaged data is listed in what is returned, with the columns and the rows it touches; a
-    damaged manifest is ``ManifestError``, since nothing can be compared then. Of a pack that was
-    not finished the journal is checked: ``ChecksumError`` where it is damaged, or else
-    ``MissingError`` that says how far it is. ``threads`` is how many read at once; a
-    bar is shown if it takes more than a second, unless ``progress=False``.
+    Damaged data is listed in the result, with the columns and the rows it affects; a damaged
+    manifest is ``ManifestError``, since nothing can be compared then. For an unfinished pack the
+    journal is checked: ``ChecksumError`` where it is damaged, or else ``MissingError`` that says
+    how far it is. ``threads`` is how many read at once; a progress bar is shown if it takes more
+    than a second, unless ``progress=False``.
     """
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be a number from 1 up, got {threads!r}")
@@ -126,7 +126,7 @@ def verify(path: Name, *, threads: int | None = None, progress: bool = True) -> 
 
 
 def _refuse_unfinished(path: bytes) -> None:
-    """Say of a pack that was not finished how far it is, and whether its journal is sound."""
+    """Raise an error for an unfinished pack: how far it is, and whether its journal is intact."""
     found = unfinished(path)
     if found is None:
         return
@@ -155,7 +155,7 @@ def _refuse_unfinished(path: bytes) -> None:
 
 
 def _work(folder: bytes, manifest: Manifest) -> Iterator[_Work]:
-    """Every column of every part."""
+    """Yield every column of every part."""
     fields = {field.name: field for field in manifest.fields}
     at = start = 0
     for part in manifest.parts:
@@ -172,8 +172,8 @@ def _work(folder: bytes, manifest: Manifest) -> Iterator[_Work]:
 def _checked(
     work: list[_Work], threads: int, at_once: int, advance: Callable[[int], None]
 ) -> list[_Found]:
-    """Every damaged block of every column, by some threads."""
-    # Imported late: it brings logging with it, which ``import ndfeed`` need not wait for.
+    """Find every damaged block of every column, in several threads."""
+    # Imported late: it imports logging, which ``import ndfeed`` can do without.
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
 
     found: list[_Found] = []
@@ -184,7 +184,7 @@ def _checked(
             found += damaged
             advance(nbytes)
     finally:
-        pool.shutdown(cancel_futures=True)  # whoever presses Ctrl-C waits for one piece at most
+        pool.shutdown(cancel_futures=True)  # Ctrl-C waits for one task per thread at most
     broken = {one.at for one in found}
     for one in work:
         if one.order is not None and one.at not in broken:
@@ -208,7 +208,7 @@ def _cut(one: _Work, at_once: int) -> list[_Piece]:
 
 
 def _check(piece: _Piece) -> tuple[list[_Found], int]:
-    """The damaged ones of some blocks, and the bytes they have."""
+    """Return the damaged ones of some blocks, and the bytes they have."""
     one, chosen = piece
     column, size = one.column, one.field.row_bytes(one.column.role)
     look = None if one.order is None else one.order.look
@@ -228,7 +228,7 @@ def _check(piece: _Piece) -> tuple[list[_Found], int]:
 
 
 def _damages(work: list[_Work], found: list[_Found]) -> Iterator[Damage]:
-    """Damaged blocks as samples, neighbours together; a header stands for all of its column."""
+    """Yield damaged blocks as samples, neighbours merged; a header stands for its whole column."""
     for at, group in groupby(found, key=lambda one: one.at):
         one, own = work[at], list(group)
         file = os.fsdecode(one.path)
@@ -257,9 +257,9 @@ def _damages(work: list[_Work], found: list[_Found]) -> Iterator[Damage]:
 def _samples(
     one: _Work, work: list[_Work], span: tuple[int, int], broken: set[bytes]
 ) -> tuple[int, int]:
-    """The samples of its part that rows of a column touch."""
+    """Return the samples of its part that rows of a column affect."""
     first, last = span
-    if one.column.role == "offsets":  # one ends a sample and begins the next
+    if one.column.role == "offsets":  # one offset ends a sample and starts the next
         return max(first - 1, 0), min(last, one.part.rows)
     if one.column.role != "values":
         return span
