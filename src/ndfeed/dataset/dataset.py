@@ -266,9 +266,7 @@ class Dataset(Stored):
         _check_unnumbered(self, "with_origin()")
         for name in (file, row):
             if name in self._known() or name in self.names or file == row:
-                raise ValueError(
-                    f"field {name!r} already exists; choose other names with file= and row="
-                )
+                raise ValueError(f"field {name!r} exists; choose other names with file= and row=")
         return _with_origin(self, file, row)
 
     def in_memory(self) -> "Dataset":

@@ -13,9 +13,7 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_WORKERS = (
-    "threads prefetch on their own (threads=), and processes= run the functions given to map()"
-)
+_WORKERS = "threads= prefetch on their own, and processes= run the functions given to map()"
 _READ_AHEAD = "batches are prefetched as far as memory= allows"
 _ORDER = (
     "shuffle= takes an order such as ndfeed.Blocks(rows=4096), and ds.take(rows) selects samples"
