@@ -114,7 +114,7 @@ class _FileError(Error):
 class SourceError(_FileError, OSError):
     """A file or folder cannot be opened or read: says which, and why."""
 
-    remedy = "leave it out, or put it right"
+    remedy = "exclude or fix the file"
 
 
 class MissingError(SourceError, FileNotFoundError):
@@ -150,13 +150,13 @@ class ChecksumError(FormatError):
 class LimitError(FormatError):
     """A header asks for more than any honest file needs, or than its file can hold."""
 
-    remedy = "do not trust the file, or save it again"
+    remedy = "save the file again, and do not trust it if you did not write it"
 
 
 class ManifestError(FormatError):
     """The ``ndfeed.json`` of a packed dataset is damaged, or was edited."""
 
-    remedy = "copy the dataset again, or pack it again"
+    remedy = "copy or pack the dataset again"
 
 
 class UnsupportedError(FormatError):
@@ -245,13 +245,13 @@ class WorkerError(Error, RuntimeError):
 class TargetError(_FileError, OSError):
     """A file or folder of a packed dataset cannot be written: says which, and why."""
 
-    remedy = "put it right and run the same again: what is done is kept"
+    remedy = "fix this and rerun: finished work is reused"
 
 
 class SpaceError(TargetError):
     """There is no room for what is to be written, or a quota does not allow it."""
 
-    remedy = "make room and run the same again: what is done is kept"
+    remedy = "free some space and rerun: finished work is reused"
 
 
 class ConflictError(_FileError, FileExistsError):

@@ -87,7 +87,7 @@ def test_no_verdict_where_a_stage_is_slower_than_its_loader(name, rate, loader, 
     doubts = diagnosis.doubts(stages, disk=disk)
 
     assert diagnosis.limiting(stages, disk=disk) == limit
-    assert [text.split(" came out")[0] for text in doubts] == ([said] if said else [])
+    assert [text.split(" measured slower")[0] for text in doubts] == ([said] if said else [])
 
 
 def test_threads_that_are_idle_limit_nothing():

@@ -195,7 +195,7 @@ def test_raw_files_are_described_by_options(facts, tmp_path):
     ("options", "problem"),
     [
         (["--shape", "3"], "needs --dtype"),
-        (["--dtype", "uint16", "--shape", "3,x"], "3,32,32 expected"),
+        (["--dtype", "uint16", "--shape", "3,x"], "expected whole numbers such as 3,32,32"),
         (["--dtype", "numbers"], "not understood"),
     ],
 )

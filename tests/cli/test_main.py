@@ -50,7 +50,7 @@ def test_wrong_file_is_one_line(ndfeed_process, tmp_path):
 
     assert done.returncode == 1
     assert done.stdout == ""
-    problem = "448 bytes promised by the header, 441 present; copy or save the file again"
+    problem = "expected 448 bytes according to the header, found 441; copy or save the file again"
     assert done.stderr == f"ndfeed: {path}: {problem}\n"
 
 
@@ -99,7 +99,7 @@ def test_warning_is_one_line_without_code(ndfeed_process, tmp_path):
 
     assert done.returncode == 0
     assert done.stdout.count("\n") == 1
-    assert done.stderr.startswith("ndfeed: warning: the index is not kept for the next time")
+    assert done.stderr.startswith("ndfeed: warning: the index cannot be cached")
     assert done.stderr.count("\n") == 1
 
 

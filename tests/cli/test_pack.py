@@ -76,7 +76,7 @@ def test_no_speed_is_told_of_a_few_rows(invoke, source, tmp_path):
     assert json.loads(again.stdout)["rows_per_second"] is None
     assert json.loads(again.stdout)["written"] is False
     third = invoke("pack", source, tmp_path / "packed", "--sample", "row")
-    assert "there already from this source: nothing was written" in third.stdout
+    assert "already packed from this source: nothing was written" in third.stdout
 
 
 def test_json(invoke, source, tmp_path):
@@ -150,7 +150,7 @@ def test_append_and_repair(invoke, source, tmp_path):
     path.write_bytes(data)
     done = invoke(*options, "--repair")
 
-    assert "all sound now" in done.stdout
+    assert "no damage left" in done.stdout
     assert ndfeed.verify(tmp_path / "packed").ok
 
 
@@ -161,7 +161,7 @@ def test_append_and_repair(invoke, source, tmp_path):
         (("--sample", "row", "--fields", "nope"), 1, "no field 'nope'"),
         (("--sample", "row", "--append"), 1, "no packed dataset to append to"),
         (("--sample", "row", "--repair"), 1, "no packed dataset to repair"),
-        ((), 1, "could be read two ways"),
+        ((), 1, "could be read in two ways"),
         (("--sample", "row", "--cast", "image"), 2, "NAME=TYPE"),
         (("--sample", "row", "--repair", "--dry-run"), 2, "ndfeed.verify says"),
         (("--sample", "row", "--memory", "lots"), 2, "memory must be bytes"),
@@ -197,7 +197,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     _, said = child.communicate(timeout=60)
 
     assert child.returncode == 130
-    assert said == "ndfeed: interrupted; what is done is kept: run the same again to go on\n"
+    assert said == "ndfeed: interrupted; rerun to resume: finished work is reused\n"
     assert not (tmp_path / "packed").exists()
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     assert len(ndfeed.open(tmp_path / "packed")) == 20_000

@@ -30,7 +30,7 @@ def test_a_sound_dataset(invoke, packed):
 
     assert done.exit_code == 0
     assert "20 rows in 3 columns" in done.stdout
-    assert "all sound" in done.stdout
+    assert "no damage found" in done.stdout
     assert done.stderr == ""
 
 
@@ -42,9 +42,9 @@ def test_damage_is_listed_with_its_rows(ndfeed_process, packed):
     assert done.returncode == 1
     assert f"{packed}/00000/image.npy" in done.stdout
     assert "[5, 10)" in done.stdout
-    assert "all sound" not in done.stdout
+    assert "no damage found" not in done.stdout
     assert done.stderr == (
-        f"ndfeed: {packed}: 1 damaged stretch; ndfeed pack --repair writes it again\n"
+        f"ndfeed: {packed}: 1 damaged range; restore it with ndfeed pack --repair\n"
     )
 
 
@@ -71,7 +71,7 @@ def test_json_says_the_same(invoke, packed):
             "file": f"{packed}/00000/image.npy",
             "field": "image",
             "rows": [5, 10],
-            "problem": "another checksum than when it was written",
+            "problem": "does not match the checksum from when it was written",
         }
     ]
 
@@ -84,8 +84,8 @@ def test_a_damaged_manifest_is_one_line(ndfeed_process, packed, tmp_path):
     done = ndfeed_process("verify", packed, tmp_path / "q", tmp_path)
 
     assert done.returncode == 1
-    assert done.stdout.count("all sound") == 1
+    assert done.stdout.count("no damage found") == 1
     first, second = done.stderr.splitlines()
-    assert first.startswith(f"ndfeed: {packed}/ndfeed.json: digest ")
-    assert first.endswith("; copy the dataset again, or pack it again")
+    assert first.startswith(f"ndfeed: {packed}/ndfeed.json: expected digest ")
+    assert first.endswith("; copy or pack the dataset again")
     assert second.startswith(f"ndfeed: {tmp_path}: no packed dataset")

@@ -77,7 +77,10 @@ def test_a_flip_anywhere_is_found_by_a_full_read(tmp_path, number):
     flip(path, os.path.getsize(path) - 3)
     ds = ndfeed.open(tmp_path / "p", verify=True)
 
-    with pytest.raises(ndfeed.ChecksumError, match=r"block \d+ of \d+, rows .* --repair writes it"):
+    with pytest.raises(
+        ndfeed.ChecksumError,
+        match=r"block \d+ of \d+, rows .* restore it with ndfeed pack --repair",
+    ):
         ds[:]
     assert path.name in str(_error(ds))
 
@@ -183,7 +186,9 @@ def test_files_without_checksums_of_rows_are_refused(tmp_path, save):
     name = "x.npy" if save is np.save else "x.npz"
     save(tmp_path / name, np.arange(10))
 
-    with pytest.raises(ndfeed.UnsupportedError, match=rf"{name}: has no checksums .* ndfeed pack"):
+    with pytest.raises(
+        ndfeed.UnsupportedError, match=rf"{name}: has no row checksums .* ndfeed pack"
+    ):
         ndfeed.open(tmp_path / name, verify=True)
     with pytest.raises(ValueError, match="say it where the dataset is opened"):
         ndfeed.open(ndfeed.open(tmp_path / name), verify=True)

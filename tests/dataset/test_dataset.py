@@ -153,7 +153,11 @@ def test_parts_of_a_split_are_rounded_but_complete(tmp_path_factory, weights):
 @pytest.mark.parametrize(
     ("fractions", "error", "match"),
     [
-        ((0.8, 0.1), ValueError, r"must sum to 1, got 0\.8 \+ 0\.1 = 0\.9; give the rest"),
+        (
+            (0.8, 0.1),
+            ValueError,
+            r"must sum to 1, got 0\.8 \+ 0\.1 = 0\.9; add a fraction for the rest",
+        ),
         ((0.8, 0.3), ValueError, r"must sum to 1, got 0\.8 \+ 0\.3 = 1\.1"),
         ((80, 20), ValueError, r"fraction must be in \[0, 1\], got 80"),
         ((float("nan"),), ValueError, "got nan"),
@@ -237,11 +241,11 @@ def test_adding_what_does_not_fit_is_refused(ds, tmp_path):
     with pytest.raises(ndfeed.SchemaError, match="fields"):
         ds + ds.select("x")
     with pytest.raises(
-        ndfeed.SchemaError, match="int32 expected as in the first dataset, found float64"
+        ndfeed.SchemaError, match="expected int32 as in the first dataset, found float64"
     ):
         ds + ndfeed.open(tmp_path / "f.npz")
     assert (ds + ndfeed.open(tmp_path / "g.npz")).fields["x"].shape == (None,)
-    with pytest.raises(ndfeed.SchemaError, match=r"fields \['x', 'y'\] expected"):
+    with pytest.raises(ndfeed.SchemaError, match=r"expected fields \['x', 'y'\]"):
         ds + ds.map(double)
     with pytest.raises(TypeError):
         ds + 1
@@ -429,7 +433,7 @@ def test_in_memory_compares_the_checksums_of_stored_members(tmp_path):
     data[3000] ^= 1
     (tmp_path / "x.npz").write_bytes(data)
 
-    with pytest.raises(ndfeed.ChecksumError, match=r"x\.npz: checksum"):
+    with pytest.raises(ndfeed.ChecksumError, match=r"x\.npz: expected checksum"):
         ndfeed.open(tmp_path / "x.npz").in_memory()
 
 

@@ -116,9 +116,9 @@ def test_what_np_load_returns_is_no_source(tmp_path):
     np.savez(tmp_path / "x.npz", x=np.zeros(3))
     np.save(tmp_path / "x.npy", np.zeros(3))
 
-    with np.load(tmp_path / "x.npz") as archive, pytest.raises(TypeError, match="give the path"):
+    with np.load(tmp_path / "x.npz") as archive, pytest.raises(TypeError, match="pass the path"):
         ndfeed.open(archive)
-    with pytest.raises(TypeError, match="give the path"):
+    with pytest.raises(TypeError, match="pass the path"):
         ndfeed.open(np.load(tmp_path / "x.npy", mmap_mode="r"))
 
 

@@ -176,7 +176,7 @@ def test_with_origin_numbers_cannot_go_stale(scans):
     for view in (lambda: ds.take([1]), lambda: ds.split(0.5), lambda: ds + ds, ds.with_origin):
         with pytest.raises(ValueError, match="take, split and add first"):
             view()
-    with pytest.raises(ValueError, match="there is a field 'age'"):
+    with pytest.raises(ValueError, match="field 'age' exists"):
         scans.with_origin(file="age")
 
 

@@ -229,9 +229,9 @@ def test_sources_of_every_form(folder, tmp_path):
 def test_contradictions_are_refused(folder, tmp_path):
     """The dataset says itself what it holds."""
     np.save(tmp_path / "x.npy", np.arange(3))
-    with pytest.raises(ndfeed.SchemaError, match="samples are rows; leave sample= out"):
+    with pytest.raises(ndfeed.SchemaError, match="are rows; remove sample="):
         ndfeed.open(folder, sample="file")
-    with pytest.raises(ndfeed.SchemaError, match="leave dtype= out"):
+    with pytest.raises(ndfeed.SchemaError, match="remove dtype="):
         ndfeed.open(folder, dtype="uint8")
     with pytest.raises(ndfeed.SchemaError, match="is none; open each, and add them"):
         ndfeed.open([folder, tmp_path / "x.npy"])
@@ -244,9 +244,9 @@ DAMAGES = {
     "a missing column": (lambda d: (d / "00001/label.npy").unlink(),
                          ndfeed.MissingError, "a column of the dataset is missing"),
     "a short column": (lambda d: os.truncate(d / "00001/label.npy", 200),
-                       ndfeed.TruncatedError, "232 bytes expected, 200 present"),
+                       ndfeed.TruncatedError, "expected 232 bytes, found 200"),
     "a long column": (lambda d: (d / "00001/label.npy").write_bytes(bytes(999)),
-                      ndfeed.FormatError, "232 bytes expected, 999 present"),
+                      ndfeed.FormatError, "expected 232 bytes, found 999"),
     "another header": (lambda d: swap(d / "00001/label.npy", b"<i8", b"<u8"),
                        ndfeed.ChecksumError, "a header with CRC-32"),
     "another manifest": (lambda d: swap(d / "ndfeed.json", b"label", b"lobel"),
@@ -258,7 +258,7 @@ DAMAGES = {
     "a linked part": (lambda d: link(d / "00001"), ndfeed.BadFilesError, "a symbolic link"),
     "a folder for a column": (lambda d: ((d / "00001/label.npy").unlink(),
                                          (d / "00001/label.npy").mkdir()),
-                              ndfeed.SourceError, "a regular file is needed"),
+                              ndfeed.SourceError, "expected a regular file"),
 }  # fmt: skip
 
 
@@ -297,7 +297,7 @@ def test_a_header_that_says_otherwise_is_refused(tmp_path):
     other = dataclasses.replace(manifest, parts=(part,))
     (tmp_path / "ndfeed.json").write_bytes(other.encoded())
 
-    with pytest.raises(ndfeed.FormatError, match=r"<i8 \(3,\) in C order expected .* found <u8"):
+    with pytest.raises(ndfeed.FormatError, match=r"expected <i8 \(3,\) in C order .* found <u8"):
         ndfeed.open(tmp_path)
 
 
@@ -322,7 +322,9 @@ def test_damaged_offsets_are_an_error_and_nothing_else(tmp_path, numbers, mapped
     os.utime(path, ns=(keep, keep))
     again = ndfeed.open(tmp_path, mapped=mapped)
 
-    with pytest.raises(ndfeed.FormatError, match=r"offsets of row . are damaged; ndfeed verify"):
+    with pytest.raises(
+        ndfeed.FormatError, match=r"offsets of row . are damaged; list .* ndfeed verify"
+    ):
         again.read([0, 1, 2])
     with pytest.raises(ndfeed.FormatError, match=r"the offsets of row . are damaged"):
         list(ndfeed.loader(again, 3, ragged="packed"))

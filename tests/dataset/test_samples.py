@@ -221,7 +221,7 @@ def test_a_dataset_may_be_a_source(tmp_path):
     [
         ({"sample": "rows"}, ValueError, "sample must be one of"),
         ({"shape": (2,)}, ValueError, "needs dtype="),
-        ({"dtype": "f4"}, ValueError, r"x\.npy: says itself that it holds <f8"),
+        ({"dtype": "f4"}, ValueError, r"x\.npy: already has dtype <f8"),
         ({"dtype": "O"}, ValueError, "plain element type"),
         ({"dtype": "f4", "shape": (-1,)}, ValueError, "positive whole numbers"),
         ({"fields": ("y",)}, ndfeed.FieldError, "no field 'y'; the fields are 'data'"),

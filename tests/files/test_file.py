@@ -46,7 +46,7 @@ def test_no_such_file(tmp_path):
 def test_a_folder_or_device_is_no_file(tmp_path):
     """Only a regular file has the size that everything is checked against."""
     before = fds()
-    with pytest.raises(SourceError, match="a regular file is needed, found a folder"):
+    with pytest.raises(SourceError, match="expected a regular file, found a folder"):
         File(os.fsencode(tmp_path))
     with pytest.raises(SourceError, match="found a pipe or device"):
         File(b"/dev/null")
@@ -60,7 +60,7 @@ def test_a_pipe_nobody_writes_to_is_refused_at_once(tmp_path):
     done = threading.Event()
 
     def refuse():
-        with pytest.raises(SourceError, match="pipe: a regular file is needed"):
+        with pytest.raises(SourceError, match="pipe: expected a regular file"):
             File(os.fsencode(tmp_path / "pipe"))
         done.set()
 
@@ -95,7 +95,7 @@ except PermissionError as error:
         (folder / "x").chmod(0)
         said = run(AS_NOBODY + code, folder / "x")
 
-    assert said.startswith(f"{DeniedError.__name__} {folder}/x: permission denied; give")
+    assert said.startswith(f"{DeniedError.__name__} {folder}/x: permission denied; make")
 
 
 def test_too_many_open_files_is_said_so(tmp_path):
@@ -127,7 +127,9 @@ def test_what_is_kept_of_a_file_is_what_it_holds(tmp_path_factory, start, length
         if start + length <= len(data):
             assert file.read(start, length) == data[start : start + length]
         else:
-            with pytest.raises(TruncatedError, match=f"{start + length} bytes promised, 2259 "):
+            with pytest.raises(
+                TruncatedError, match=f"expected {start + length} bytes, found 2259"
+            ):
                 file.read(start, length)
 
 
@@ -138,7 +140,7 @@ def test_read_into_fills_buffers_in_turn(tmp_path):
     with File(path) as file:
         file.read_into(8, [memoryview(a), memoryview(b)])
         assert (bytes(a), bytes(b)) == (b"890", b"12345")
-        with pytest.raises(TruncatedError, match="1003 bytes promised, 1000 present"):
+        with pytest.raises(TruncatedError, match="expected 1003 bytes, found 1000"):
             file.read_into(995, [memoryview(a), memoryview(b)])
 
 
@@ -206,7 +208,7 @@ def test_fetch_reads_stretches_of_files(tmp_path):
     )
 
     assert [set(room) for room in rooms] == [{0}, {1}, {2}, {3}, {4}]
-    with pytest.raises(TruncatedError, match="120 bytes promised, 100 present"):
+    with pytest.raises(TruncatedError, match="expected 120 bytes, found 100"):
         fetch([stretch(*files[0], 60, memoryview(rooms[0]))])
 
 

@@ -109,7 +109,7 @@ def cost(walk):
     with pytest.MonkeyPatch.context() as patch:
         scandir = os.scandir
         patch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
-        with pytest.raises(SourceError, match="links lead into the same folders again and again"):
+        with pytest.raises(SourceError, match="links lead to the same folders again and again"):
             walk()
     return len(listed)
 

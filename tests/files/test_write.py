@@ -215,7 +215,7 @@ def test_what_is_not_ours_is_named_and_stays(tmp_path, top, what):
         strange.mkdir()
     before = tree(tmp_path)
 
-    with pytest.raises(ConflictError, match="not made by ndfeed and left alone") as caught:
+    with pytest.raises(ConflictError, match="not made by ndfeed; move it away") as caught:
         removed(top)
     assert caught.value.path == str(strange)
     assert tree(tmp_path) == before

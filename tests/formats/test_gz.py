@@ -176,7 +176,9 @@ def test_stream_that_ends_before_its_elements(write):
     """A sound gzip of half a .npy."""
     path = write(gzip.compress(saved(A)[:-5]))
 
-    with pytest.raises(TruncatedError, match="176 bytes promised by the header, 171 decoded"):
+    with pytest.raises(
+        TruncatedError, match="expected 176 bytes according to the header, decoded 171"
+    ):
         read_whole(path)
 
 
@@ -184,7 +186,9 @@ def test_stream_that_goes_on_behind_its_elements(write):
     """What follows the array is no part of it: refused, since nobody says what it is."""
     path = write(gzip.compress(saved(A) + b"more"))
 
-    with pytest.raises(FormatError, match="176 bytes promised by the header, more decoded"):
+    with pytest.raises(
+        FormatError, match="expected 176 bytes according to the header, decoded more"
+    ):
         read_whole(path)
 
 
@@ -203,7 +207,7 @@ def test_gzip_of_nothing(write):
 @pytest.mark.parametrize("kept", [7, 11, 60])
 def test_header_that_ends_in_the_stream(write, kept):
     """A sound gzip of half a header."""
-    with pytest.raises(TruncatedError, match=rf"header .*{kept}"):
+    with pytest.raises(TruncatedError, match=rf"header.*{kept}"):
         ndfeed.open(write(gzip.compress(saved(A)[:kept])))
 
 
@@ -234,7 +238,7 @@ def test_promise_beyond_what_gzip_can_hold(write):
     """A header of 128 bytes promises a terabyte."""
     path = write(gzip.compress(npy("<f8", (1 << 37,))))
 
-    with pytest.raises(LimitError, match="1099511627904 bytes promised by the header, more than"):
+    with pytest.raises(LimitError, match="the header promises 1099511627904 bytes, more than"):
         ndfeed.open(path)
 
 

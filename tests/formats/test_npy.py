@@ -426,7 +426,9 @@ def test_file_that_ends_in_its_header(write, kept):
     """Half a header is no header, wherever it is cut."""
     path = write(saved(np.arange(3))[:kept])
 
-    with pytest.raises(FormatError, match=rf"x\.npy.*({kept} (bytes )?present|0 bytes|no array)"):
+    with pytest.raises(
+        FormatError, match=rf"x\.npy.*(found (only )?{kept}|0 bytes|not a known array)"
+    ):
         ndfeed.open(path)
 
 
@@ -437,7 +439,7 @@ def test_file_that_ends_in_its_elements(write, lost):
     path = write(whole[:-lost])
 
     with pytest.raises(
-        TruncatedError, match=rf"{len(whole)} bytes promised .* {len(whole) - lost} present"
+        TruncatedError, match=rf"expected {len(whole)} bytes .* found {len(whole) - lost}"
     ):
         ndfeed.open(path)
 
@@ -449,7 +451,9 @@ def test_other_versions_are_refused(write, version):
     data[6:8] = bytes(version)
     found = f"{version[0]}.{version[1]}"
 
-    with pytest.raises(UnsupportedError, match=rf"1\.0, 2\.0 or 3\.0 expected, found {found}"):
+    with pytest.raises(
+        UnsupportedError, match=rf"expected \.npy version 1\.0, 2\.0 or 3\.0, found {found}"
+    ):
         ndfeed.open(write(bytes(data)))
 
 
@@ -490,13 +494,15 @@ def test_shapes_that_are_none(write, shape):
 )
 def test_shapes_beyond_arithmetic(write, descr, shape):
     """Products are taken in whole numbers: what wraps to 0 elsewhere is refused, empty or not."""
-    with pytest.raises(FormatError, match=r"x\.npy: (fewer than 2\*\*63|the \.npy header)"):
+    with pytest.raises(
+        FormatError, match=r"x\.npy: (expected fewer than 2\*\*63|the \.npy header)"
+    ):
         ndfeed.open(write(npy(descr, shape, bytes(64))))
 
 
 def test_large_promises_are_truncated_files(write):
     """8 TiB from 128 bytes: NumPy would ask the system for them."""
-    with pytest.raises(TruncatedError, match=r"8796093022336 bytes promised .* 128 present"):
+    with pytest.raises(TruncatedError, match=r"expected 8796093022336 bytes .* found 128"):
         ndfeed.open(write(npy("<f8", (1 << 40,))))
 
 
@@ -504,7 +510,9 @@ def test_large_promises_are_truncated_files(write):
 @pytest.mark.parametrize("length", [256 * 1024, 1 << 31, (1 << 32) - 1])
 def test_long_headers_are_refused_before_they_are_read(write, version, length):
     """The length field alone may ask for 4 GiB."""
-    with pytest.raises(LimitError, match=f"at most 262144 bytes expected, found {length + 12}"):
+    with pytest.raises(
+        LimitError, match=f"expected a header of at most 262144 bytes, found {length + 12}"
+    ):
         ndfeed.open(write(npy_text("{}", version=version, length=length)))
 
 
@@ -614,7 +622,7 @@ def test_pipes_are_refused_without_waiting(tmp_path):
     path = tmp_path / "x.npy"
     os.mkfifo(path)
 
-    with pytest.raises(SourceError, match=r"x\.npy: a regular file is needed, found a pipe"):
+    with pytest.raises(SourceError, match=r"x\.npy: expected a regular file, found a pipe"):
         ndfeed.open([path])
 
 

@@ -104,7 +104,7 @@ def test_sizes_that_are_no_multiple_are_refused(write, options, sample):
 
     with pytest.raises(
         FormatError,
-        match=rf"x\.bin: a multiple of {sample} bytes expected .* found 47; check dtype=",
+        match=rf"x\.bin: expected a multiple of {sample} bytes .* found 47; check dtype=",
     ):
         ndfeed.open(path, **options)
 
@@ -124,13 +124,13 @@ def test_offset_at_the_end_leaves_no_samples(write):
 
 def test_empty_files_are_refused(write):
     """A raw file of nothing is more likely a failed copy than a dataset."""
-    with pytest.raises(FormatError, match=r"x\.bin: an array file expected, found 0 bytes"):
+    with pytest.raises(FormatError, match=r"x\.bin: expected an array file, found 0 bytes"):
         ndfeed.open(write(b""), dtype="uint16")
 
 
 def test_without_a_layout_the_message_says_what_to_give(write):
     """Bytes alone say nothing."""
-    with pytest.raises(FormatError, match=r"x\.bin: .*e8 03.*give dtype= and shape="):
+    with pytest.raises(FormatError, match=r"x\.bin: .*e8 03.*pass dtype= and shape="):
         ndfeed.open(write())
 
 
@@ -152,7 +152,7 @@ def test_files_of_a_format_are_not_read_as_raw(tmp_path, write, make):
     path = write(make(tmp_path))
 
     with pytest.raises(
-        ValueError, match=r"x\.bin: says itself that it holds <u2; dtype= is for raw"
+        ValueError, match=r"x\.bin: already has dtype <u2; remove dtype=, which is for raw"
     ):
         ndfeed.open(path, dtype="uint16")
 
@@ -276,7 +276,9 @@ def test_a_layout_that_is_too_long_is_not_read(write):
     """The message says how long it is: cutting it short would only make it no JSON."""
     path = write(beside='{"dtype": "uint16"}' + " " * 70_000)
 
-    with pytest.raises(LimitError, match=r"x\.bin\.json: at most 65536 bytes.*found 70019"):
+    with pytest.raises(
+        LimitError, match=r"x\.bin\.json: expected at most 65536 bytes.*found 70019"
+    ):
         ndfeed.open(path)
 
 
@@ -286,7 +288,7 @@ def test_layout_that_is_a_folder(write):
     path.with_name("x.bin.json").mkdir()
 
     with pytest.raises(
-        ndfeed.Error, match=r"x\.bin\.json: a regular file is needed, found a folder"
+        ndfeed.Error, match=r"x\.bin\.json: expected a regular file, found a folder"
     ):
         ndfeed.open(path)
 

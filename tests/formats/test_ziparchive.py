@@ -213,13 +213,13 @@ def test_truncated_archives(write, kept):
     """The directory is at the end, so that any cut is seen at once."""
     path = write(archive(Entry("a", b"one" * 10), Entry("b", b"two"))[:kept])
 
-    with pytest.raises(FormatError, match=r"x\.zip: a zip end record expected, none found"):
+    with pytest.raises(FormatError, match=r"x\.zip: expected a zip end record, found none"):
         listed(path)
 
 
 def test_bytes_behind_the_archive_are_refused(write):
     """Python's zipfile takes the last end record it finds, others the first: there is to be one."""
-    with pytest.raises(FormatError, match="other bytes behind it"):
+    with pytest.raises(FormatError, match="followed by other bytes"):
         listed(write(archive(Entry("a", b"one")) + b"more"))
 
 
@@ -303,7 +303,7 @@ def test_too_many_members_are_refused_before_they_are_listed(write, monkeypatch)
     """A directory of a gigabyte is nobody's dataset."""
     monkeypatch.setattr(ziparchive, "_MOST_MEMBERS", 3)
 
-    with pytest.raises(LimitError, match="at most 3 members expected, found 4"):
+    with pytest.raises(LimitError, match="expected at most 3 members, found 4"):
         listed(write(archive(*[Entry(str(i), b"x") for i in range(4)])))
 
 
@@ -331,7 +331,7 @@ def test_missing_bytes_of_a_local_header(write):
     member = ziparchive.Member(
         "a", 0, 0, 0, 0, 0, path.stat().st_size - 10, path.stat().st_size, b"a"
     )
-    with File(bytes(path)) as file, pytest.raises(TruncatedError, match="bytes promised"):
+    with File(bytes(path)) as file, pytest.raises(TruncatedError, match=r"expected \d+ bytes"):
         ziparchive.data_offset(file, member)
 
 

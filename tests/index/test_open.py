@@ -60,7 +60,7 @@ def test_other_data_than_was_pickled_is_refused(folder):
     data = bytes.fromhex(run(code, folder))
     np.save(folder / "5.npy", np.zeros((4, 3), "<f4"))
 
-    with pytest.raises(ndfeed.ChangedError, match=f"^{folder}: data with fingerprint .* expected"):
+    with pytest.raises(ndfeed.ChangedError, match=f"^{folder}: expected data with fingerprint "):
         pickle.loads(data)
 
 

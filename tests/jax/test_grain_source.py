@@ -100,7 +100,7 @@ def test_wrong_words(tmp_path):
         ndfeed.jax.source(table(tmp_path), ("y",))
     with pytest.raises(TypeError, match="fields must be a tuple of names"):
         ndfeed.jax.source(table(tmp_path), 3)
-    with pytest.raises(TypeError, match="a Dataset is needed, got str"):
+    with pytest.raises(TypeError, match="expected a Dataset, got str"):
         ndfeed.jax.source("x.npz")
     with pytest.raises(IndexError):
         ndfeed.jax.source(table(tmp_path))[ROWS]
@@ -115,5 +115,5 @@ def test_samples_have_the_structure_of_fields(tmp_path, nest):
 
     alike(source[3], built(nest, ds[3]))
     alike(source._getitems([3, 1]), [built(nest, ds[3]), built(nest, ds[1])])
-    with pytest.raises(TypeError, match="which a set has not"):
+    with pytest.raises(TypeError, match="which a set does not have"):
         ndfeed.jax.source(ds, {"image", "label"})

@@ -286,7 +286,7 @@ def test_skip_leaves_out_what_cannot_be_read(tmp_path, kind, count):
     ]
     assert [row for row, _ in skipped] == [3, 13, 14]
     assert all(f"{row:03}.npz" in words for row, words in skipped)
-    assert "3 samples left out" in text
+    assert "3 samples skipped" in text
 
 
 def test_skip_leaves_out_all_rows_of_a_bad_file(tmp_path):

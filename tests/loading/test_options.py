@@ -71,7 +71,7 @@ def test_a_wrong_argument_fails_at_construction(ds, options, error, match):
 @pytest.mark.parametrize("source", ["x.npy", b"x.npy", None, [1, 2], np.arange(3)], ids=str)
 def test_a_path_is_no_dataset(source):
     """The way to get one is in the message."""
-    with pytest.raises(TypeError, match=r"a Dataset is needed, got .*; ndfeed\.open makes one"):
+    with pytest.raises(TypeError, match=r"expected a Dataset, got .*; call ndfeed\.open first"):
         ndfeed.loader(source, 4)
 
 

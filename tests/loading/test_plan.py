@@ -164,7 +164,9 @@ def test_without_a_disk_it_is_refused_at_construction(tmp_path, monkeypatch, shu
     """With what would help, and before an epoch has begun."""
     ds, _ = compressed(tmp_path, files=1, rows=600, width=10_000)
     monkeypatch.setattr(can, "scratch", False)
-    with pytest.raises(ndfeed.ResourceError, match=r"raise memory by .* set TMPDIR .* ndfeed pack"):
+    with pytest.raises(
+        ndfeed.ResourceError, match=r"raise memory= by .* set TMPDIR .* ndfeed pack"
+    ):
         ndfeed.loader(ds, 10, memory="1MB", shuffle=shuffle)
 
     ndfeed.loader(ds, 10, memory="1MB")
@@ -188,7 +190,9 @@ def test_one_sample_larger_than_memory_is_refused_by_name(tmp_path):
     for i in range(20):
         np.savez_compressed(tmp_path / f"{i:02}.npz", x=np.zeros(10_000_000 if i == 7 else 10))
     ds = ndfeed.open(tmp_path, sample="file")
-    with pytest.raises(ndfeed.ResourceError, match=r"07\.npz: one sample takes 80 MB, memory is"):
+    with pytest.raises(
+        ndfeed.ResourceError, match=r"07\.npz: one sample takes 80 MB, but memory= is"
+    ):
         ndfeed.loader(ds, 1, memory="10MB")
 
     ndfeed.loader(ds.take([i for i in range(20) if i != 7]), 1, memory="10MB")

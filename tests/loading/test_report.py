@@ -25,10 +25,10 @@ def test_before_during_and_after(tmp_path):
     closed = str(loader)
 
     assert before.splitlines()[0] == "ndfeed.Loader: Exact(), 2 threads"
-    assert "limit: nothing was read yet" in before
+    assert "bottleneck: nothing was read yet" in before
     for text in (during, after, closed):
         assert "rows/s" in text
-        assert "limit: " in text
+        assert "bottleneck: " in text
     assert "64 rows in 8 batches" in after
     assert after.splitlines()[1].split(" s:")[0] == closed.splitlines()[1].split(" s:")[0]
 
@@ -114,7 +114,7 @@ def test_inflating_is_named(tmp_path):
         report = loader.report()
 
     assert max(report.stages, key=report.stages.get) == "inflate"
-    assert report.limit.startswith("inflating takes ")
+    assert report.limit.startswith("decompressing takes ")
     assert "pack" in report.limit
 
 
@@ -127,14 +127,14 @@ def test_inflating_again_and_again_is_named_with_the_memory_it_needs(tmp_path, m
         report = loader.report()
 
     assert report.streams > 20
-    assert "inflated again and again" in report.limit
+    assert "decompressed again and again" in report.limit
     assert "raise memory to " in report.limit
 
 
 def test_no_batches_are_explained(tmp_path):
     """drop_last with a batch larger than the data: the classic silent empty loop."""
     with ndfeed.loader(numbers(tmp_path, 3), 4, drop_last=True) as loader:
-        assert "drop_last leaves no batch: 3 samples are fewer than 4" in str(loader)
+        assert "drop_last leaves no batches: 3 samples are fewer than 4" in str(loader)
         assert list(loader) == []
         assert "lower batch_size" in str(loader)
     assert "there are no samples" in str(ndfeed.loader(numbers(tmp_path, 3).take([]), 4))

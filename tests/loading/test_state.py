@@ -214,7 +214,7 @@ def test_other_data_is_refused_with_both_fingerprints(tmp_path, ds):
 def test_a_view_of_other_samples_is_other_data(ds, view):
     """The same files in another order are not the same samples."""
     state = ndfeed.loader(view(ds), 6).state_dict()
-    with pytest.raises(ndfeed.ResumeError, match="the state is of other data"):
+    with pytest.raises(ndfeed.ResumeError, match="the state belongs to other data"):
         ndfeed.loader(ds, 6).load_state_dict(state)
 
 
@@ -233,7 +233,7 @@ def test_another_order_is_refused_with_both_shown(ds):
     state = ndfeed.loader(ds, 6, shuffle=ndfeed.Blocks(rows=8, window=4)).state_dict()
     with pytest.raises(
         ndfeed.ResumeError,
-        match=r"another order: blocks\(rows=8, window=4.*\), this is exact\(.*\); pass the same sh",
+        match=r"another order: blocks\(rows=8, window=4.*\), but this is exact\(.*\); pass",
     ):
         ndfeed.loader(ds, 6, shuffle=True).load_state_dict(state)
 

@@ -74,7 +74,7 @@ def test_the_command_says_so_in_one_line(place):
     done = subprocess.run(command, cwd=place, capture_output=True, text=True)
 
     assert done.returncode == 1
-    assert "packed/00001: in the place of the part that is to be added" in done.stderr
+    assert "packed/00001: exists where the new part would be written" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -89,7 +89,7 @@ def test_what_only_looks_like_a_folder_of_work(place, name, what, append):
     IN_THE_WAY[what](place / name, place / "precious")
     before = everything(place)
     source = "b.npy" if append else "a.npy"
-    with pytest.warns(UserWarning, match="looks like an unfinished pack, .* is left alone"):
+    with pytest.warns(UserWarning, match="looks like an unfinished pack that .* is ignored"):
         found = ndfeed.pack(place / source, place / "packed", append=append)
 
     np.testing.assert_array_equal(found[:]["data"], expected[: len(found)])
@@ -110,12 +110,12 @@ def test_a_prepared_folder_is_not_gone_on_with(place):
     (prepared / "data/00000/label.npy").unlink()
     (prepared / "data/00000/label.npy").symlink_to(place / "precious/notes")
     before = everything(prepared)
-    with pytest.warns(UserWarning, match="is left alone"):
+    with pytest.warns(UserWarning, match="is ignored"):
         packed = ndfeed.pack(ds, place / "download/packed", **making.PIECES)
 
     assert same(packed, ds)
     assert everything(prepared) == before
-    with pytest.raises(ndfeed.MissingError, match="did not make it here"):
+    with pytest.raises(ndfeed.MissingError, match="not made here by this user"):
         ndfeed.verify(prepared)
 
 
@@ -161,7 +161,7 @@ def test_links_inside_a_folder_of_work(place, which, what):
         else:
             assert isinstance(error, ndfeed.ConflictError)
             assert ".packed." in error.path
-            assert "left alone" in str(error)
+            assert "not made by ndfeed" in str(error)
             assert "\n" not in str(error)
         assert (place / "precious/notes").read_bytes() == b"years of work"
 
@@ -182,7 +182,7 @@ def test_what_is_not_ours_in_a_folder_of_work_is_not_removed(place, spoil):
     spoil(journal.parent)
     before = everything(journal.parent)
 
-    with pytest.raises(ndfeed.ConflictError, match="not made by ndfeed and left alone; move it"):
+    with pytest.raises(ndfeed.ConflictError, match="not made by ndfeed; move it"):
         ndfeed.pack(ds, place / "packed", shuffle=1)
     assert everything(journal.parent) == before
     assert not (place / "packed").exists()
@@ -254,7 +254,7 @@ def test_a_target_that_is_a_link(place, options):
     before = everything(place)
 
     with pytest.raises(
-        ndfeed.ConflictError, match=r"symbolic link; name the folder itself, .*packed"
+        ndfeed.ConflictError, match=r"symbolic link; pass the folder itself, .*packed"
     ):
         ndfeed.pack(place / "b.npy", place / "link", **options)
     assert everything(place) == before
@@ -321,7 +321,7 @@ def test_parts_that_were_moved_and_then_replaced(place):
     shutil.copytree(place / "precious", place / "packed/00001")
     before = everything(place)
 
-    with pytest.raises(ndfeed.ConflictError, match="in the place of the part"):
+    with pytest.raises(ndfeed.ConflictError, match="exists where the new part"):
         ndfeed.pack(place / "b.npy", place / "packed", append=True)
     assert everything(place) == before
 
@@ -408,13 +408,13 @@ def test_without_a_key_nothing_is_gone_on_with(place, cache, spoil):
             raise KeyboardInterrupt
 
     with (
-        pytest.warns(UserWarning, match="no key can be kept"),
+        pytest.warns(UserWarning, match="no key can be stored"),
         pytest.raises(KeyboardInterrupt) as e,
     ):
         ndfeed.pack(ds, place / "packed", progress=stop, **making.PIECES)
     assert not getattr(e.value, "__notes__", [])
     assert not list(place.glob(".packed.*"))
-    with pytest.warns(UserWarning, match="no key can be kept"):
+    with pytest.warns(UserWarning, match="no key can be stored"):
         assert same(ndfeed.pack(ds, place / "packed"), ds)
 
 

@@ -69,7 +69,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path):
 
     with pytest.raises(KeyboardInterrupt) as caught:
         ndfeed.pack(ds, tmp_path / "packed", progress=interrupt, workers=1, memory=2000)
-    assert "run the same again" in caught.value.__notes__[0]
+    assert "rerun to resume" in caught.value.__notes__[0]
     assert not (tmp_path / "packed").exists()
     steps = []
     packed = ndfeed.pack(
@@ -129,7 +129,7 @@ def test_a_target_that_is_no_folder_is_refused_at_once(tmp_path, what):
     (tmp_path / "packed").touch() if what == "a file" else (tmp_path / "packed").symlink_to("x")
     steps = []
 
-    with pytest.raises(ndfeed.ConflictError, match="packed: is there and is no folder"):
+    with pytest.raises(ndfeed.ConflictError, match="packed: exists and is not a folder"):
         ndfeed.pack(ds, tmp_path / "packed", progress=lambda *step: steps.append(step))
     assert steps == []
 
@@ -327,7 +327,7 @@ def test_a_disk_that_fills_up(tmp_path, small):
     """Nobody can know how much maps make; with more room the same call goes on."""
     ds = making.npz_of_rows(tmp_path / "source").map(_long)
 
-    with pytest.raises(ndfeed.SpaceError, match=r"no space left .* run the same again"):
+    with pytest.raises(ndfeed.SpaceError, match=r"no space left .* rerun: finished"):
         ndfeed.pack(ds, small / "packed", workers=1, executor=ThreadPoolExecutor(1))
     assert not (small / "packed").exists()
     subprocess.run(["mount", "-o", "remount,size=10m", small], check=True)

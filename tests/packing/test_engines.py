@@ -95,7 +95,7 @@ def test_a_piece_that_kills_whoever_does_it(ds, folder, expected):
 def test_a_broken_pool_of_the_callers(ds, folder, expected):
     """Nobody but the caller can replace it."""
     mapped = ds.map(making.Deadly(folder / "deaths", 1))
-    with processes() as executor, pytest.raises(ndfeed.WorkerError, match="run the same again"):
+    with processes() as executor, pytest.raises(ndfeed.WorkerError, match="rerun to resume"):
         pack(mapped, folder, executor=executor)
     with processes() as executor:
         assert pack(mapped, folder, executor=executor) == expected

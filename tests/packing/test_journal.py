@@ -112,7 +112,7 @@ def test_an_unfinished_pack_with_a_sound_journal(tmp_path):
     """Verify says that, and how far it is, whether asked for the target or the hidden folder."""
     ds = making.npz_of_rows(tmp_path / "source", files=8, rows=100)
     journal, text = making.interrupted(ds, tmp_path / "packed")
-    match = f"sound with {text.count(bytes([10]))} steps done; run the same"
+    match = f"intact with {text.count(bytes([10]))} steps done; rerun the same"
 
     for path in (journal.parent, tmp_path / "packed"):
         with pytest.raises(ndfeed.MissingError, match=match):

@@ -72,7 +72,7 @@ def test_damage_anywhere_is_found(archive, tmp_path, way):
     assert len(sound) == len(range(ROWS)[rows])
     for at in places(archive):
         ds = damaged(archive, tmp_path / "x.npz", at).take(rows)
-        with pytest.raises(ndfeed.ChecksumError, match=r"x\.npz: checksum .* expected"):
+        with pytest.raises(ndfeed.ChecksumError, match=r"x\.npz: expected checksum "):
             ndfeed.pack(ds, tmp_path / "packed", **options, **PIECES)
 
         assert sorted(os.listdir(tmp_path)) == ["sound", "x.npz"]
@@ -89,7 +89,7 @@ def test_damage_is_found_by_the_run_that_goes_on(archive, tmp_path):
     for _ in range(3):
         with contextlib.suppress(KeyboardInterrupt):
             ndfeed.pack(ds, tmp_path / "packed", progress=stop, workers=1, memory="1MB")
-    with pytest.raises(ndfeed.ChecksumError, match=r"x\.npz: checksum"):
+    with pytest.raises(ndfeed.ChecksumError, match=r"x\.npz: expected checksum"):
         ndfeed.pack(ds, tmp_path / "packed", workers=1, memory="1MB")
     assert os.listdir(tmp_path) == ["x.npz"]
 
@@ -108,7 +108,7 @@ def test_many_members_of_many_rows(tmp_path):
             data[at] ^= 1
             path.write_bytes(data)
             for memory in (2000, 7000):
-                with pytest.raises(ndfeed.ChecksumError, match=rf"{name}\.npz: checksum"):
+                with pytest.raises(ndfeed.ChecksumError, match=rf"{name}\.npz: expected checksum"):
                     ndfeed.pack(
                         ndfeed.open(tmp_path / "source", sample="row"),
                         tmp_path / "no",

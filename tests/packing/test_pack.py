@@ -235,9 +235,9 @@ def test_another_dataset_is_not_overwritten(tmp_path):
     (tmp_path / "full/thesis.tex").write_text("…")
     before = tree(tmp_path)
 
-    with pytest.raises(ndfeed.ConflictError, match="another packed dataset is there"):
+    with pytest.raises(ndfeed.ConflictError, match="already holds another packed dataset"):
         ndfeed.pack(ds, tmp_path / "packed", shuffle=1)
-    with pytest.raises(ndfeed.ConflictError, match="something in it"):
+    with pytest.raises(ndfeed.ConflictError, match="not empty"):
         ndfeed.pack(ds, tmp_path / "full")
     with pytest.raises(ndfeed.MissingError, match="no such folder"):
         ndfeed.pack(ds, tmp_path / "no/packed")
@@ -309,12 +309,12 @@ def test_what_does_not_fit_is_not_added(tmp_path):
     before = tree(tmp_path)
     add = {"append": True}
 
-    with pytest.raises(ndfeed.SchemaError, match=r"fields \['image', 'label'\] expected"):
+    with pytest.raises(ndfeed.SchemaError, match=r"expected fields \['image', 'label'\]"):
         ndfeed.pack(ds.select("label"), tmp_path / "packed", **add)
-    with pytest.raises(ndfeed.SchemaError, match=r"<i8 .* expected, found <i2"):
+    with pytest.raises(ndfeed.SchemaError, match=r"expected <i8 .*, found <i2"):
         ndfeed.pack(ds, tmp_path / "packed", dtype={"label": "i2"}, **add)
     other = ds.map(lambda b: {"image": b["image"][:, 0], "label": b["label"]})
-    with pytest.raises(ndfeed.SchemaError, match=r"\(3, 4\) expected, found \|u1 \(4,\)"):
+    with pytest.raises(ndfeed.SchemaError, match=r"expected .* \(3, 4\), found \|u1 \(4,\)"):
         ndfeed.pack(other, tmp_path / "packed", **add)
     with pytest.raises(ndfeed.MissingError, match="no packed dataset to append to"):
         ndfeed.pack(ds, tmp_path / "other", **add)
@@ -364,7 +364,7 @@ def test_maps_that_change_their_mind_are_refused(tmp_path):
     """The first rows say what a field is; a later one that differs is named."""
     ds = making.npz_of_rows(tmp_path / "source").map(_grows)
 
-    with pytest.raises(ndfeed.SchemaError, match=r"field 'x', row .*\(2,\) expected"):
+    with pytest.raises(ndfeed.SchemaError, match=r"field 'x', row .*expected shape \(2,\)"):
         ndfeed.pack(ds, tmp_path / "packed", memory=2000, workers=1)
     assert os.listdir(tmp_path) == ["source"]
 
@@ -419,7 +419,7 @@ def test_a_field_that_is_left_out_may_tell_what_a_sample_is(tmp_path):
     assert ndfeed.pack(tmp_path / "in", tmp_path / "out", fields="x").fields["x"].shape == (2, 3)
     for i in range(3):
         np.savez(tmp_path / "in" / f"{i}.npz", x=np.full((2, 3), i), y=np.zeros(2))
-    with pytest.raises(ndfeed.AmbiguousError, match="could be read two ways"):
+    with pytest.raises(ndfeed.AmbiguousError, match="could be read in two ways"):
         ndfeed.pack(tmp_path / "in", tmp_path / "again", fields="x")
 
 

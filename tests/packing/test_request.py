@@ -77,9 +77,9 @@ def test_what_pack_would_refuse_is_refused(tmp_path):
     """Not found out an hour later."""
     ds = making.npz_of_rows(tmp_path / "source")
     ndfeed.pack(ds, tmp_path / "packed")
-    with pytest.raises(ndfeed.ConflictError, match="another packed dataset is there"):
+    with pytest.raises(ndfeed.ConflictError, match="already holds another packed dataset"):
         ndfeed.pack(ds, tmp_path / "packed", shuffle=1, dry_run=True)
-    with pytest.raises(ndfeed.ConflictError, match="a folder with something in it"):
+    with pytest.raises(ndfeed.ConflictError, match="the folder is not empty"):
         ndfeed.pack(ds, tmp_path / "source", dry_run=True)
     with pytest.raises(ndfeed.MissingError, match="append"):
         ndfeed.pack(ds, tmp_path / "new", append=True, dry_run=True)

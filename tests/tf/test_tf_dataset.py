@@ -598,7 +598,7 @@ def test_types_that_tensorflow_lacks_are_refused(tmp_path, dtype):
     [
         ({"fields": ("imago",)}, ndfeed.FieldError, "no field 'imago'; the fields are 'image'"),
         ({"fields": 3}, TypeError, "tuple of names"),
-        ({"fields": {"image"}}, TypeError, "which a set has not"),
+        ({"fields": {"image"}}, TypeError, "which a set does not have"),
         ({"ragged": "list"}, ValueError, "ragged must be one of 'ragged', 'pad', got 'list'"),
         ({"epochs": 0}, ValueError, r"epochs must be in \[1, "),
         ({"epochs": 1.5}, TypeError, "epochs must be a whole number"),
@@ -614,7 +614,7 @@ def test_wrong_words_are_refused_at_once(ds, words, error, match):
 
 
 def test_only_a_dataset_will_do():
-    with pytest.raises(TypeError, match=r"ndfeed\.open makes one"):
+    with pytest.raises(TypeError, match=r"call ndfeed\.open first"):
         ndfeed.tf.dataset("images", 10)
 
 

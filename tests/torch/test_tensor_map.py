@@ -245,8 +245,8 @@ def test_not_a_function(tmp_path):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("x", torch.neg), "got str for the dataset; ndfeed.open makes one"),
-        ((torch.neg, None), "for the dataset; ndfeed.open"),
+        (("x", torch.neg), "got str for the dataset; call ndfeed.open first"),
+        ((torch.neg, None), "for the dataset; call ndfeed.open first"),
     ],
 )
 def test_map_of_something_else(words, text):

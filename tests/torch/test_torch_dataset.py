@@ -54,7 +54,7 @@ def test_fields_make_tuples(tmp_path):
     assert batch[0].tolist() == list(range(100))
     with pytest.raises(ndfeed.FieldError):
         ndfeed.torch.dataset(images(tmp_path), ("no",))
-    with pytest.raises(TypeError, match="a set has not"):
+    with pytest.raises(TypeError, match="a set does not have"):
         ndfeed.torch.dataset(images(tmp_path), {"label", "image"})
 
 

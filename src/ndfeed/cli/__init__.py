@@ -48,11 +48,11 @@ def _ndfeed(
     """Open array files as they are: .npy, .npz, .npy.gz, .pt, .safetensors and raw ones.
 
     \b
-    ndfeed demo                     compressed files read, packed, compared; a chart
-    ndfeed inspect npz_data/        what a folder holds, from its headers
-    ndfeed bench npz_data/          what limits its feeding, and what would help
+    ndfeed demo                     read, pack and compare compressed files; draw a chart
+    ndfeed inspect npz_data/        show what a folder holds, from its headers
+    ndfeed bench npz_data/          find the bottleneck, and what would help
     ndfeed pack npz_data/ packed/   rewrite a dataset into plain columns, once
-    ndfeed verify packed/           read a packed dataset whole, and find what is damaged
+    ndfeed verify packed/           read a whole packed dataset, and find damage
     """
 
 

@@ -46,14 +46,16 @@ def bench(
         str,
         typer.Argument(metavar="PATH", help="A file, a folder, or a pattern in quotes."),
     ],
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch.")] = 256,
-    shuffle: Annotated[bool, typer.Option(help="In a random order, or as they lie.")] = True,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch.")] = 256,
+    shuffle: Annotated[
+        bool, typer.Option(help="Read in random order, or in the order of the files.")
+    ] = True,
     function: Annotated[
         str | None,
         typer.Option(
             "--map",
             metavar="MODULE:NAME",
-            help="A function on batches, as given to Dataset.map; modules here are found, too.",
+            help="A function on batches, as for Dataset.map; the current folder is searched, too.",
         ),
     ] = None,
     fields: FieldsOption = None,
@@ -64,26 +66,26 @@ def bench(
         bool,
         typer.Option(
             "--cold",
-            help="Have the system forget its copies in memory of files that are read, to measure "
-            "the disk. They come back as they are needed; nothing is written.",
+            help="Drop the files from the page cache first, to measure the disk. Nothing is "
+            "written.",
         ),
     ] = False,
     seconds: Annotated[
-        float, typer.Option(min=0.1, help="About how long to measure, in all.")
+        float, typer.Option(min=0.1, help="Approximate total time to measure.")
     ] = 10.0,
     plot: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Draw the stages, too: an .svg, or with Matplotlib a .png."
+            metavar="FILE", help="Also draw a chart of the stages: .svg, or .png with Matplotlib."
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure on your own data what limits its feeding, and what would help.
+    """Find the bottleneck on your own data, and what would help.
 
-    Runs the loader, says what each stage by itself could give, and tries remedies on a sample:
-    packing it, holding it in memory, other numbers of threads, larger batches. The data is only
-    read; a temporary folder has the packed sample for a moment.
+    Runs the loader, measures each stage on its own, and tries remedies on a sample: packing it,
+    holding it in memory, other numbers of threads, larger batches. The data is only read; the
+    packed sample is written to a temporary folder and removed again.
 
     \b
     ndfeed bench npz_data/
@@ -113,7 +115,7 @@ def _opened(path: str, sample: Sample, opened: Opener) -> ndfeed.Dataset:
     with options_refused():
         ds = opened(path, sample=sample.value)
     if not len(ds):
-        raise SourceError(path, "no samples, nothing to measure")
+        raise SourceError(path, "no samples to measure")
     return ds
 
 
@@ -223,9 +225,9 @@ def _print(out: Console, case: Case, found: Findings, plot: str | None) -> None:
     if found.disk_counts or found.disk_passes:
         line(
             out,
-            "larger than the memory that is free: every epoch comes from the disk"
+            "larger than free memory: every epoch reads from the disk"
             if not found.disk_passes
-            else "they fit into memory: only the first epoch waits for the disk",
+            else "fits into memory: only the first epoch waits for the disk",
             "dim",
         )
     _print_remedies(out, found)
@@ -236,7 +238,7 @@ def _print(out: Console, case: Case, found: Findings, plot: str | None) -> None:
 def _pipeline(found: Findings, row: float) -> Table:
     """The stages in the order that data takes, each with what it could give by itself."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("stage, by itself")
+    table.add_column("stage, on its own")
     for name in ("rows/s", "bytes/s", "time"):
         table.add_column(name, justify="right")
     table.add_column("")
@@ -250,7 +252,7 @@ def _pipeline(found: Findings, row: float) -> Table:
             rounded(rate),
             size(rate * _bytes(one.name, found, row)),
             "" if one.share is None else f"{one.share:.0%}",
-            _bar(rate, top) + " ◀ the limit" * limits,
+            _bar(rate, top) + " ◀ bottleneck" * limits,
             style="bold red" if limits else "",
         )
     table.add_section()
@@ -268,7 +270,7 @@ def _loaders(found: Findings) -> list[tuple[str, float]]:
     loaders = [("the loader", found.loader.rows_per_second)]
     if found.disk_passes:
         loaders = [("the loader, first epoch", found.loader.rows_per_second)]
-        loaders += [("the loader, later", found.later)]
+        loaders += [("the loader, later epochs", found.later)]
     if found.to_device is not None:
         loaders.append(("the loader, on the device", found.to_device.rows_per_second))
     return loaders
@@ -277,7 +279,7 @@ def _loaders(found: Findings) -> list[tuple[str, float]]:
 def _print_remedies(out: Console, found: Findings) -> None:
     tried = ", ".join(dict.fromkeys(one.name for one in found.trials))
     if not found.remedies:
-        line(out, f"nothing that was tried on {found.sample:,} samples helps: {tried}")
+        line(out, f"nothing helped of what was tried on {found.sample:,} samples: {tried}")
         return
     line(out, f"what helps most, measured on {found.sample:,} samples:", "bold")
     for number, one in enumerate(found.remedies, 1):
@@ -303,7 +305,7 @@ def _chart(case: Case, found: Findings) -> chart.Chart:
         if math.isfinite(rate)
     ]
     foot = "; ".join(f"{one.how}: {one.gain:.1f}×" for one in found.remedies)
-    title = "What each stage can give" + (f"; {limit} limits" if limit else "")
+    title = "What each stage can deliver" + (f"; bottleneck: {limit}" if limit else "")
     return chart.Chart(title, bars, "rows per second", foot)
 
 

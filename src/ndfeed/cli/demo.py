@@ -42,23 +42,24 @@ Facts = dict[str, Any]
 
 
 def demo(
-    files: Annotated[int, typer.Option(min=20, help="How many files to make.")] = 4000,
+    files: Annotated[int, typer.Option(min=20, help="Number of files to create.")] = 4000,
     folder: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Make the files in a new folder in DIR, not in the temporary one."
+            metavar="DIR",
+            help="Create the files in a new folder in DIR instead of the temporary folder.",
         ),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the files there.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the files.")] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help=f"Where the chart goes, by default {_PICTURE} here; with Matplotlib also a .png.",
+            help=f"Chart file, {_PICTURE} by default; a .png needs Matplotlib.",
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.05, help="How long each way is measured.")
+        float, typer.Option(min=0.05, help="Seconds to measure each way.")
     ] = _SECONDS,
     as_json: JsonOption = False,
 ) -> None:
@@ -83,7 +84,7 @@ def demo(
     say.print(literal(f"chart: {found['plot']}"), soft_wrap=True)
     if keep:
         say.print(literal(f"the files are in {made}"), soft_wrap=True)
-    say.print("every way gave the same samples; now your own files: ndfeed bench YOUR_FOLDER")
+    say.print("all ways read the same samples; next, your files: ndfeed bench YOUR_FOLDER")
 
 
 def _writable(plot: Path | None) -> str:
@@ -100,7 +101,7 @@ def _writable(plot: Path | None) -> str:
 def _made_folder(parent: Path | None, *, keep: bool) -> Iterator[Path]:
     """A new folder, gone afterwards whatever happens, unless it is to be kept."""
     if parent is not None and not parent.is_dir():
-        raise MissingError(parent, "no such folder; make it, or choose another --folder")
+        raise MissingError(parent, "no such folder; create it, or choose another --folder")
     # Named before it is there: an interrupt may come at any moment from then on.
     made = (parent or Path(tempfile.gettempdir())) / f"ndfeed-demo-{secrets.token_hex(8)}"
     try:
@@ -135,7 +136,7 @@ def _told(made: Path, files: int, seconds: float, say: Console | None) -> Facts:
     loaders = {way: ndfeed.loader(data, batch, shuffle=True) for way, data in ours.items()}
     for way, loader in loaders.items():
         if samples_of(loader) != expected:
-            raise RuntimeError(f"{way}: other samples than np.load reads; please report this")
+            raise RuntimeError(f"{way}: samples differ from those of np.load; please report this")
     rates = {"np.load in a loop": _looped(usual, seconds)}
     rates |= {way: run(loader, seconds).rows_per_second for way, loader in loaders.items()}
     slowest = rates["np.load in a loop"]
@@ -208,7 +209,7 @@ def _trained(
 ) -> Facts | None:
     """What training on the packed files gives, where torch is installed."""
     if find_spec("torch") is None:
-        _tell(say, "with torch it would now train a classifier: pip install torch")
+        _tell(say, "install torch to train a classifier here: pip install torch")
         return None
     _tell(say, "training a small classifier with torch …")
     from ndfeed.cli.demo_training import train  # noqa: PLC0415 - not everybody has torch

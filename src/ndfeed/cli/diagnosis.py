@@ -21,10 +21,10 @@ _MOSTLY = 0.5  # threads that are idle for more of their time than this limit no
 
 LABELS = {
     "disk": "disk, cold",
-    "order": "working out the order",
-    "ahead": "asking ahead",
+    "order": "computing the order",
+    "ahead": "prefetching",
     "read": "reading files",
-    "inflate": "inflating",
+    "inflate": "decompressing",
     "copy": "copying into batches",
     "transform": "your function",
     "device": "to the device",
@@ -127,15 +127,15 @@ def limiting(stages: Sequence[Stage], *, disk: bool, idle: float = 0.0) -> str |
 def doubts(stages: Sequence[Stage], *, disk: bool, idle: float = 0.0) -> list[str]:
     """Why there is no verdict, or which rates are not to be believed: sentences for people."""
     found = [
-        f"{one.label} came out slower than the loader that includes it: it was measured wrongly, "
-        "as on a busy machine; try --seconds 60"
+        f"{one.label} measured slower than the loader that includes it: the measurement is "
+        "unreliable, as on a busy machine; try --seconds 60"
         for one in stages
         if not one.is_consistent
     ]
     if not found and stages and limiting(stages, disk=disk, idle=idle) is None and idle > _MOSTLY:
         found.append(
-            f"threads were idle {idle:.0%} of the time: batches are made faster than one loop "
-            "takes them, so no stage limits; larger batches cost less each"
+            f"threads were idle {idle:.0%} of the time: batches are produced faster than "
+            "one loop takes them, so no stage is the bottleneck; raise batch_size"
         )
     return found
 

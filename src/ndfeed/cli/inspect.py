@@ -32,8 +32,8 @@ def inspect(
         list[str],
         typer.Argument(
             metavar="PATH",
-            help="A file, a folder with all below it, or a pattern in quotes. Each is a source "
-            "of its own.",
+            help="A file, a folder with everything below it, or a pattern in quotes. Each is "
+            "opened separately.",
             show_default=False,
         ),
     ],
@@ -43,7 +43,7 @@ def inspect(
     fields: FieldsOption = None,
     as_json: JsonLinesOption = False,
     no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Neither use nor keep an index of the files.")
+        bool, typer.Option("--no-cache", help="Do not use or write the cached index of the files.")
     ] = False,
 ) -> None:
     """Show what array files hold, reading their headers only.
@@ -163,7 +163,7 @@ def _print_readings(out: Console, readings: list[Reading]) -> None:
             summary.READINGS[one["sample"]].removeprefix("a sample is "),
             literal(", ".join(listed) + f" and {more:,} more" * (more > 0)),
         )
-    line(out, "could be read two ways; say which:")
+    line(out, "could be read in two ways; choose one:")
     out.print(table)
     line(out, 'in Python: ndfeed.open(…, sample="file") or ndfeed.open(…, sample="row")')
 

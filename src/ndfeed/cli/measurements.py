@@ -129,7 +129,7 @@ def examine(case: Case, begin: Callable[[str], None]) -> Findings:
         there = to_device.rows_per_second if to_device else 0.0
         stages.append(Stage("device", bus / max(whole.row_bytes, 1), None, there))
     if to_device and to_device.rows_per_second > base_run.rows_per_second * diagnosis.WORTH:
-        notes.append("to the device the files are read without copying them into batches first")
+        notes.append("the device reads the files directly, without copying them into batches first")
     notes += diagnosis.doubts(stages, disk=counts, idle=idle)
     through = (given.cold or math.inf) if counts else math.inf
     trials = [*_tried(case, sample, base_run, through, notes, begin)]
@@ -195,9 +195,11 @@ def _disk(case: Case, notes: list[str]) -> _Disk:
         if throughput.is_cold(in_a_row):
             found.cold_in_a_row = _rows(case, in_a_row, len(together))
     elif case.cold:
-        notes.append("the files stay in memory when told to go: the disk was not measured")
+        notes.append(
+            "the files could not be dropped from the page cache: the disk was not measured"
+        )
     else:
-        notes.append("the files are in memory: --cold measures the disk, too")
+        notes.append("the files are in the page cache: use --cold to measure the disk, too")
     return found
 
 
@@ -239,7 +241,7 @@ def _device(
         return bus, throughput.fed(mapped, case.batch_size, case.shuffle, 0.15 * case.seconds)
     # A field that torch has no type for, a device that is full, or in use by another alone.
     except (ndfeed.Error, RuntimeError, TypeError, ValueError) as error:
-        notes.append(f"the loader to the device was not measured: {str(error).splitlines()[0]}")
+        notes.append(f"loading to the device was not measured: {str(error).splitlines()[0]}")
         return bus, None
 
 

@@ -32,7 +32,7 @@ def as_dtype(text: str) -> str:
     try:
         return named(text)
     except (TypeError, ValueError) as error:
-        raise typer.BadParameter(f"{error}; a name such as float16 or <i4 expected") from None
+        raise typer.BadParameter(f"{error}; expected a name such as float16 or <i4") from None
 
 
 def as_shape(text: str) -> tuple[int, ...]:
@@ -40,19 +40,22 @@ def as_shape(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise typer.BadParameter(f"whole numbers such as 3,32,32 expected, got {text!r}") from None
+        raise typer.BadParameter(f"expected whole numbers such as 3,32,32, got {text!r}") from None
 
 
-SampleOption = Annotated[Sample, typer.Option(help="What one sample is.")]
+SampleOption = Annotated[Sample, typer.Option(help="What one sample is: a row, or a file.")]
 DtypeOption = Annotated[
     str | None,
-    typer.Option(parser=as_dtype, metavar="NAME", help="Element type of raw files: uint16, <f4."),
+    typer.Option(
+        parser=as_dtype, metavar="NAME", help="Dtype of raw files, such as uint16 or <f4."
+    ),
 ]
 ShapeOption = Annotated[
-    str | None, typer.Option(metavar="N,N,…", help="Shape of one sample of raw files: 3,32,32.")
+    str | None,
+    typer.Option(metavar="N,N,…", help="Shape of one sample of raw files, such as 3,32,32."),
 ]
 FieldsOption = Annotated[
-    str | None, typer.Option(metavar="NAME,…", help="Only these fields, separated by commas.")
+    str | None, typer.Option(metavar="NAME,…", help="Read only these fields, separated by commas.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, on one line.")]
 JsonLinesOption = Annotated[
@@ -67,7 +70,7 @@ def opener(
 ) -> Opener:
     """``ndfeed.open`` with what the options say; takes the source, and ``sample=``."""
     if shape is not None and dtype is None:
-        raise typer.BadParameter("--shape is for raw files and needs --dtype beside it")
+        raise typer.BadParameter("--shape is for raw files and also needs --dtype")
     return partial(
         ndfeed.open,
         dtype=dtype,

@@ -39,7 +39,7 @@ def _casts(texts: list[str]) -> dict[str, str]:
     for text in texts:
         name, sep, dtype = text.rpartition("=")
         if not sep or not name:
-            raise typer.BadParameter(f"NAME=TYPE such as image=float16 expected, got {text!r}")
+            raise typer.BadParameter(f"expected NAME=TYPE such as image=float16, got {text!r}")
         try:
             found[name] = as_dtype(dtype)
         except typer.BadParameter as error:
@@ -52,46 +52,50 @@ def pack(
         str,
         typer.Argument(metavar="SRC", help="A file, a folder, or a pattern in quotes."),
     ],
-    target: Annotated[str, typer.Argument(metavar="DST", help="The folder to make.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="The folder to create.")],
     sample: SampleOption = Sample.auto,
     dtype: DtypeOption = None,
     shape: ShapeOption = None,
     fields: FieldsOption = None,
     cast: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=TYPE", help="Store a field in another type; may be repeated."),
+        typer.Option(metavar="NAME=TYPE", help="Store a field as another dtype; can be repeated."),
     ] = None,
     shuffle: Annotated[
-        int | None, typer.Option(min=0, metavar="SEED", help="Write rows in a random order.")
+        int | None, typer.Option(min=0, metavar="SEED", help="Write rows in random order.")
     ] = None,
     names: Annotated[
         bool, typer.Option("--names", help='Keep the names of source files, as the field "file".')
     ] = False,
     rows_per_part: Annotated[
-        int | None, typer.Option(min=1, help="Split the columns after so many rows.")
+        int | None, typer.Option(min=1, help="Start a new part after this many rows.")
     ] = None,
-    append: Annotated[bool, typer.Option("--append", help="Add rows to what is there.")] = False,
+    append: Annotated[
+        bool, typer.Option("--append", help="Append rows to an existing dataset.")
+    ] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Write damaged blocks of DST again from SRC.")
+        bool, typer.Option("--repair", help="Restore damaged blocks of DST from SRC.")
     ] = False,
     on: Annotated[
         str | None,
         typer.Option(metavar="ENGINE", help="ray, ray://host:port, dask or dask://host:port."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Pieces worked on at once; chosen if not said.")
+        int | None, typer.Option(min=1, help="Number of workers; chosen automatically by default.")
     ] = None,
     memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="For all workers together: 2GB, 512MiB.")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Memory limit for all workers together, such as 2GB or 512MiB."
+        ),
     ] = None,
     measure: Annotated[
         bool,
-        typer.Option(
-            help="Measure shuffled epochs of SRC and of DST afterwards, for a second each."
-        ),
+        typer.Option(help="Measure shuffled epochs of SRC and DST afterwards, one second each."),
     ] = True,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")
+        bool,
+        typer.Option("--dry-run", help="Show what would be written, without writing anything."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -189,7 +193,7 @@ def _measured(ds: ndfeed.Dataset, target: str) -> Facts:
     try:
         return _rates(ds, ndfeed.open(target).select(*ds.fields))
     except KeyboardInterrupt as error:
-        error.add_note(f"{target} is complete: only its speed was not measured")
+        error.add_note(f"{target} is complete; only its speed was not measured")
         raise
 
 
@@ -203,7 +207,7 @@ def _rates(ds: ndfeed.Dataset, made: ndfeed.Dataset) -> Facts:
         epochs = run_epochs(ndfeed.loader(one, batch, shuffle=True), _AT_LEAST, _AT_MOST)
         if epochs is None:
             how = "ndfeed bench measures a part of them"
-            return {"unmeasured": f"epochs take too long to measure their speed here; {how}"}
+            return {"unmeasured": f"epochs take too long to measure here; {how}"}
         found[name] = epochs
     return {
         "rows_per_second": {name: round(one.rows_per_second) for name, one in found.items()},
@@ -222,10 +226,10 @@ def _show(found: Facts, as_json: bool) -> None:
         _show_plan(out, what, found)
         return
     if found["repaired"]:
-        line(out, f"{what}, all sound now ({found['seconds']:.1f} s)")
+        line(out, f"{what}, no damage left ({found['seconds']:.1f} s)")
         return
     if not found["written"]:
-        line(out, f"{what}, there already from this source: nothing was written")
+        line(out, f"{what}, already packed from this source: nothing was written")
         return
     rate = size(found["bytes"] / max(found["seconds"], 1e-9))
     before, after = size(found["source_bytes"]), size(found["bytes"])
@@ -248,14 +252,14 @@ def _show_speed(out: Console, speeds: dict[str, int], seconds: dict[str, float])
 
 def _show_plan(out: Console, what: str, found: Facts) -> None:
     if found["state"] == "done":
-        line(out, f"has {what} of this source already: nothing would be written")
+        line(out, f"already has {what} of this source: nothing would be written")
         return
-    free = "" if found["free"] is None else f", {size(found['free'])} free there"
+    free = "" if found["free"] is None else f", {size(found['free'])} free"
     verb = "get" if found["appended"] else "have"
     line(out, f"would {verb} {what}, and need {size(found['bytes'])}{free}")
     if not found["fits"]:
-        line(out, "too little room: make some, or choose a target elsewhere", "bold red")
+        line(out, "not enough disk space: free some, or choose a target elsewhere", "bold red")
     if found["state"] == "begun":
-        line(out, "an earlier run left work here, which would be gone on with")
+        line(out, "this would resume an earlier run")
     for one in found["fields"]:
         line(out, f"  {one['text']}")

@@ -21,7 +21,8 @@ def verify(
         typer.Argument(metavar="PATH", help="The folder of a packed dataset.", show_default=False),
     ],
     threads: Annotated[
-        int | None, typer.Option(min=1, help="How many threads read at once; chosen if not said.")
+        int | None,
+        typer.Option(min=1, help="Number of reading threads; chosen automatically by default."),
     ] = None,
     as_json: JsonLinesOption = False,
 ) -> None:
@@ -49,8 +50,8 @@ def verify(
         if not found.ok:
             count = len(found.damaged)
             complain(
-                f"{found.path}: {count:,} damaged stretch{'es' * (count > 1)}; ndfeed pack "
-                f"--repair writes {'them' if count > 1 else 'it'} again"
+                f"{found.path}: {count:,} damaged range{'s' * (count > 1)}; restore "
+                f"{'them' if count > 1 else 'it'} with ndfeed pack --repair"
             )
             failed = True
     if failed:
@@ -81,7 +82,7 @@ def _print(out: Console, found: ndfeed.Verified) -> None:
         soft_wrap=True,
     )
     if found.ok:
-        out.print("  all sound", style="green")
+        out.print("  no damage found", style="green")
         return
     table = Table(show_edge=False)
     for name in ("damaged column", "field", "rows", "problem"):

@@ -71,7 +71,7 @@ def as_fractions(given: Sequence[object]) -> tuple[float, ...]:
     if not math.isclose(total, 1, abs_tol=1e-6):
         raise ValueError(
             f"fractions must sum to 1, got {' + '.join(map(str, found))} = {total:.6g}; "
-            f"give the rest a fraction of its own, too"
+            f"add a fraction for the rest"
         )
     return tuple(found)
 
@@ -79,7 +79,9 @@ def as_fractions(given: Sequence[object]) -> tuple[float, ...]:
 def check_arguments(source: object, on_error: object, **flags: object) -> None:
     """Refuse arguments that nothing else would check."""
     if isinstance(source, np.lib.npyio.NpzFile):
-        raise TypeError("a source is a path, got an open .npz; give the path instead of np.load()")
+        raise TypeError(
+            "a source must be a path, got an open .npz; pass the path instead of np.load()"
+        )
     if on_error not in ("raise", "skip"):
         raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
     for name, value in flags.items():

@@ -75,8 +75,8 @@ class _Role:
             first, last = checksums.rows(stored.column, found[0])
             raise ChecksumError(
                 table.path(file),
-                f"block {found[0]} of {stored.column.blocks}, rows [{first}, {last}), has another "
-                f"checksum than the manifest: the bytes are damaged; {REMEDY}",
+                f"block {found[0]} of {stored.column.blocks}, rows [{first}, {last}), does not "
+                f"match its checksum in the manifest: the bytes are damaged; {REMEDY}",
             )
 
 

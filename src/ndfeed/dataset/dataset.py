@@ -265,7 +265,7 @@ class Dataset(Stored):
         _check_unnumbered(self, "with_origin()")
         for name in (file, row):
             if name in self._known() or name in self.names or file == row:
-                raise ValueError(f"there is a field {name!r}; with_origin(file=, row=) names these")
+                raise ValueError(f"field {name!r} exists; choose other names with file= and row=")
         return _with_origin(self, file, row)
 
     def in_memory(self) -> "Dataset":
@@ -320,8 +320,8 @@ def _part(
 def _check_unnumbered(ds: Dataset, what: str) -> None:
     if ds._numbered:
         raise ValueError(
-            f"{what} behind with_origin(), which numbers the files of the dataset it is "
-            "called on; take, split and add first, then call with_origin()"
+            f"{what} is not possible after with_origin(), which numbers the files of the dataset "
+            "it is called on; take, split and add first, then call with_origin()"
         )
 
 

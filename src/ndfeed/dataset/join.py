@@ -28,7 +28,7 @@ def join_groups(first: Sequence[Group], second: Sequence[Group]) -> tuple[Group,
     if sorted(sum(names, ())) != sorted(sum(others, ())):
         raise SchemaError(
             second[0].table.path(0),
-            f"fields {sorted(sum(names, ()))} expected as in {first[0].table.path(0).decode()}, "
+            f"expected fields {sorted(sum(names, ()))} as in {first[0].table.path(0).decode()}, "
             f"found {sorted(sum(others, ()))}; select the ones both have",
         )
     if [set(group) for group in names] != [set(group) for group in others]:
@@ -70,7 +70,7 @@ def _column(a: Column, b: Column, table: Table, shift: int) -> Column:
     if field.shape is None and (a.offsets is not None or b.offsets is not None):
         raise SchemaError(
             b.table.path(int(b.file[0])),
-            f"field {a.field.name!r}: {a.field.shape_text} expected as in the first dataset, found "
+            f"field {a.field.name!r}: expected {a.field.shape_text} as in the first dataset, found "
             f"{b.field.shape_text}; samples of packed datasets need one number of dimensions",
         )
     arrays = np.concatenate([a.arrays, b.arrays + shift])
@@ -85,7 +85,7 @@ def _refuse_types(a: Column, b: Column) -> NoReturn:
     name, dtype = a.field.name, a.field.dtype_text
     raise SchemaError(
         b.table.path(int(b.file[0])),
-        f"field {name!r}: {dtype} expected as in the first dataset, found {b.field.dtype_text}; "
+        f"field {name!r}: expected {dtype} as in the first dataset, found {b.field.dtype_text}; "
         f"open one of them with dtype={{{name!r}: {dtype!r}}}, or use map to convert it",
     )
 
@@ -145,16 +145,16 @@ def agreed_names(
     if set(first) != set(second):
         raise SchemaError(
             path,
-            f"fields {sorted(first)} expected as in the first dataset, found {sorted(second)}; "
-            f"select(), rename() or map() them to be the same before they are added",
+            f"expected fields {sorted(first)} as in the first dataset, found {sorted(second)}; "
+            f"select(), rename() or map() them to agree before adding",
         )
     for name, field in first.items():
         other = second[name].dtype
         if field.dtype != other and not (field.dtype.kind == other.kind and other.kind in "US"):
             raise SchemaError(
                 path,
-                f"field {name!r}: {field.dtype} expected as in the first dataset, found "
-                f"{other}; convert one of them in a map",
+                f"field {name!r}: expected {field.dtype} as in the first dataset, found "
+                f"{other}; convert one of them with map()",
             )
     return tuple(first)
 

@@ -182,13 +182,13 @@ def _check_present(table: Table, name: str, arrays: Ints, each: Ints) -> None:
         return
     file = int(np.flatnonzero(present != each)[0])
     if present[file] > each[file]:
-        raise SchemaError(table.path(file), f"field {name!r} is there twice")
+        raise SchemaError(table.path(file), f"field {name!r} appears twice")
     has = int(np.flatnonzero(present)[0])
     raise SchemaError(
         table.path(file),
-        f"field {name!r} is missing; {shown(table.path(has))} has it, as have "
-        f"{int((present > 0).sum()):,} of {table.files:,} files: open files of one kind, or "
-        f"choose what all have with fields=",
+        f"field {name!r} is missing, but {int((present > 0).sum()):,} of {table.files:,} files "
+        f"have it, such as {shown(table.path(has))}; open files of one kind, or choose the fields "
+        f"that all files have with fields=",
     )
 
 

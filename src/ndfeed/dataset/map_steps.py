@@ -293,7 +293,7 @@ class Routed:
         names = tuple(made) if self.names is None else self.names
         if set(names) != set(made):
             raise ValueError(
-                f"datasets that were added must end in the same fields: {sorted(names)} expected, "
+                f"datasets that were added must end in the same fields: expected {sorted(names)}, "
                 f"found {sorted(made)}; select() or rename() them before they are added"
             )
         return {name: made[name] for name in names}

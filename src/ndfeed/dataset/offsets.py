@@ -124,8 +124,8 @@ def _refuse(column: Column, arrays: Ints, place: Place, bad: NDArray[np.bool_], 
     path = column.table.path(int(column.table.file[arrays[part]]))
     raise FormatError(
         path,
-        f"the {what} of row {row} are damaged; ndfeed verify lists what is, ndfeed pack --repair "
-        f"writes it again",
+        f"the {what} of row {row} are damaged; list the damage with ndfeed verify, and restore it "
+        f"with ndfeed pack --repair",
     )
 
 

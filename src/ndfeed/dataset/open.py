@@ -63,7 +63,7 @@ def open(  # noqa: PLR0913 - each is a word of its own
     """
     check_arguments(source, on_error, mapped=mapped, cache=cache, verify=verify)
     if shape is not None and dtype is None:
-        raise ValueError("shape= is for raw files and needs dtype= beside it")
+        raise ValueError("shape= is for raw files and also needs dtype=")
     chosen = as_names(fields)
     dtype = as_casts(dtype)
     wanted = None if chosen is None else frozenset(chosen)
@@ -83,8 +83,8 @@ def open(  # noqa: PLR0913 - each is a word of its own
         table, name = part.layout.table, part.layout.names[0]
         raise SchemaError(
             table.path(0),
-            f"says itself that it holds {table.dtypes[0]}; dtype= is for raw files and opaque "
-            f"elements, leave it out, or convert fields: dtype={{{shown(name)!r}: {dtype!r}}}",
+            f"already has dtype {table.dtypes[0]}; remove dtype=, which is for raw files and "
+            f"opaque elements, or convert fields: dtype={{{shown(name)!r}: {dtype!r}}}",
         )
     if len(part.readings) > 1:
         raise samples.refuse(os.fsdecode(part.opened.spellings[0]), part.layout)
@@ -122,12 +122,12 @@ def _packed(
         return None
     path = found[0].spellings[0]
     if sample == "file":
-        raise SchemaError(path, "a packed dataset, whose samples are rows; leave sample= out")
+        raise SchemaError(path, "the samples of a packed dataset are rows; remove sample=")
     if how.dtype is not None and not isinstance(how.dtype, dict):
         name = shown(found[0].fields[0].name)
         raise SchemaError(
             path,
-            "a packed dataset, which says itself what it holds; leave dtype= out, or convert "
+            "a packed dataset already has dtypes; remove dtype=, or convert "
             f"fields: dtype={{{name!r}: {how.dtype!r}}}",
         )
     casts = _within(how.dtype, prefix, [field.name for field in found[0].fields])
@@ -207,8 +207,8 @@ def _part(
     if how.verify:
         raise UnsupportedError(
             opened.table.path(0),
-            "has no checksums of its rows that verify=True could compare; ndfeed pack makes a copy "
-            "that has them, or leave verify= out",
+            "has no row checksums for verify=True to check; remove verify=, or make a copy that "
+            "has them with ndfeed pack",
         )
     found = layout(opened.table, fields, how.dtype, prefix, sample)
     readings = samples.readings(found, sample)
@@ -260,8 +260,8 @@ def _together(parts: "list[_Part | Dataset]", fields: tuple[str, ...] | None) ->
         )
         raise SchemaError(
             _path(parts[0]),
-            f"the sources differ in their number of samples: {listed}; take() as many of "
-            f"each, or open what belongs together",
+            f"the sources differ in their number of samples: {listed}; take() the same "
+            f"number from each, or open sources that belong together",
         )
     settled = []
     for part, own in zip(parts, counts, strict=True):

@@ -82,8 +82,9 @@ def refuse(source: object, found: Layout) -> AmbiguousError:
     hint = arguments.suggest_field_dict(found.table)
     return AmbiguousError(
         str(source),
-        f'could be read two ways; say which: sample="file" gives {found.table.files:,} samples, '
-        f'each a whole file: {as_files}; sample="row" gives {_rows(found):,} samples, each '
+        f'could be read in two ways; choose one: sample="file" gives {found.table.files:,} '
+        f'samples, each a whole file: {as_files}; sample="row" gives {_rows(found):,} samples, '
+        f"each "
         f"{'an item of a list' if found.items.any() else 'a row of axis 0'}: {as_rows}"
         f"{hint and f'; {hint}'}",
     )

@@ -60,7 +60,7 @@ def refuse(path: str | bytes, error: OSError) -> NoReturn:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         raise MissingError(path, "no such file or folder") from None
     if error.errno in (errno.EACCES, errno.EPERM):
-        raise DeniedError(path, "permission denied; give yourself read access") from None
+        raise DeniedError(path, "permission denied; make the file readable for this user") from None
     if error.errno == errno.ELOOP:
         raise SourceError(path, "a loop of symbolic links") from None
     if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -119,7 +119,7 @@ def fetch(stretches: Iterable[Stretch]) -> None:
         finally:
             close_quietly(fd)
         if done != length:
-            problem = f"{start + length} bytes promised, {start + done} present"
+            problem = f"expected {start + length} bytes, found {start + done}"
             raise TruncatedError(path, problem, start)
 
 
@@ -169,7 +169,7 @@ class File:
                 _expect(path, expected, self.status)
             if not stat.S_ISREG(self.status.st_mode):
                 kind = "a folder" if stat.S_ISDIR(self.status.st_mode) else "a pipe or device"
-                raise SourceError(path, f"a regular file is needed, found {kind}")
+                raise SourceError(path, f"expected a regular file, found {kind}")
         except BaseException:
             close_quietly(self.fd)
             raise
@@ -204,7 +204,7 @@ class File:
         if end <= len(self._head):
             return self._head[start:end]
         if end > self.size:
-            raise TruncatedError(self.path, f"{end} bytes promised, {self.size} present", start)
+            raise TruncatedError(self.path, f"expected {end} bytes, found {self.size}", start)
         if start >= self._tail_start:
             return self._tail[start - self._tail_start : end - self._tail_start]
         return self._pread(length, start)
@@ -216,7 +216,7 @@ class File:
             refuse(self.path, error)
         if len(data) != length:
             raise TruncatedError(
-                self.path, f"{start + length} bytes promised, {start + len(data)} present", start
+                self.path, f"expected {start + length} bytes, found {start + len(data)}", start
             )
         return data
 
@@ -229,7 +229,7 @@ class File:
         wanted = sum(map(len, buffers))
         if done != wanted:
             raise TruncatedError(
-                self.path, f"{start + wanted} bytes promised, {start + done} present", start
+                self.path, f"expected {start + wanted} bytes, found {start + done}", start
             )
 
     def recheck(self) -> None:

@@ -109,7 +109,7 @@ class Folder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            refuse(self.joined(name), "look at it", error)
+            refuse(self.joined(name), "access it", error)
 
     def names(self) -> list[bytes]:
         """Return the names in here, sorted."""
@@ -218,7 +218,7 @@ def read_contents(folder: Folder, name: bytes, most: int) -> bytes | None:
     try:
         with folder.file(name) as file:
             if file.size > most:
-                raise SourceError(file.path, f"at most {most} bytes expected, found {file.size}")
+                raise SourceError(file.path, f"expected at most {most} bytes, found {file.size}")
             return file.read(0, file.size)
     except MissingError:
         return None
@@ -309,5 +309,5 @@ def _owner(folder: Folder) -> tuple[int, int]:
     try:
         status = os.lstat(folder.path) if folder.fd is None else os.fstat(folder.fd)
     except OSError as error:
-        refuse(folder.path, "look at it", error)
+        refuse(folder.path, "access it", error)
     return status.st_uid, status.st_mode & _OTHERS_WRITE

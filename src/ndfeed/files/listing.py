@@ -150,8 +150,9 @@ class Folders:
         if self._listed > max(_MOST_TIMES * self._there, _ALWAYS):
             raise SourceError(
                 path,
-                f"links lead into the same folders again and again: {self._listed:,} names listed "
-                f"where there are {self._there:,}; remove links, or give a list of folders",
+                f"symbolic links lead to the same folders again and again: listed "
+                f"{self._listed:,} names where there are only {self._there:,}; remove the links, "
+                f"or pass a list of folders",
             )
 
     def add(self, path: bytes, status: os.stat_result) -> tuple[int, int]:
@@ -345,6 +346,6 @@ def nothing_found(path: bytes, what: str) -> MissingError:
     """Make the error for a source without files."""
     return MissingError(
         path,
-        f"no array files {what}; .npy, .npz, .npy.gz, .pt and .safetensors are read as they "
-        f"are, raw files with dtype= and shape=",
+        f"no array files {what}; supported are .npy, .npz, .npy.gz, .pt and .safetensors, "
+        f"and raw files with dtype= and shape=",
     )

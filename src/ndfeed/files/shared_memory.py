@@ -26,7 +26,7 @@ from ndfeed.files.file import FLAGS, close_quietly, status_of
 from ndfeed.files.platform_calls import can, fcntl, free_memory, map_whole
 
 _LESS = "take() fewer samples, or select() fields"
-_GONE = "the process that held this memory is gone, or on another machine; open the data anew"
+_GONE = "the process that held this memory is gone, or on another machine; open the data again"
 
 
 class Handle(NamedTuple):

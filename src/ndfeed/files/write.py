@@ -47,9 +47,13 @@ def refuse(path: bytes, doing: str, error: OSError) -> NoReturn:
     if error.errno in _NO_SPACE:
         raise SpaceError(path, f"no space left to {doing} ({error.strerror})") from None
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        raise DeniedError(path, f"may not {doing}; give yourself write access") from None
+        raise DeniedError(
+            path, f"no permission to {doing}; make it writable for this user"
+        ) from None
     if error.errno == errno.ENOENT:
-        raise MissingError(path, f"gone, or its folder is: cannot {doing}") from None
+        raise MissingError(
+            path, f"cannot {doing}: the file or its folder no longer exists"
+        ) from None
     if error.errno == errno.ELOOP:
         raise not_ours(path, "a symbolic link, which is not followed") from None
     raise TargetError(path, f"cannot {doing}: {error.strerror or error}") from error
@@ -57,7 +61,7 @@ def refuse(path: bytes, doing: str, error: OSError) -> NoReturn:
 
 def not_ours(path: bytes, what: str) -> ConflictError:
     """Make the error for something that is in the way and was not made by ndfeed."""
-    return ConflictError(path, f"{what}: not made by ndfeed and left alone; move it away")
+    return ConflictError(path, f"{what}, and was not made by ndfeed; move it away")
 
 
 def _opened(path: bytes, at: int | None, new: bool) -> int:
@@ -149,7 +153,7 @@ class Output:
         except OSError as error:
             refuse(self.path, "read it", error)
         if len(data) != length:
-            raise TargetError(self.path, f"{start + length} bytes expected, fewer present")
+            raise TargetError(self.path, f"expected {start + length} bytes, found fewer")
         return data
 
     def sync(self) -> None:
@@ -274,7 +278,7 @@ class Lock:
         except FileNotFoundError:
             return False
         except OSError as error:
-            refuse(self.path, "look at it", error)
+            refuse(self.path, "access it", error)
 
     def release(self) -> None:
         """Release the lock; may be repeated."""

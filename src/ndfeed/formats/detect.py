@@ -37,7 +37,7 @@ def describe(
     Members of archives that cannot be read are left out if they are not ``wanted``.
     """
     if file.size == 0:
-        raise FormatError(file.path, "an array file expected, found 0 bytes")
+        raise FormatError(file.path, "expected an array file, found 0 bytes")
     head = file.head()
     if head.startswith(npy.MAGIC):
         return npy.describe(file)
@@ -94,6 +94,6 @@ def _unknown(path: bytes, head: bytes) -> FormatError:
         )
     return FormatError(
         path,
-        f"no array format begins with the bytes {head[:8].hex(' ')}; for a raw file give "
-        f"dtype= and shape= (of one sample), else it is damaged",
+        f"not a known array format (first bytes {head[:8].hex(' ')}); if it is a raw file, pass "
+        f"dtype= and shape= (of one sample), otherwise it is damaged",
     )

@@ -29,14 +29,14 @@ def describe(file: File) -> Description:
         begin = inflate.head(file, place, GZIP, length)
     if length > len(begin):
         raise TruncatedError(
-            file.path, f"a header of {length} bytes promised, {len(begin)} decoded"
+            file.path, f"expected a header of {length} bytes, decoded {len(begin)}"
         )
     header = npy.header_of(file.path, begin[:length])
     size = length + header.nbytes
     if size > most:
         raise LimitError(
             file.path,
-            f"{size} bytes promised by the header, more than its {file.size} "
+            f"the header promises {size} bytes, more than its {file.size} "
             f"compressed bytes can hold",
         )
     found = npy.arrays(file.path, "", header, Stream(0, file.size, GZIP, decoded=size))

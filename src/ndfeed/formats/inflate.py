@@ -224,22 +224,26 @@ def _next_member(file: File, data: bytes, offset: int, end: int) -> tuple[bytes,
 
 def _refuse_stream(path: bytes, problem: str, offset: int) -> NoReturn:
     if "check" in problem.lower() or "crc" in problem.lower():
-        found = "another checksum than the one behind the compressed stream: the bytes are damaged"
+        found = (
+            "the checksum at the end of the compressed stream does not match: the bytes are damaged"
+        )
         raise ChecksumError(path, found, offset) from None
     raise FormatError(path, f"the compressed stream is damaged: {problem}", offset) from None
 
 
 def _check_length(path: bytes, found: int, wanted: int) -> None:
     if found < wanted:
-        raise TruncatedError(path, f"{wanted} bytes promised by the header, {found} decoded")
+        raise TruncatedError(
+            path, f"expected {wanted} bytes according to the header, decoded {found}"
+        )
     if found > wanted:
-        raise FormatError(path, f"{wanted} bytes promised by the header, more decoded")
+        raise FormatError(path, f"expected {wanted} bytes according to the header, decoded more")
 
 
 def checksum_error(path: bytes, wanted: int, found: int) -> ChecksumError:
     """The error for bytes whose checksum is not the one stored beside them."""
     return ChecksumError(
         path,
-        f"checksum {wanted:08x} expected, {found:08x} found: the bytes are damaged; "
+        f"expected checksum {wanted:08x}, found {found:08x}: the bytes are damaged; "
         f"copy or save the file again",
     )

@@ -85,7 +85,7 @@ class _Reader:
             if token[4] == end:
                 return found, commas, token[5]
             if commas < len(found):
-                raise ValueError(f"',' or {end!r} expected before character {self.at}")
+                raise ValueError(f"expected ',' or {end!r} before character {self.at}")
             value, separator = self.value(token, depth)
             found.append(value)
             if separator == ",":
@@ -103,7 +103,7 @@ class _Reader:
                 return found, token[5]
             key, colon = self.value(token, depth)
             if separator != "," or colon != ":" or not isinstance(key, str) or key in found:
-                raise ValueError(f"a new key and ':' expected before character {self.at}")
+                raise ValueError(f"expected a new key and ':' before character {self.at}")
             found[key], separator = self.value(self.token(), depth)
             if separator == ":":
                 raise ValueError(f"unexpected ':' before character {self.at}")

@@ -84,13 +84,13 @@ class Field:
         except UnicodeEncodeError:
             raise ValueError(f"field name {self.name!r:.80} is no text") from None
         if canonical(self.dtype) != self.dtype or self.dtype.startswith(">"):
-            raise ValueError(f"{self}: a little-endian dtype expected, found {self.dtype[:40]!r}")
+            raise ValueError(f"{self}: expected a little-endian dtype, found {self.dtype[:40]!r}")
         if len(self.shape) >= MOST_DIMENSIONS:
-            raise ValueError(f"{self}: fewer than {MOST_DIMENSIONS} dimensions expected")
+            raise ValueError(f"{self}: expected fewer than {MOST_DIMENSIONS} dimensions")
         if any(n is not None and (type(n) is not int or n < 0) for n in self.shape):
             raise ValueError(f"{self}: lengths must be whole numbers or null")
         if math.prod(n or 1 for n in self.shape) * itemsize(self.dtype) >= MOST_BYTES:
-            raise ValueError(f"{self}: fewer than 2**63 bytes expected")
+            raise ValueError(f"{self}: expected fewer than 2**63 bytes")
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -140,11 +140,11 @@ class Column:
         _check_name(self.file)
         for number in (self.rows, self.nbytes, self.header, self.rows_per_block):
             if type(number) is not int or not 0 <= number < MOST_BYTES:
-                raise ValueError(f"{self}: whole numbers in [0, 2**63) expected")
+                raise ValueError(f"{self}: expected whole numbers in [0, 2**63)")
         if self.header % _ALIGNED or not 0 < self.header <= _MOST_HEADER:
-            raise ValueError(f"{self}: a header of a multiple of {_ALIGNED} bytes expected")
+            raise ValueError(f"{self}: expected a header of a multiple of {_ALIGNED} bytes")
         if self.rows_per_block < 1 or self.blocks > MOST_BLOCKS:
-            raise ValueError(f"{self}: at most {MOST_BLOCKS:,} blocks of a row or more expected")
+            raise ValueError(f"{self}: expected at most {MOST_BLOCKS:,} blocks of a row or more")
         if not _HEX.fullmatch(self.crc32) or len(self.crc32) != 8 + 8 * self.blocks:
             raise ValueError(f"{self}: crc32 needs 8 hex digits for each of {1 + self.blocks}")
 
@@ -195,15 +195,15 @@ class Manifest:
 
     def __post_init__(self) -> None:
         if not self.fields:
-            raise ValueError("at least one field expected")
+            raise ValueError("expected at least one field")
         if len({one.name for one in self.fields}) < len(self.fields):
             raise ValueError("two fields of one name")
         if not self.parts:
-            raise ValueError("at least one part expected")
+            raise ValueError("expected at least one part")
         if len({part.folder.lower() for part in self.parts}) < len(self.parts):
             raise ValueError("two parts in one folder")
         if self.rows >= MOST_BYTES:
-            raise ValueError("fewer than 2**63 rows expected")
+            raise ValueError("expected fewer than 2**63 rows")
         roles = [(one, role) for one in self.fields for role in one.roles]
         for part in self.parts:
             _check_columns(part, roles)
@@ -239,14 +239,14 @@ class Manifest:
 def parse(data: bytes, path: bytes) -> Manifest:
     """The manifest that ``data``, read from ``path``, spells; the digest is compared first."""
     if len(data) > MOST_MANIFEST:
-        raise ManifestError(path, f"at most {MOST_MANIFEST} bytes expected, found {len(data)}")
+        raise ManifestError(path, f"expected at most {MOST_MANIFEST} bytes, found {len(data)}")
     match = _DIGEST.search(data[-80:])
     if match is None:
-        raise ManifestError(path, "a manifest that ends with its digest expected")
+        raise ManifestError(path, "expected a manifest that ends with its digest")
     signed = data[: len(data) - len(match[0])]
     found = hashlib.sha256(signed).hexdigest()
     if found != match[1].decode():
-        raise ManifestError(path, f"digest {match[1].decode()[:16]}… expected, found {found[:16]}…")
+        raise ManifestError(path, f"expected digest {match[1].decode()[:16]}…, found {found[:16]}…")
     try:
         whole = parse_json(
             signed + b"}",
@@ -282,7 +282,7 @@ def rows_per_block(row_bytes: int, rows: int) -> int:
 def _check_name(name: str) -> None:
     """A name in the dataset's own folder and nowhere else."""
     if not _ON_DISK.fullmatch(name):
-        raise ValueError(f"a plain name of letters, digits and ._%- expected, found {name!r:.80}")
+        raise ValueError(f"expected a plain name of letters, digits and ._%-, found {name!r:.80}")
 
 
 def _check_columns(part: Part, roles: Sequence[tuple[Field, Role]]) -> None:
@@ -290,15 +290,15 @@ def _check_columns(part: Part, roles: Sequence[tuple[Field, Role]]) -> None:
     listed = [(column.field, column.role) for column in part.columns]
     if listed != [(one.name, role) for one, role in roles]:
         raise ValueError(
-            f"part {part.folder!r}: the columns of all fields, in their order, expected"
+            f"part {part.folder!r}: expected the columns of all fields, in their order"
         )
     for column, (one, role) in zip(part.columns, roles, strict=True):
         wanted = {"values": column.rows, "offsets": part.rows + 1}.get(role, part.rows)
         if column.rows != wanted:
-            raise ValueError(f"{column}: {wanted} rows expected, found {column.rows}")
+            raise ValueError(f"{column}: expected {wanted} rows, found {column.rows}")
         size = column.header + column.rows * one.row_bytes(role)
         if column.nbytes != size:
-            raise ValueError(f"{column}: {size} bytes expected, found {column.nbytes}")
+            raise ValueError(f"{column}: expected {size} bytes, found {column.nbytes}")
 
 
 def _json(value: object, *, sort_keys: bool = False) -> str:
@@ -328,11 +328,11 @@ def _part_json(part: Part) -> str:
 
 def _manifest(whole: Any, path: bytes) -> Manifest:  # noqa: ANN401 - any JSON
     if type(whole) is not dict or type(whole.get("ndfeed")) is not int:
-        raise ValueError('an object with the key "ndfeed" expected')
+        raise ValueError('expected an object with the key "ndfeed"')
     if whole["ndfeed"] != VERSION:
         raise UnsupportedError(
             path,
-            f"format version {VERSION} expected, found {whole['ndfeed']}; a newer ndfeed wrote "
+            f"expected format version {VERSION}, found {whole['ndfeed']}; a newer ndfeed wrote "
             f"it: upgrade",
         )
     values = _values(whole, ("ndfeed", "rows", "fields", "parts"), optional="source")
@@ -341,10 +341,10 @@ def _manifest(whole: Any, path: bytes) -> Manifest:  # noqa: ANN401 - any JSON
         raise ValueError("source must be an object")
     fields = tuple(map(_field, _list(values[2])))
     if len(fields) > _MOST_FIELDS:
-        raise ValueError(f"at most {_MOST_FIELDS:,} fields expected")
+        raise ValueError(f"expected at most {_MOST_FIELDS:,} fields")
     made = Manifest(fields, tuple(map(_part, _list(values[3]))), source)
     if made.rows != values[1]:
-        raise ValueError(f"{values[1]!r:.40} rows expected, the parts have {made.rows}")
+        raise ValueError(f"expected {values[1]!r:.40} rows, but the parts have {made.rows}")
     return made
 
 
@@ -367,19 +367,19 @@ def _column(entry: Any) -> Column:  # noqa: ANN401 - any JSON
 def _values(entry: Any, keys: tuple[str, ...], optional: str = "") -> list[Any]:  # noqa: ANN401
     """The values of an object that has just these keys."""
     if type(entry) is not dict or not entry.keys() - {optional} == set(keys):
-        raise ValueError(f"an object with the keys {', '.join(keys)} expected")
+        raise ValueError(f"expected an object with the keys {', '.join(keys)}")
     return [entry[key] for key in keys]
 
 
 def _list(value: Any) -> list[Any]:  # noqa: ANN401 - any JSON
     if type(value) is not list:
-        raise ValueError(f"a list expected, found {value!r:.40}")
+        raise ValueError(f"expected a list, found {value!r:.40}")
     return value
 
 
 def _text(value: Any) -> str:  # noqa: ANN401 - any JSON
     if type(value) is not str:
-        raise ValueError(f"text expected, found {value!r:.40}")
+        raise ValueError(f"expected text, found {value!r:.40}")
     return value
 
 

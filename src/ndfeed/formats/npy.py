@@ -125,7 +125,7 @@ def preamble(descr: str, shape: tuple[int, ...]) -> bytes:
 def header_bytes(path: bytes, prefix: bytes, size: int, at: int = 0) -> int:
     """Length of magic, version and header, from the first ``PREFIX`` of ``size`` bytes."""
     if len(prefix) < PREFIX:
-        raise TruncatedError(path, f"a .npy header expected, {len(prefix)} bytes present", at)
+        raise TruncatedError(path, f"expected a .npy header, found only {len(prefix)} bytes", at)
     version = prefix[6:8]
     if version == b"\1\0":
         length = 10 + prefix[8] + 256 * prefix[9]
@@ -134,16 +134,16 @@ def header_bytes(path: bytes, prefix: bytes, size: int, at: int = 0) -> int:
     else:
         raise UnsupportedError(
             path,
-            f".npy version 1.0, 2.0 or 3.0 expected, found {version[0]}.{version[1]}; save it "
+            f"expected .npy version 1.0, 2.0 or 3.0, found {version[0]}.{version[1]}; save it "
             f"again with np.save",
             at,
         )
     if length > MOST_HEADER:
         raise LimitError(
-            path, f"a header of at most {MOST_HEADER} bytes expected, found {length}", at
+            path, f"expected a header of at most {MOST_HEADER} bytes, found {length}", at
         )
     if length > size:
-        raise TruncatedError(path, f"a header of {length} bytes promised, {size} present", at)
+        raise TruncatedError(path, f"expected a header of {length} bytes, found {size}", at)
     return length
 
 
@@ -163,7 +163,7 @@ def arrays(path: bytes, name: str, header: Header, stream: Stream) -> tuple[Arra
     if promised > stream.held:
         whose = f" of {name!r}" if name else ""
         raise TruncatedError(
-            path, f"{promised} bytes promised by the header{whose}, {stream.held} present"
+            path, f"expected {promised} bytes according to the header{whose}, found {stream.held}"
         )
     at, length, coding, crc, decoded = stream
     found = []
@@ -197,7 +197,7 @@ _known = lru_cache(maxsize=1024)(_header)
 
 def _from_literal(value: Literal) -> tuple[Element, bool, tuple[int, ...]]:
     if not isinstance(value, dict) or set(value) != {"descr", "fortran_order", "shape"}:
-        raise ValueError("a dict with the keys descr, fortran_order and shape expected")
+        raise ValueError("expected a dict with the keys descr, fortran_order and shape")
     fortran, shape = value["fortran_order"], value["shape"]
     if not isinstance(fortran, bool):
         raise ValueError(f"fortran_order must be True or False, got {fortran!r:.80}")
@@ -236,13 +236,13 @@ def placed(
 
 def _check_rank(shape: tuple[Literal, ...]) -> None:
     if len(shape) > MOST_DIMENSIONS:
-        raise LimitError("", f"at most {MOST_DIMENSIONS} dimensions expected, found {len(shape)}")
+        raise LimitError("", f"expected at most {MOST_DIMENSIONS} dimensions, found {len(shape)}")
 
 
 def _checked_size(shape: tuple[int, ...], size: int) -> int:
     """Bytes of all elements. Those of empty arrays must be possible but for the zeros."""
     if size * math.prod([n or 1 for n in shape]) >= MOST_BYTES:
-        raise LimitError("", f"fewer than 2**63 bytes expected, found the shape {shape!r:.80}")
+        raise LimitError("", f"expected fewer than 2**63 bytes, found the shape {shape!r:.80}")
     return size * math.prod(shape)
 
 
@@ -286,7 +286,7 @@ def _structure(name: str, entries: list[Literal], start: int) -> Element:
         size += width
         filled &= full
         if len(leaves) > _MOST_FIELDS:
-            raise LimitError("", f"at most {_MOST_FIELDS} fields expected, found more")
+            raise LimitError("", f"expected at most {_MOST_FIELDS} fields, found more")
     if not leaves or not size:
         raise ValueError("a structured dtype without fields or bytes")
     if len({leaf.name for leaf in leaves}) < len(leaves):
@@ -297,7 +297,7 @@ def _structure(name: str, entries: list[Literal], start: int) -> Element:
 def _entry(name: str, entry: Literal, start: int) -> Element:
     """One field of a structured dtype: (name, type) or (name, type, shape)."""
     if not isinstance(entry, tuple) or len(entry) not in (2, 3):
-        raise ValueError(f"(name, type) or (name, type, shape) expected, found {entry!r:.80}")
+        raise ValueError(f"expected (name, type) or (name, type, shape), found {entry!r:.80}")
     own, kind = entry[:2]
     shape = _lengths(entry[2]) if len(entry) == 3 else ()
     if isinstance(own, tuple) and len(own) == 2:  # a title first
@@ -305,10 +305,10 @@ def _entry(name: str, entry: Literal, start: int) -> Element:
     if own == "" and isinstance(kind, str) and (padding := _PADDING.fullmatch(kind)):
         return Element((), int(padding[1]) * math.prod(shape), False)
     if not isinstance(own, str) or not own:
-        raise ValueError(f"a field name expected, found {own!r:.80}")
+        raise ValueError(f"expected a field name, found {own!r:.80}")
     full = bare(name, own)
     if len(full) > _MOST_NAME:
-        raise LimitError("", f"field names of at most {_MOST_NAME} characters expected")
+        raise LimitError("", f"expected field names of at most {_MOST_NAME} characters")
     found = _type(full, kind, start)
     return _repeated(found, shape) if shape else found
 

@@ -131,7 +131,7 @@ def _chosen(found: list[ziparchive.Member], remarks: list[str]) -> dict[str, zip
         if other is not None:
             if other.name == name != member.name:
                 member = other
-            remarks.append(f"{name[:100]!r} is there twice; {member.name[:100]!r} is used")
+            remarks.append(f"{name[:100]!r} appears twice; {member.name[:100]!r} is used")
         chosen[name] = member
     return chosen
 
@@ -147,21 +147,21 @@ def _stream(file: File, member: ziparchive.Member) -> Stream:
     if method == ziparchive.STORED:
         if stored != size:
             raise FormatError(
-                file.path, f"member {member.name!r}: {size} bytes promised, {stored} stored", start
+                file.path, f"member {member.name!r}: expected {size} bytes, found {stored}", start
             )
         return Stream(start, stored, RAW, crc)
     if method != ziparchive.DEFLATED:
         how = ziparchive.METHODS.get(method, f"method {method}")
         raise UnsupportedError(
             file.path,
-            f"member {member.name!r} is compressed with {how}; stored and deflate "
-            f"are read: write it again with np.savez or np.savez_compressed",
+            f"member {member.name!r} is compressed with {how}; only stored "
+            f"and deflate are supported: save it again with np.savez or np.savez_compressed",
         )
     if size > MOST_RATIO * stored + 1024:
         raise LimitError(
             file.path,
-            f"member {member.name!r} promises {size} bytes from {stored}: more than deflate can "
-            f"hold",
+            f"member {member.name!r} claims that {stored} bytes expand to {size}, more than "
+            f"deflate allows",
             start,
         )
     return Stream(start, stored, DEFLATE, crc, size)
@@ -177,7 +177,7 @@ def _preamble(file: File, stream: Stream) -> bytes | None:
         begin = _begin(file, stream, length)
     if length > len(begin):
         raise TruncatedError(
-            file.path, f"a header of {length} bytes promised, {len(begin)} decoded", stream.offset
+            file.path, f"expected a header of {length} bytes, decoded {len(begin)}", stream.offset
         )
     return begin[:length]
 

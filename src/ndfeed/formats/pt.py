@@ -109,7 +109,7 @@ def _prefix(path: bytes, records: dict[str, Member]) -> str:
             raise UnsupportedError(path, f"holds {what}, which is not read; {remedy}")
     if len(found) != 1:
         raise FormatError(
-            path, f"one member data.pkl expected, found {len(found)}: not written by torch.save"
+            path, f"expected one member data.pkl, found {len(found)}: not written by torch.save"
         )
     return prefix
 
@@ -130,7 +130,7 @@ def _content(file: File, member: Member, most: int) -> tuple[int, bytes]:
     if member.size > most:
         raise LimitError(
             file.path,
-            f"{member.name!r} of at most {most} bytes expected, found {member.size}; "
+            f"expected {member.name!r} of at most {most} bytes, found {member.size}; "
             f"save large arrays as tensors: torch.from_numpy(x)",
         )
     start = _start(file, member)
@@ -156,7 +156,7 @@ def _place(file: File, records: dict[str, Member], prefix: str, view: View) -> t
     member = records.get(f"{prefix}data/{view.key}")
     if member is None:
         raise TruncatedError(
-            file.path, f"record data/{view.key:.80} is promised and missing; save or copy it again"
+            file.path, f"record data/{view.key:.80} is missing; save or copy it again"
         )
     return _start(file, member), member.size
 
@@ -164,6 +164,6 @@ def _place(file: File, records: dict[str, Member], prefix: str, view: View) -> t
 def _array(path: bytes, view: View, offset: int, length: int) -> Array:
     if view.held > length:
         raise TruncatedError(
-            path, f"record data/{view.key:.80}: {view.held} bytes promised, {length} present"
+            path, f"record data/{view.key:.80}: expected {view.held} bytes, found {length}"
         )
     return Array(view.name, view.dtype, view.shape, offset, length, view.skip, RAW, view.strides)

@@ -70,7 +70,7 @@ def describe(file: File, given: Layout) -> Description:
     if spare or rows < 0:
         raise FormatError(
             file.path,
-            f"a multiple of {sample} bytes expected (samples of dtype {given.dtype} and shape "
+            f"expected a multiple of {sample} bytes (samples of dtype {given.dtype} and shape "
             f"{given.shape}{f' from byte {given.offset}' if given.offset else ''}), found "
             f"{file.size}; check dtype= and shape=",
         )
@@ -86,7 +86,7 @@ def beside(path: bytes) -> Layout | None:
     try:
         with File(name) as file:
             if file.size > _MOST_JSON:
-                problem = f"at most {_MOST_JSON} bytes of JSON expected, found {file.size}"
+                problem = f"expected at most {_MOST_JSON} bytes of JSON, found {file.size}"
                 raise LimitError(name, problem)
             text = file.read(0, file.size)
     except MissingError:
@@ -95,7 +95,7 @@ def beside(path: bytes) -> Layout | None:
         return _from_json(json.loads(_decoded(text)))
     except (ValueError, RecursionError) as error:
         raise FormatError(
-            name, f'{{"dtype": text, "shape": [n, …]}} expected: {shown(str(error)[:200])}'
+            name, f'expected {{"dtype": text, "shape": [n, …]}}: {shown(str(error)[:200])}'
         ) from None
 
 
@@ -130,7 +130,7 @@ def _as_descr(entries: list[Any]) -> list[Any]:
     found = []
     for entry in entries:
         if not isinstance(entry, list) or len(entry) not in (2, 3):
-            raise ValueError(f"[name, type] or [name, type, shape] expected, found {entry!r:.80}")
+            raise ValueError(f"expected [name, type] or [name, type, shape], found {entry!r:.80}")
         name, kind, *shape = entry
         kind = _as_descr(kind) if isinstance(kind, list) else kind
         found.append((name, kind, *(tuple(n) if isinstance(n, list) else n for n in shape)))

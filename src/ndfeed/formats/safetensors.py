@@ -62,16 +62,16 @@ def looks_like(head: bytes, size: int) -> bool:
 def describe(file: File) -> Description:
     """The tensors of a safetensors file, in the order in which they lie."""
     if file.size < 8:
-        raise TruncatedError(file.path, f"a header expected, {file.size} bytes present")
+        raise TruncatedError(file.path, f"expected a header, found only {file.size} bytes")
     length = int.from_bytes(file.read(0, 8), "little")
     if length > MOST_HEADER:
         raise LimitError(
-            file.path, f"a header of at most {MOST_HEADER} bytes expected, found {length}"
+            file.path, f"expected a header of at most {MOST_HEADER} bytes, found {length}"
         )
     start = 8 + length
     if start > file.size:
         raise TruncatedError(
-            file.path, f"a header of {length} bytes promised, {file.size - 8} present", 8
+            file.path, f"expected a header of {length} bytes, found {file.size - 8}", 8
         )
     text = file.read(8, length)
     header = _parsed(file.path, text)
@@ -79,7 +79,7 @@ def describe(file: File) -> Description:
         kind = TruncatedError if start + header.nbytes > file.size else FormatError
         raise kind(
             file.path,
-            f"{start + header.nbytes} bytes promised by the header, {file.size} present",
+            f"expected {start + header.nbytes} bytes according to the header, found {file.size}",
             start,
         )
     placed = [
@@ -119,7 +119,7 @@ def _header(text: bytes) -> Header:
     for array in arrays:
         if array.offset != end:
             found = f"{_called(array.name)} begins at {array.offset}"
-            raise ValueError(f"tensors must lie end to end: {end} expected, {found}")
+            raise ValueError(f"tensors must lie end to end: expected byte {end}, but {found}")
         end += array.length
     return Header(tuple(arrays), end, _notes(packed + _remarks(metadata)))
 
@@ -131,7 +131,7 @@ def _called(name: str) -> str:
 def _array(name: str, entry: Any, packed: list[str]) -> Array:  # noqa: ANN401 - any JSON
     """One entry of the header, with an offset that counts from its end."""
     if len(name) > _MOST_NAME:
-        raise LimitError("", f"names of at most {_MOST_NAME} characters expected")
+        raise LimitError("", f"expected names of at most {_MOST_NAME} characters")
     if type(entry) is not dict or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{_called(name)} needs dtype, shape and data_offsets")
     kind, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -162,7 +162,7 @@ def _check_numbers(name: str, shape: list[Any], span: list[Any]) -> None:
         )
     for number in (*shape, *span):
         if type(number) is not int or not 0 <= number < MOST_BYTES:
-            raise ValueError(f"{_called(name)}: whole numbers in [0, 2**63) expected")
+            raise ValueError(f"{_called(name)}: expected whole numbers in [0, 2**63)")
     if len(span) != 2 or span[0] > span[1]:
         raise ValueError(f"{_called(name)}: data_offsets must be [begin, end]")
     if 8 * math.prod(n for n in shape if n) >= MOST_BYTES:  # of empty ones too

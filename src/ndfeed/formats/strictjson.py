@@ -42,7 +42,7 @@ def _check_size(text: bytes, objects: int, values: int, deepest: int, what: str)
     outside = _TEXT.sub(b"", text)
     brackets = outside.translate(None, _NO_BRACKETS)
     if outside.count(b",") > values or brackets.count(b"{") > objects + 2:
-        raise LimitError("", f"at most {objects:,} {what} expected, found more")
+        raise LimitError("", f"expected at most {objects:,} {what}, found more")
     for _ in range(deepest):
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
     if brackets:
@@ -80,4 +80,4 @@ def _natural(text: str) -> int:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"whole numbers expected, found {text:.40}")
+    raise ValueError(f"expected whole numbers, found {text:.40}")

@@ -157,15 +157,15 @@ def foreign(module: str, name: str) -> Foreign:
 
 def _whole(value: Value) -> int:
     if type(value) is not int or not 0 <= value < MOST_BYTES:
-        raise ValueError("a whole number in [0, 2**63) expected")
+        raise ValueError("expected a whole number in [0, 2**63)")
     return value
 
 
 def _lengths(value: Value) -> tuple[int, ...]:
     if type(value) is not tuple:
-        raise ValueError("a tuple of whole numbers expected")
+        raise ValueError("expected a tuple of whole numbers")
     if len(value) > MOST_DIMENSIONS:
-        raise ValueError(f"at most {MOST_DIMENSIONS} dimensions expected, found {len(value)}")
+        raise ValueError(f"expected at most {MOST_DIMENSIONS} dimensions, found {len(value)}")
     for n in value:
         if type(n) is not int or not 0 <= n < MOST_BYTES:
             raise ValueError("lengths and strides must be whole numbers in [0, 2**63)")
@@ -249,14 +249,14 @@ def _label(args: tuple[Value, ...]) -> Value:
     """Devices and layouts: remarks, as text."""
     _count(args, 1, 2)
     if type(args[0]) is not str:
-        raise ValueError("a name expected")
+        raise ValueError("expected a name")
     return args[0]
 
 
 def _bytes(args: tuple[Value, ...]) -> Value:
     _count(args, 0, 1)
     if args and type(args[0]) is not Bytes:
-        raise ValueError("bytes expected")
+        raise ValueError("expected bytes")
     return args[0] if args else EMPTY
 
 
@@ -310,7 +310,7 @@ def _frombuffer(args: tuple[Value, ...]) -> Value:
 
 def _count(args: tuple[Value, ...], least: int, most: int) -> None:
     if not least <= len(args) <= most:
-        raise ValueError(f"{least} to {most} arguments expected, found {len(args)}")
+        raise ValueError(f"expected {least} to {most} arguments, found {len(args)}")
 
 
 EMPTY = Bytes(0, 0, 0, False, b"")

@@ -105,7 +105,7 @@ def _run(machine: Machine) -> None:
             machine.at = at
             at = STEPS[code](machine, at + 1)
             stack = machine.stack
-    raise LimitError("", f"a pickle of at most {_MOST_OPCODES} steps expected", at)
+    raise LimitError("", f"expected a pickle of at most {_MOST_OPCODES} steps", at)
 
 
 _DEEPEST = 64
@@ -205,11 +205,11 @@ class _Walk:
     def visit(self, value: Value, name: str, depth: int) -> None:
         self.steps += 1
         if self.steps > _MOST_STEPS:
-            problem = f"at most {_MOST_STEPS:,} values expected, found more"
+            problem = f"expected at most {_MOST_STEPS:,} values, found more"
             raise LimitError("", f"{problem}; save lists of numbers as tensors")
         if depth > _DEEPEST:
             raise LimitError(
-                "", f"containers nested at most {_DEEPEST} deep expected; one may contain itself"
+                "", f"expected containers nested at most {_DEEPEST} deep; one may contain itself"
             )
         kind = type(value)
         if kind is dict:
@@ -239,7 +239,7 @@ class _Walk:
 
     def below(self, name: str, key: str) -> str:
         if len(name) + len(key) > _MOST_NAME:
-            raise LimitError("", f"keys of at most {_MOST_NAME} characters expected")
+            raise LimitError("", f"expected keys of at most {_MOST_NAME} characters")
         return bare(name, key)
 
     def tensor(self, value: Tensor, name: str) -> None:
@@ -299,11 +299,11 @@ class _Walk:
         whole = _logical(value.shape, size)
         if whole > data.size:
             raise TruncatedError(
-                "", f"{_called(name)} promises {whole} bytes, {data.size} present", data.at
+                "", f"{_called(name)} promises {whole} bytes, found {data.size}", data.at
             )
         if whole < data.size:
             raise FormatError(
-                "", f"{_called(name)} needs {whole} bytes, {data.size} present", data.at
+                "", f"{_called(name)} needs {whole} bytes, found {data.size}", data.at
             )
         if not value.shape and size <= 8:
             bits = int.from_bytes(data.head.ljust(8, b"\0"), "little", signed=True)
@@ -373,7 +373,7 @@ def _logical(shape: tuple[int, ...], size: int) -> int:
     """Bytes of all elements, if there can be so many: empty arrays are checked too."""
     whole = size * math.prod(shape)
     if (whole or size * math.prod(n for n in shape if n)) >= MOST_BYTES:
-        raise LimitError("", f"a shape of fewer than 2**63 bytes expected, found {shape!r:.80}")
+        raise LimitError("", f"expected a shape of fewer than 2**63 bytes, found {shape!r:.80}")
     return whole
 
 

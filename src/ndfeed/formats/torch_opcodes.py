@@ -55,15 +55,15 @@ class Machine:
     def store(self, index: int) -> None:
         """Remember the last value. Writers number what they store from 0 on, without gaps."""
         if index > len(self.memo):
-            raise ValueError(f"values stored in order expected, {len(self.memo)} before {index}")
+            raise ValueError(f"expected values stored in order, {len(self.memo)} before {index}")
         self.memo[index : index + 1] = [self.stack[-1]]
 
     def look_up(self, module: Value, name: Value) -> Value:
         """What a name stands for."""
         if type(module) is not str or type(name) is not str:
-            raise ValueError("a name expected")
+            raise ValueError("expected a name")
         if len(module) > _MOST_NAME or len(name) > _MOST_NAME:
-            raise ValueError(f"names of at most {_MOST_NAME} characters expected")
+            raise ValueError(f"expected names of at most {_MOST_NAME} characters")
         found = GLOBALS.get((module, name))
         if found is not None:
             return found
@@ -77,7 +77,7 @@ class Machine:
     def call(self, function: Value, args: Value) -> Value:
         """The description of what ``function(*args)`` would return."""
         if type(args) is not tuple:
-            raise ValueError("a tuple of arguments expected")
+            raise ValueError("expected a tuple of arguments")
         if type(function) is Global and function.build is not None:
             return function.build(args)
         if type(function) is Foreign:
@@ -86,12 +86,12 @@ class Machine:
             return args[0] if helper else function
         if function is _ENCODE:
             return self.encoded(args)
-        raise ValueError("a function expected")
+        raise ValueError("expected a function")
 
     def encoded(self, args: tuple[Value, ...]) -> Bytes:
         """Protocol 2 has no bytes: they are text with a character for each."""
         if len(args) != 2 or type(args[0]) is not str or args[1] != "latin1":
-            raise ValueError("text to be encoded as latin1 expected")
+            raise ValueError("expected text to be encoded as latin1")
         text, place = args[0], self.places[args[0]]
         if isinstance(place, int):
             decoded, stored = text.encode("latin-1"), len(text.encode())
@@ -116,13 +116,13 @@ def _recursive(machine: Machine, at: int) -> NoReturn:
 def _protocol(machine: Machine, at: int) -> int:
     version = machine.data[at]
     if version > 5:
-        raise UnsupportedError("", f"pickle protocol 2 to 5 expected, found {version}", at)
+        raise UnsupportedError("", f"expected pickle protocol 2 to 5, found {version}", at)
     return at + 1
 
 
 def _mark(machine: Machine, at: int) -> int:
     if len(machine.below) == _MOST_MARKS:
-        raise LimitError("", f"marks nested at most {_MOST_MARKS} deep expected", at)
+        raise LimitError("", f"expected marks nested at most {_MOST_MARKS} deep", at)
     machine.below.append(machine.stack)
     machine.stack = []
     return at
@@ -153,7 +153,7 @@ def _sized(width: int, take: Callable[[Machine, int, int], None]) -> Step:
         end = start + int.from_bytes(machine.data[at:start], "little")
         if end > len(machine.data):
             present = len(machine.data)
-            raise TruncatedError("", f"a pickle of {end} bytes promised, {present} present", at)
+            raise TruncatedError("", f"expected a pickle of {end} bytes, found {present}", at)
         take(machine, start, end)
         return end
 
@@ -179,7 +179,7 @@ def _raw(machine: Machine, at: int, end: int) -> None:
 
 def _long(machine: Machine, at: int, end: int) -> None:
     if end - at > _MOST_INTEGER:
-        raise LimitError("", f"a number of at most {_MOST_INTEGER} bytes expected", at)
+        raise LimitError("", f"expected a number of at most {_MOST_INTEGER} bytes", at)
     machine.stack.append(int.from_bytes(machine.data[at:end], "little", signed=True))
 
 
@@ -246,7 +246,7 @@ def _add(machine: Machine, items: list[Value]) -> None:
     if type(target) is list:
         target += items
     elif type(target) is not Foreign:
-        raise ValueError("a list to append to expected")
+        raise ValueError("expected a list to append to")
 
 
 def _set(machine: Machine, items: list[Value]) -> None:
@@ -265,12 +265,12 @@ def _set(machine: Machine, items: list[Value]) -> None:
             problem = "two arrays have one name: keys of a dict are written alike, as 1 and '1'"
             raise UnsupportedError("", f"{problem}; rename a key before torch.save", machine.at)
     elif type(target) is not Foreign:
-        raise ValueError("a dict to set items of expected")
+        raise ValueError("expected a dict to set items of")
 
 
 def _add_to_set(machine: Machine, items: list[Value]) -> None:
     if type(machine.stack[-1]) is not Foreign:
-        raise ValueError("a set to add to expected")
+        raise ValueError("expected a set to add to")
 
 
 def _frozen_set(machine: Machine, items: list[Value]) -> None:
@@ -282,7 +282,7 @@ def _global(machine: Machine, at: int) -> int:
     middle = data.find(b"\n", at, at + _MOST_NAME) + 1
     end = data.find(b"\n", middle, middle + _MOST_NAME) + 1
     if not middle or not end:
-        raise ValueError("a name on two lines expected")
+        raise ValueError("expected a name on two lines")
     machine.stack.append(
         machine.look_up(data[at : middle - 1].decode(), data[middle : end - 1].decode())
     )
@@ -320,7 +320,7 @@ def _build(machine: Machine, at: int) -> int:
     if type(target) in (Dtype, Ndarray):
         target.set_state(state)
     elif type(target) not in (Foreign, dict):  # attributes of an OrderedDict are no data
-        raise ValueError("a value that takes a state expected")
+        raise ValueError("expected a value that takes a state")
     return at
 
 

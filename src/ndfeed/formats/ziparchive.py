@@ -72,7 +72,7 @@ def members(file: File) -> tuple[list[Member], tuple[str, ...]]:
     """Every member in the order of the central directory, and remarks on the archive."""
     start, size, count, shift = _directory(file)
     if count > _MOST_MEMBERS or size > _MOST_DIRECTORY:
-        raise LimitError(file.path, f"at most {_MOST_MEMBERS} members expected, found {count}")
+        raise LimitError(file.path, f"expected at most {_MOST_MEMBERS} members, found {count}")
     data = file.read(start, size)
     entries: list[_Entry] = []
     at = 0
@@ -85,7 +85,7 @@ def members(file: File) -> tuple[list[Member], tuple[str, ...]]:
     if at != size:
         raise FormatError(
             file.path,
-            f"a directory of {at} bytes for {count} entries expected, found {size}",
+            f"expected a directory of {at} bytes for {count} entries, found {size}",
             start,
         )
     notes = (f"{shift} bytes before the archive are ignored",) if shift else ()
@@ -149,8 +149,8 @@ def _end_record(file: File) -> tuple[int, bytes]:
             break
     raise FormatError(
         file.path,
-        "a zip end record expected, none found: the file is truncated, was written only in "
-        "part, or has other bytes behind it; copy or save it again",
+        "expected a zip end record, found none: the file is truncated, was written only in "
+        "part, or is followed by other bytes; copy or save it again",
     )
 
 
@@ -187,7 +187,7 @@ def _entry(data: bytes, at: int, shift: int) -> tuple[_Entry, int]:
     raw = data[names:extras]
     name = raw.decode("ascii") if raw.isascii() else _decoded(raw, flags)
     if "\0" in name or name_length > _MOST_NAME:
-        problem = f"names of at most {_MOST_NAME} bytes and no zeros expected, found {name!r:.80}"
+        problem = f"expected names of at most {_MOST_NAME} bytes and no zeros, found {name!r:.80}"
         raise LimitError("", problem)
     if stored == _FULL32 or size == _FULL32 or header == _FULL32:
         extra = data[extras : extras + extra_length]

@@ -231,8 +231,8 @@ def _chunk(files: Files, demand: Demand, start: int, stop: int) -> Chunk:
 def _holding(file: File, found: Description) -> Description:
     """What a file holds, if that is anything: without arrays it has no samples."""
     if not found.arrays:
-        problem = f"a sound .{found.format} file without any arrays"
-        raise UnsupportedError(file.path, f"{problem}; leave it out, or save arrays in it")
+        problem = f"a valid .{found.format} file without any arrays"
+        raise UnsupportedError(file.path, f"{problem}; exclude it, or save arrays in it")
     return found
 
 

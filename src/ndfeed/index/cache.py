@@ -88,7 +88,7 @@ def save(path: bytes, kept: Kept) -> None:
         cache_files.keep_newest(os.path.dirname(path), _KEPT, _KEPT_BYTES)
     except OSError as error:
         warnings.warn(
-            f"the index is not kept for the next time: {error.strerror or error}; make "
+            f"the index cannot be cached: {error.strerror or error}; make "
             f"{shown(cache_files.cache_folder())} writable for you alone, or set XDG_CACHE_HOME",
             RuntimeWarning,
             stacklevel=2,
@@ -237,7 +237,7 @@ def now() -> int:
 def _warn_unusable(path: bytes, error: Exception) -> None:
     problem = getattr(error, "strerror", None) or str(error)
     warnings.warn(
-        f"the kept index is passed over and built again: {shown(path)}: {shown(problem)}",
+        f"the cached index cannot be used and is built again: {shown(path)}: {shown(problem)}",
         RuntimeWarning,
         stacklevel=3,
     )

@@ -127,7 +127,7 @@ def _check_types(values: dict[str, Any]) -> None:
     if any(type(value) is not _VALUES[name] for name, value in values.items()):
         raise ValueError("a value has another type")
     if any(type(text) is not str for name in _TEXTS for text in values[name]):
-        raise ValueError("text expected in a list")
+        raise ValueError("expected text in a list")
     for note in values["notes"]:
         if type(note) is not list or [type(part) for part in note] != [int, str]:
             raise ValueError("a note must be a file and text")

@@ -79,7 +79,7 @@ def _arrived(
         if found != expected:
             raise ChangedError(
                 spellings[0],
-                f"data with fingerprint {expected} expected, found {found}; open it again",
+                f"expected data with fingerprint {expected}, found {found}; open it again",
             ) from None
         return Opened(table, spellings, demand, fields)
     table, _ = codec.decode(memory.view().data, checked=False)

@@ -27,7 +27,7 @@ from ndfeed.formats.manifest import MOST_MANIFEST, NAME, Column, Field, Manifest
 from ndfeed.index.build import Chunk
 from ndfeed.index.table import Assembly, Table
 
-REMEDY = "ndfeed pack --repair writes it again"
+REMEDY = "restore it with ndfeed pack --repair"
 
 
 def folder_of(spelling: bytes) -> bytes | None:
@@ -42,7 +42,7 @@ def read_manifest(folder: bytes) -> Manifest:
     _check_plain(path)
     with File(path) as file:
         if file.size > MOST_MANIFEST:
-            raise ManifestError(path, f"at most {MOST_MANIFEST} bytes expected, found {file.size}")
+            raise ManifestError(path, f"expected at most {MOST_MANIFEST} bytes, found {file.size}")
         return parse(file.read(0, file.size), path)
 
 
@@ -92,12 +92,12 @@ def check_header(file: File, column: Column, field: Field) -> Array:
     """Compare size and header of an open column with the manifest; gives its place."""
     if file.size != column.nbytes:
         kind = TruncatedError if file.size < column.nbytes else FormatError
-        raise kind(file.path, f"{column.nbytes} bytes expected, {file.size} present; {REMEDY}")
+        raise kind(file.path, f"expected {column.nbytes} bytes, found {file.size}; {REMEDY}")
     head = file.head()
     head = head[: column.header] if column.header <= len(head) else file.read(0, column.header)
     if crc32(head) != int(column.crc32[:8], 16):
         raise ChecksumError(
-            file.path, f"a header with CRC-32 {column.crc32[:8]} expected, found {crc32(head):08x}"
+            file.path, f"expected a header with CRC-32 {column.crc32[:8]}, found {crc32(head):08x}"
             f"; {REMEDY}"
         )  # fmt: skip
     dtype, row = field.stored(column.role)
@@ -106,7 +106,7 @@ def check_header(file: File, column: Column, field: Field) -> Array:
     if [(one.dtype, one.shape, one.strides, one.skip) for one in found] != [wanted]:
         raise FormatError(
             file.path,
-            f"{dtype} {wanted[1]} in C order expected by the manifest, found {found[0].dtype} "
+            f"expected {dtype} {wanted[1]} in C order as in the manifest, found {found[0].dtype} "
             f"{found[0].shape}; {REMEDY}",
         )
     true = field.dtype if column.role in ("rows", "values") else dtype

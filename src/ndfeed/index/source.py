@@ -24,7 +24,7 @@ _URL = re.compile(rb"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _ABSOLUTE = re.compile(rb"(?:/[^/.][^/]*)+")
 
 
-_LOADED = "; give the path instead of what opened it"  # np.load, or Python's open
+_LOADED = "; pass the path instead of what opened it"  # np.load, or Python's open
 
 
 class Files(NamedTuple):
@@ -46,12 +46,12 @@ def spell_source(source: Source) -> Paths:
         return Paths((_spelled(source, here),))
     if not isinstance(source, Sequence) and not hasattr(source, "__array__"):
         hint = _LOADED if hasattr(source, "files") or hasattr(source, "read") else ""
-        problem = f"a source is a path or a list of paths, got {type(source).__name__}"
+        problem = f"a source must be a path or a list of paths, got {type(source).__name__}"
         raise TypeError(f"{problem}{hint}")
     kind = getattr(getattr(source, "dtype", None), "kind", "U")
     if kind not in "USO":  # an array of names is a list of them
         raise TypeError(
-            "a source is a path or a list of paths, got an array; give the path instead of "
+            "a source must be a path or a list of paths, got an array; pass the path instead of "
             "np.load(path), or np.save it first"
         )
     return Paths(_spelled(one, here) for one in source)
@@ -63,11 +63,13 @@ def _spelled(one: object, here: bytes) -> bytes:
     elif isinstance(one, bytes | os.PathLike):
         path = os.fsencode(one)
     else:
-        raise TypeError(f"a source is a path or a list of paths, got {type(one).__name__} in it")
+        raise TypeError(
+            f"a source must be a path or a list of paths, got {type(one).__name__} in it"
+        )
     if not path:
         raise MissingError("''", 'an empty path; "." is the current folder')
     if b"://" in path and _URL.match(path):
-        raise SourceError(path, "URLs are not read; copy the files to a disk first")
+        raise SourceError(path, "URLs are not supported; copy the files to a local disk first")
     if path.startswith(b"~"):
         path = os.path.expanduser(path)
     if not path.startswith(b"/"):

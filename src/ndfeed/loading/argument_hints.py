@@ -13,16 +13,16 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_WORKERS = "threads= read ahead by themselves, and processes= run the functions given to map()"
-_READ_AHEAD = "batches are made ahead of use as far as memory= allows"
+_WORKERS = "threads= prefetch on their own, and processes= run the functions given to map()"
+_READ_AHEAD = "batches are prefetched as far as memory= allows"
 _ORDER = (
-    "shuffle= takes an order such as ndfeed.Blocks(rows=4096), and ds.take(rows) chooses samples"
+    "shuffle= takes an order such as ndfeed.Blocks(rows=4096), and ds.take(rows) selects samples"
 )
 _MAP = (
     "ds.map(function) changes batches, and ragged= says how samples of different shapes become one"
 )
 _SHARD = "write shard=(rank, world)"
-_SEED = "seed= fixes the order of samples, and what functions given to map() draw"
+_SEED = "seed= fixes the order of samples and the random numbers of functions given to map()"
 _SHUFFLE = "shuffle=True is a whole permutation and needs no buffer"
 _EPOCHS = "each loop over the loader is one epoch"
 _PADDING = 'write ragged="pad"'
@@ -38,7 +38,7 @@ _HINTS = {
     "num_threads": "write threads=",
     "num_processes": "write processes=",
     "num_parallel_calls": _WORKERS,
-    "multiprocessing_context": "processes= are started in the way that suits the system",
+    "multiprocessing_context": "processes= are started in the way that suits the platform",
     "persistent_workers": "threads and processes live from one epoch to the next",
     "worker_init_fn": _SEED,
     "generator": _SEED,
@@ -49,10 +49,10 @@ _HINTS = {
     "buffer_size": _SHUFFLE,
     "shuffle_buffer": _SHUFFLE,
     "shuffle_buffer_size": _SHUFFLE,
-    "reshuffle_each_iteration": "each epoch has an order of its own",
-    "pin_memory": "ndfeed.torch.loader(device='cuda') gives batches in the memory of the device",
-    "pin_memory_device": "ndfeed.torch.loader(device='cuda') gives batches on the device",
-    "device": "ndfeed.torch.loader(device='cuda') gives batches on a device",
+    "reshuffle_each_iteration": "each epoch has its own order",
+    "pin_memory": "ndfeed.torch.loader(device='cuda') puts batches in device memory",
+    "pin_memory_device": "ndfeed.torch.loader(device='cuda') puts batches on the device",
+    "device": "ndfeed.torch.loader(device='cuda') puts batches on a device",
     "sampler": _ORDER,
     "batch_sampler": _ORDER,
     "collate_fn": _MAP,
@@ -60,7 +60,7 @@ _HINTS = {
     "transforms": _MAP,
     "map_func": _MAP,
     "preprocessing": _MAP,
-    "timeout": "errors come in their batch; nothing has to be timed out",
+    "timeout": "errors are raised at their batch, so no timeout is needed",
     "in_order": "batches always come in the order that seed and epoch fix",
     "deterministic": "batches always come in the order that seed and epoch fix",
     "drop_remainder": "write drop_last=",

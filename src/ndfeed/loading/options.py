@@ -135,7 +135,7 @@ def _checked(nest: Any, fields: Any) -> Any:  # noqa: ANN401
     if isinstance(nest, AnySet):
         names = sorted(map(str, nest))
         written = repr(tuple(names)) if names else '("x", "y")'
-        raise TypeError(f"fields must have an order, which a set has not; write {written}")
+        raise TypeError(f"fields must have an order, which a set does not have; write {written}")
     if isinstance(nest, Mapping):
         if not all(isinstance(key, str) for key in nest):
             raise TypeError(f"{_EXPECTED}; a dict's keys are text, got {fields!r}")
@@ -254,7 +254,7 @@ def settle(  # noqa: PLR0913 - the arguments that every loader shares
 def check_dataset(ds: object) -> None:
     """Refuse a path, or another library's dataset."""
     if not isinstance(ds, Dataset):
-        raise TypeError(f"a Dataset is needed, got {type(ds).__name__}; ndfeed.open makes one")
+        raise TypeError(f"expected a Dataset, got {type(ds).__name__}; call ndfeed.open first")
 
 
 def as_threads(threads: int | None) -> int | None:

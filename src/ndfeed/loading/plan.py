@@ -123,13 +123,13 @@ def _check_scattered(coded: Coded, decoded: Decoded) -> None:
 
 def _refused(coded: Coded, part: int, limit: int, needed: int) -> ResourceError:
     place = scratch.folder()
-    room = f"{shown_size(scratch.room_in(place))} on a disk" if place else "no room on a disk"
+    room = f"{shown_size(scratch.room_in(place))} of disk space" if place else "no disk space"
     return ResourceError(
         coded.group.table.path(int(coded.columns[0].file[part])),
-        f"its rows are compressed together, and to read them in this order takes "
-        f"{shown_size(needed)} in memory or on a disk: there are {shown_size(limit)} and {room}; "
+        f"its rows are compressed together, and reading them in this order needs "
+        f"{shown_size(needed)} of memory or disk, available: {shown_size(limit)} and {room}; "
         # A quarter of the memory may go to batches.
-        f"raise memory by {shown_size(needed * 4 // 3 - limit)}, set TMPDIR to a folder with more "
+        f"raise memory= by {shown_size(needed * 4 // 3 - limit)}, set TMPDIR to a folder with more "
         "room, or use ndfeed pack",
     )
 
@@ -148,8 +148,8 @@ def check_samples(ds: Dataset, memory: int) -> None:
         if sizes[at] > memory:
             raise ResourceError(
                 group.table.path(int(group.columns[0].file[at])),
-                f"one sample takes {shown_size(int(sizes[at]))}, memory is {shown_size(memory)}; "
-                "raise memory, or leave the file out",
+                f"one sample takes {shown_size(int(sizes[at]))}, but memory= is "
+                f"{shown_size(memory)}; raise memory=, or exclude the file",
             )
 
 

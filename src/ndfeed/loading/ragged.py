@@ -101,8 +101,8 @@ def make_pads(
     for argument, value in given.items():
         if value is not None and ragged != "pad":
             raise ValueError(
-                f'{argument} is for ragged="pad", got ragged={ragged!r}; say ragged="pad", or '
-                f"leave out {argument}"
+                f'{argument} is for ragged="pad", got ragged={ragged!r}; pass ragged="pad", or '
+                f"remove {argument}="
             )
     if pad_to is None and pad_value is None:
         return {}
@@ -143,8 +143,8 @@ def _by_field(argument: str, given: Any, fields: Mapping[str, Field]) -> dict[st
     ragged = [name for name, field in fields.items() if field.ragged]
     if not ragged:
         raise ValueError(
-            f"{argument} is for fields whose samples differ in length, and none do; name those "
-            f"that a map makes so: {argument}={{'x': {given!r}}}"
+            f"{argument} is for fields whose samples differ in length, and none do; name the "
+            f"fields that map() makes ragged: {argument}={{'x': {given!r}}}"
         )
     return dict.fromkeys(ragged, given)
 

@@ -17,10 +17,10 @@ _CONSUMER = 0.1  # below this share of waiting, the consumer is the bottleneck
 _FROM_DISK = 0.3  # above this share of the bytes, the disk is busy
 
 _STAGES = {
-    "order": "working out the order",
-    "ahead": "asking ahead",
+    "order": "computing the order",
+    "ahead": "prefetching",
     "read": "reading files",
-    "inflate": "inflating",
+    "inflate": "decompressing",
     "copy": "copying into batches",
     "transform": "your transform",
 }
@@ -90,19 +90,19 @@ class Report:
             ]
             lines.append(f"  time: {', '.join(shares)}")
             lines.append(
-                f"  waits: {self.consumer_waiting:.2f} s for us, "
-                f"{self.waiting_for_consumer:.2f} s of threads for you"
+                f"  your loop waited {self.consumer_waiting:.2f} s; "
+                f"loader threads idled {self.waiting_for_consumer:.2f} s"
             )
             lines.append(
-                f"  memory: {size(self.memory)} allowed; {self.depth} batches of "
-                f"{size(self.batch_bytes)} under way at most, {self.ready} ready, "
-                f"{size(self.decoded)} of decoded streams"
+                f"  memory: limit {size(self.memory)}; at most {self.depth} batches of "
+                f"{size(self.batch_bytes)} in flight, {self.ready} ready, "
+                f"{size(self.decoded)} of decompressed data"
             )
         if self.way:
-            lines.append(f"  way: {self.way}")
+            lines.append(f"  transfer: {self.way}")
         if self.skipped:
-            lines.append(f"  {self.skipped:,} samples left out: loader.skipped lists them")
-        lines.append(f"  limit: {self.limit}")
+            lines.append(f"  {self.skipped:,} samples skipped: loader.skipped lists them")
+        lines.append(f"  bottleneck: {self.limit}")
         return "\n".join(lines)
 
     def _workers(self) -> str:
@@ -157,7 +157,7 @@ def _no_batches(share: Share) -> str:
     if not share.n:
         return "there are no samples"
     return (
-        f"drop_last leaves no batch: {share.n:,} samples are fewer than {share.together:,}; "
+        f"drop_last leaves no batches: {share.n:,} samples are fewer than {share.together:,}; "
         "lower batch_size"
     )
 
@@ -168,7 +168,7 @@ def _limit(report: Report, ds: Dataset, machine: Runtime, done: Timing, share: S
         return "nothing was read yet" if share.batches() else _no_batches(share)
     waited = report.consumer_waiting / max(report.seconds, 1e-9)
     if waited < _CONSUMER:
-        return f"your code: batches were ready, you waited {waited:.0%} of the time for them"
+        return f"your code: batches were ready, it waited for them only {waited:.0%} of the time"
     busy = {name: seconds for name, seconds in report.stages.items() if seconds > 0}
     if not busy:
         return "nothing was read yet"
@@ -187,16 +187,16 @@ def _stored(done: Timing, ds: Dataset) -> float:
 def _disk(report: Report, ds: Dataset) -> str:
     rate = (report.from_disk or 0) / max(report.seconds, 1e-9)
     best = max(report.disk_peak, rate)
-    text = f"waiting for the disk: {size(rate)}/s of the {size(best)}/s it gave at best"
+    text = f"waiting for the disk: {size(rate)}/s of the {size(best)}/s it reached at best"
     if ds.nbytes < platform_calls.memory_bytes() // 2:
-        return f"{text}; a second epoch will be warm"
-    return f"{text}; the data is larger than memory: Blocks() reads it in long stretches"
+        return f"{text}; later epochs will read from memory"
+    return f"{text}; the data does not fit in memory: shuffle=Blocks() reads longer runs"
 
 
 def _of_stage(stage: str, part: float, report: Report, ds: Dataset, machine: Runtime) -> str:
     if stage == "transform":
         if not ds.steps:
-            return f"bringing ragged samples into form takes {part:.0%} of the time"
+            return f"collating ragged samples takes {part:.0%} of the time"
         if report.processes:
             more = (
                 f"processes={report.processes + 1}"
@@ -211,15 +211,15 @@ def _of_stage(stage: str, part: float, report: Report, ds: Dataset, machine: Run
         needed = machine.plan.window
         if machine.decoded.large is None and needed > machine.decoded.limit:
             return (
-                f"the same streams are inflated again and again: the order needs {size(needed)} "
-                f"of them at a time; raise memory to {size(needed + report.memory)}"
+                f"the same data is decompressed again and again: the order needs {size(needed)} "
+                f"of it at a time; raise memory to {size(needed + report.memory)}"
             )
-        return f"inflating takes {part:.0%} of the time; ndfeed pack does it once for all"
+        return f"decompressing takes {part:.0%} of the time; ndfeed pack does it only once"
     if stage == "read":
-        return f"opening and reading files takes {part:.0%} of the time; ndfeed pack joins them"
+        return f"opening and reading files takes {part:.0%} of the time; ndfeed pack merges them"
     if stage == "copy":
         return (
             f"copying from memory at {size(report.bytes_per_second)}/s takes {part:.0%} of the "
-            "time; smaller types, fewer fields or larger batches"
+            "time; use smaller dtypes, fewer fields or a larger batch_size"
         )
-    return f"{_STAGES[stage]} takes {part:.0%} of the time; larger batches cost less each"
+    return f"{_STAGES[stage]} takes {part:.0%} of the time; raise batch_size"

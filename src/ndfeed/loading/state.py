@@ -25,7 +25,7 @@ LARGEST_SEED = 1 << 255
 LARGEST_EPOCH = 1 << 62
 _MOST_TEXT, _MOST_SHOWN = 1000, 200
 _MOST_PARAMETERS = 64
-_OTHER = "load what state_dict() gave, or begin anew"
+_OTHER = "load what state_dict() returned, or start over"
 
 
 def check_alike(found: Sequence[Mapping[str, Any]], many: str, where: str, remedy: str) -> None:
@@ -71,7 +71,7 @@ class State:
         version = state.get("version")
         if type(version) is not int or version != VERSION:
             raise ResumeError(
-                f"a state of version {VERSION} expected, found {_brief(version)}; {_OTHER}"
+                f"expected a state of version {VERSION}, found {_brief(version)}; {_OTHER}"
             )
         data = state.get("data")
         if not isinstance(data, str) or len(data) > _MOST_TEXT:
@@ -93,13 +93,13 @@ class State:
         if self.data != data or self.rows != rows:
             other = printable(self.data[:_MOST_SHOWN])
             raise ResumeError(
-                f"the state is of other data: {other} with {self.rows:,} samples, "
-                f"this is {data} with {rows:,}; open the same files, or begin anew"
+                f"the state belongs to other data: {other} with {self.rows:,} samples, but "
+                f"this is {data} with {rows:,}; open the same files, or start over"
             )
         if dict(self.order) != dict(order):
             raise ResumeError(
-                f"the state is of another order: {shown(self.order)}, this is {shown(order)}; "
-                "pass the same shuffle="
+                f"the state belongs to another order: {shown(self.order)}, but this is "
+                f"{shown(order)}; pass the same shuffle="
             )
 
 

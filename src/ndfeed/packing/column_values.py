@@ -158,6 +158,6 @@ def _refuse_shape(field: Field, found: tuple[int, ...], row: int, source: Rows) 
     wanted = str(field.shape).replace("None", "…")
     raise SchemaError(
         source.path_of(row),
-        f"field {field.name!r}, row {row}: shape {wanted} expected as in the first rows, found "
+        f"field {field.name!r}, row {row}: expected shape {wanted} as in the first rows, found "
         f"{tuple(found)}; {_REMEDY}",
     )

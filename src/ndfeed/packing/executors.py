@@ -180,7 +180,7 @@ def _retry(
             raise WorkerError(
                 f"a worker died {_TRIES} times over {described(task)}: {_one_line(error)}; it is "
                 f"out of memory or crashes, or a script that packs in processes lacks if __name__ "
-                f"== '__main__'; run the same again to go on"
+                f"== '__main__'; rerun to resume"
             ) from error
         waiting.append(task)
 

@@ -97,7 +97,7 @@ def _may_be(value: object) -> bool:
 
 def changed(path: bytes) -> ChangedError:
     """Make the error for a file of the staging folder that is not what was written to it."""
-    return ChangedError(path, "changed while it was in use; run the same again")
+    return ChangedError(path, "changed while it was in use; rerun")
 
 
 def _opened(path: bytes, digest: str) -> tuple[Folder, Plan]:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _MOST_WORKERS = 4096
 _MOST_PARTS = 1 << 62
-_AGAIN = "what is done is kept: run the same again to go on"
+_AGAIN = "rerun to resume: finished work is reused"
 
 
 @overload
@@ -257,7 +257,7 @@ def _fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
     if set(found) != {field.name for field in before.fields}:
         known = sorted(field.name for field in before.fields)
         raise SchemaError(
-            path, f"fields {known} expected, found {sorted(found)}; choose with fields="
+            path, f"expected fields {known}, found {sorted(found)}; choose with fields="
         )
     for field in before.fields:
         new = found[field.name]
@@ -266,7 +266,7 @@ def _fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
         if field.dtype != new.dtype or not alike:
             raise SchemaError(
                 path,
-                f"{field}: {field.dtype} {field.shape} expected, found {new.dtype} {new.shape}; "
+                f"{field}: expected {field.dtype} {field.shape}, found {new.dtype} {new.shape}; "
                 f"cast it with dtype= or convert it with map",
             )
     return before.fields
@@ -280,10 +280,12 @@ def _check_free(target: bytes) -> None:
         if status is None:
             return
         if not stat.S_ISDIR(status.st_mode):
-            raise ConflictError(target, "is there and is no folder; remove it or choose another")
+            raise ConflictError(
+                target, "exists and is not a folder; remove it or choose another name"
+            )
         with beside.inner(name) as folder:
             if folder.names():
-                raise ConflictError(target, "a folder with something in it; choose another")
+                raise ConflictError(target, "the folder is not empty; choose another one")
 
 
 def _check_same(request: Request, before: Manifest, plan: Plan) -> None:
@@ -292,7 +294,8 @@ def _check_same(request: Request, before: Manifest, plan: Plan) -> None:
     if len(packs) != 1 or packs[0].plan != plan.source["plan"]:
         raise ConflictError(
             request.target,
-            "another packed dataset is there; remove it, add to it (append), or choose another",
+            "already holds another packed dataset; remove it, append to it, or choose another "
+            "folder",
         )
 
 

@@ -66,7 +66,7 @@ def packs_of(manifest: Manifest, path: bytes) -> list[Pack]:
     """Return the entries, checked; ``path`` is where the manifest was read."""
     found = (manifest.source or {}).get("packs", [])
     if type(found) is not list:
-        raise ManifestError(path, "source.packs: a list expected")
+        raise ManifestError(path, "source.packs: expected a list")
     packs = [_pack(entry, f"source.packs[{number}]", path) for number, entry in enumerate(found)]
     firsts = [pack.first for pack in packs]
     if firsts != sorted(set(firsts)):
@@ -76,12 +76,12 @@ def packs_of(manifest: Manifest, path: bytes) -> list[Pack]:
 
 def _pack(entry: object, where: str, path: bytes) -> Pack:
     if type(entry) is not dict:
-        raise ManifestError(path, f"{where}: an object expected, found {entry!r:.40}")
+        raise ManifestError(path, f"{where}: expected an object, found {entry!r:.40}")
     values = []
     for name, (fits, wanted, missing) in _KEYS.items():
         value = entry.get(name, missing)
         if not fits(value):
-            raise ManifestError(path, f"{where}.{name}: {wanted} expected, found {value!r:.40}")
+            raise ManifestError(path, f"{where}.{name}: expected {wanted}, found {value!r:.40}")
         values.append(value)
     return Pack(*values)
 
@@ -95,7 +95,7 @@ def check_no_link(target: bytes) -> None:
     """Refuse to change a dataset through a link: work is staged beside the folder itself."""
     if os.path.islink(target):
         real = shown(os.path.realpath(target))
-        raise ConflictError(target, f"a symbolic link; name the folder itself, {real}")
+        raise ConflictError(target, f"is a symbolic link; pass the folder itself, {real}")
 
 
 def publish(
@@ -151,4 +151,4 @@ def _add_parts(work: StagingFolder, target: Folder, parts: Sequence[Part]) -> No
 def _check_same(target: bytes, before: Manifest) -> None:
     now = manifest_of(target)
     if now is None or now.digest != before.digest:
-        raise ConflictError(target, "somebody else changed it meanwhile; run the same again")
+        raise ConflictError(target, "somebody else changed it meanwhile; rerun")

@@ -132,7 +132,7 @@ def _problem(request: Request, damage: _Damage, packs: list[Pack], rows: int) ->
         )
     if not made.rows == rows == len(ds):
         path = os.path.join(request.target, NAME)
-        problem = f"{len(ds)} rows of this source expected, {rows} in its parts"
+        problem = f"expected {len(ds)} rows of this source, found {rows} in its parts"
         return ManifestError(path, f"{problem}, {made.rows} noted; pack it again")
     return None
 

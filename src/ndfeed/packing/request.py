@@ -50,7 +50,7 @@ class Request:
         place = os.path.abspath(os.fsencode(os.fspath(target)))
         parent = os.path.dirname(place)
         if not os.path.isdir(parent):
-            raise MissingError(parent, "no such folder; make it first")
+            raise MissingError(parent, "no such folder; create it first")
         mark_caller()
         return cls(
             Rows(ds, names=names),
@@ -102,10 +102,10 @@ class Forecast:
     def __str__(self) -> str:
         what = f"{self.rows:,} rows in {self.parts:,} part{'s' * (self.parts != 1)}"
         if self.state == "done":
-            return f"{shown(self.target)}: {what}, there already: nothing would be written"
+            return f"{shown(self.target)}: {what}, already packed: nothing would be written"
         least = "" if self.exact else "at least "
-        free = "" if self.free is None else f", {size(self.free)} free there"
-        tail = "; an earlier run left work that would be gone on with" * (self.state == "begun")
+        free = "" if self.free is None else f", {size(self.free)} free"
+        tail = "; would resume an earlier run" * (self.state == "begun")
         return f"{shown(self.target)}: {what}, {least}{size(self.needed)} needed{free}{tail}"
 
 

@@ -105,7 +105,7 @@ class Moved:
         """Refuse a folder, or anything else of its name, that is in the way of a new part."""
         if target.status(name.encode()) is not None and not self.has(target, name):
             raise not_ours(
-                target.joined(name.encode()), "in the place of the part that is to be added"
+                target.joined(name.encode()), "exists where the new part would be written"
             )
 
     def remove(self, beside: Folder, target: bytes, kept: Callable[[], frozenset[str]]) -> None:
@@ -132,12 +132,12 @@ class Moved:
 def _part(name: str, entry: object) -> tuple[int, tuple[str, ...]]:
     """Check an entry, or raise ``ValueError``."""
     if not _FOLDER.fullmatch(name) or type(entry) is not list or len(entry) != 2:
-        raise ValueError("a part with its inode and its files expected")
+        raise ValueError("expected a part with its inode and its files")
     inode, files = entry
     if type(inode) is not int or not 0 <= inode < 1 << 64 or type(files) is not list:
-        raise ValueError("an inode and a list of files expected")
+        raise ValueError("expected an inode and a list of files")
     if not all(type(file) is str and _FILE.fullmatch(file) for file in files):
-        raise ValueError("plain names of files expected")
+        raise ValueError("expected plain names of files")
     return inode, tuple(files)
 
 
@@ -268,14 +268,14 @@ class StagingFolder:
             if not self._names.genuine(name):
                 warnings.warn(
                     f"{os.fsdecode(os.path.join(self.parent, name))}: looks like an unfinished "
-                    f"pack, but this user's ndfeed did not make it here: it is left alone; "
+                    f"pack that was not made here by this user, and is ignored; "
                     f"remove it if you know what it is",
                     stacklevel=4,
                 )
         if not self.resumable:
             warnings.warn(
-                "no key can be kept in this user's cache folder: a pack that is interrupted begins "
-                "anew; make the folder writable for you alone",
+                "no key can be stored in this user's cache folder, so an interrupted pack starts "
+                "over; make the folder writable for this user alone",
                 stacklevel=4,
             )
 

@@ -26,7 +26,7 @@ from ndfeed.progress import Bar
 _LEAST_AT_ONCE, _MOST_AT_ONCE = 4 << 20, 64 << 20
 _TURNS = 8  # tasks for each thread, so that none works alone at the end
 _MOST_THREADS = 16
-_DAMAGED = "another checksum than when it was written"
+_DAMAGED = "does not match the checksum from when it was written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Verified:
     def __str__(self) -> str:
         what = f"{self.rows:,} rows in {self.columns:,} columns"
         if self.ok:
-            return f"{shown(self.path)}: {what}, all sound"
+            return f"{shown(self.path)}: {what}, no damage found"
         more = f" and {len(self.damaged) - 1:,} more" if len(self.damaged) > 1 else ""
         return f"{shown(self.path)}: {what}, damaged: {self.damaged[0]}{more}; {REMEDY}"
 
@@ -134,8 +134,8 @@ def _refuse_unfinished(path: bytes) -> None:
     if seal is None:
         raise MissingError(
             place,
-            "looks like an unfinished pack, but this user's ndfeed did not make it here; run the "
-            "pack again, and remove this if you know what it is",
+            "looks like an unfinished pack that was not made here by this user; run the pack "
+            "again, and remove this folder if you know what it is",
         )
     with Folder(place) as folder:
         data = read_contents(folder, JOURNAL, MOST_JOURNAL) or b""
@@ -144,13 +144,13 @@ def _refuse_unfinished(path: bytes) -> None:
         raise ChecksumError(
             os.path.join(place, JOURNAL),
             f"the journal of an unfinished pack is damaged from line {len(records) + 1} on; "
-            f"run the same pack again: what it notes from there on is done again",
+            f"rerun the same pack: only work from that line on is repeated",
             end,
         )
     steps = f"{len(records):,} step{'s' * (len(records) != 1)} done"
     raise MissingError(
         place,
-        f"an unfinished pack, its journal sound with {steps}; run the same pack again to go on",
+        f"an unfinished pack, its journal intact with {steps}; rerun the same pack to resume",
     )
 
 

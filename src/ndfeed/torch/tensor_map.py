@@ -140,7 +140,7 @@ def map(
     if not isinstance(ds, Dataset):
         raise TypeError(
             "ndfeed.torch.map takes a dataset and then a function of a batch, got "
-            f"{type(ds).__name__} for the dataset; ndfeed.open makes one"
+            f"{type(ds).__name__} for the dataset; call ndfeed.open first"
         )
     if not callable(function):
         raise TypeError(f"map takes a function, got {type(function).__name__}")

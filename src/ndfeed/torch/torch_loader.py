@@ -270,8 +270,8 @@ def _asked_by(function: str) -> bool:
 
 
 @with_hints(
-    pin_memory="device='cuda' gives batches in the memory of the device",
-    pin_memory_device="device='cuda' gives batches in the memory of the device",
+    pin_memory="device='cuda' puts batches in device memory",
+    pin_memory_device="device='cuda' puts batches in device memory",
     dtype="write convert={name: ndfeed.torch.Convert(torch.float32)}",
     cast="write convert={name: ndfeed.torch.Convert(torch.float32)}",
 )
