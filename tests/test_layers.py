@@ -29,11 +29,10 @@ MAY_IMPORT = {
     "jax": {"loading", "dataset", "order", "errors"},
     "ray": {"errors"},
 }
-MAY_IMPORT["view"] = set(MAY_IMPORT) - {"progress"}
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
 
 # The package itself stands above the layers: what it re-exports is for users, and for these.
-USERS_OF_THE_PACKAGE = {"view", "cli"}
+USERS_OF_THE_PACKAGE = {"cli"}
 ABOVE_THE_LAYERS = {"__init__", "__main__"}
 
 # Each framework, with the layers that may import it.

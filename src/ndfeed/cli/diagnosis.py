@@ -109,7 +109,8 @@ def stages_of(seconds: Mapping[str, float], idle: float, loader: float) -> list[
 def idle_share(seconds: Mapping[str, float], idle: float) -> float:
     """The part of their time for which threads had nothing to do: batches were ready."""
     idle = max(idle, 0.0)
-    return idle / max(sum(seconds.values()) + idle, 1e-9)
+    whole = sum(seconds.values()) + idle
+    return idle / whole if whole > 0 else 0.0
 
 
 def limiting(stages: Sequence[Stage], *, disk: bool, idle: float = 0.0) -> str | None:
