@@ -153,11 +153,16 @@ def changes(folder, tally, seed=0):
 
 def _change_during(tally, read, what, at, change):
     read.begin()
-    done = []
+    done, inside, over = [], [], []
 
     def happen(name, call, args):
-        done.append(change())
-        time.sleep(0.02)  # time enough for a writer that nobody keeps waiting
+        inside.append(None)
+        try:
+            if not over:
+                done.append(change())
+                time.sleep(0.02)  # time enough for a writer that nobody keeps waiting
+        finally:
+            inside.pop()
         return call(*args)
 
     def run():
@@ -169,7 +174,9 @@ def _change_during(tally, read, what, at, change):
                     tally.bad("torn", f"{what}: other values")
 
     _check_change(tally, what, caught(tally, what, run))
-    gc.collect()  # ends a loader's threads, any of which may be at the call that brings the change
+    over.append(None)
+    while inside:  # a loader's thread may still be at the call that brings the change
+        time.sleep(0.001)
     for wait in done:
         wait()
     read.restore()

@@ -27,7 +27,7 @@ def feed(form, layout, size, room, place):
 def away():
     """Also the CPU counts as another device."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["ndfeed.jax.loader"], "feed", feed)
+        patch.setattr(sys.modules["ndfeed.jax.jax_loader"], "feed", feed)
         yield
 
 

@@ -147,7 +147,7 @@ def test_a_damaged_manifest_is_beyond_repair(tmp_path):
     ndfeed.pack(ds, tmp_path / "packed")
     flip(tmp_path / "packed/ndfeed.json", 30)
 
-    with pytest.raises(ndfeed.ManifestError, match="pack it again"):
+    with pytest.raises(ndfeed.ManifestError, match="pack the dataset again"):
         ndfeed.pack(ds, tmp_path / "packed", repair=True)
     with pytest.raises(ndfeed.MissingError, match="no packed dataset to repair"):
         ndfeed.pack(ds, tmp_path, repair=True)

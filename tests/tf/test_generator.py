@@ -150,9 +150,9 @@ def test_a_state_of_other_data_is_refused(ds):
     early.load_state_dict(saved)
     ndfeed.tf.dataset(ds, 10, state=late)
 
-    with pytest.raises(ndfeed.ResumeError, match="of other data"):
+    with pytest.raises(ndfeed.ResumeError, match="to other data"):
         ndfeed.tf.dataset(ds, 10, state=early)
-    with pytest.raises(ndfeed.ResumeError, match="of other data"):
+    with pytest.raises(ndfeed.ResumeError, match="to other data"):
         late.load_state_dict(saved)
     with pytest.raises(ndfeed.ResumeError, match="no JSON"):
         late.deserialize("{")

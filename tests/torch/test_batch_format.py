@@ -50,7 +50,7 @@ def test_small_types(tmp_path, monkeypatch, name, known):
     if not known:
         monkeypatch.setattr("ndfeed.formats.dtypes._SMALL", {})
         monkeypatch.setattr("ndfeed.torch.tensors._SMALL_ARRAYS", {})
-    types = __import__("ndfeed.formats.dtypes").formats.types
+    types = __import__("ndfeed.formats.dtypes").formats.dtypes
     types.delivered.cache_clear()
     try:
         found = first(ndfeed.open(tmp_path / "x.safetensors", sample="row", cache=False))["x"]

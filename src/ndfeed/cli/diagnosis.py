@@ -100,7 +100,7 @@ def stages_of(seconds: Mapping[str, float], idle: float, loader: float) -> list[
     known = {name: spent for name, spent in seconds.items() if spent > 0}
     whole = sum(known.values()) + max(idle, 0.0)
     return [
-        Stage(name, loader * whole / spent, spent / whole, loader)
+        Stage(name, loader / (spent / whole), spent / whole, loader)
         for name, spent in known.items()
         if loader and spent > _SEEN * whole
     ]

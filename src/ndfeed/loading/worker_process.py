@@ -96,6 +96,9 @@ class Child:
     def __init__(self, pipe: Pipe, pid: int, process: Any = None) -> None:  # noqa: ANN401
         self.pid = pid
         self._pipe = pipe
+        # Held while the pipe is used or closed: a second close, or a read from a closed descriptor,
+        # would hit whatever file has its number by then.
+        self._using = threading.Lock()
         self._process = process  # only where it was spawned
         self._status: int | None = None
         self._end: Any = None if process is None else process.sentinel
@@ -106,16 +109,15 @@ class Child:
 
     def ask(self, question: object) -> Any:  # noqa: ANN401
         """Send a request and wait for the answer."""
-        try:
+        with self._using, contextlib.suppress(EOFError, OSError):
             self._pipe.send(question)
             if self._end is not None:
                 wait([self._pipe, self._end])
                 if not self._pipe.poll():
                     raise EOFError
             return self._pipe.recv()
-        except (EOFError, OSError):
-            self.bury()
-            raise Died(self.pid, self._status) from None
+        self.bury()
+        raise Died(self.pid, self._status)
 
     def terminate(self) -> None:
         """Tell it to end; it does so at once, whatever it is doing."""
@@ -131,8 +133,11 @@ class Child:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
             time.sleep(_MOMENT)
-        with contextlib.suppress(OSError):
-            self._pipe.close()
+        if self._using.acquire(timeout=_PATIENCE):  # whoever asks a dead process hears of its end
+            try:
+                self._pipe.close()
+            finally:
+                self._using.release()
 
     def _ended(self) -> bool:
         if self._status is None and self._process is not None:
