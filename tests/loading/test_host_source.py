@@ -8,8 +8,7 @@ import ndfeed
 from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.engine import BatchGroup, count_batches
 from ndfeed.loading.loader import Loader
-from ndfeed.loading.options import Options
-from ndfeed.order.rank_share import Share
+from ndfeed.loading.options import settle
 
 
 class Joint(Adapter):
@@ -18,11 +17,11 @@ class Joint(Adapter):
     joint = True
 
 
-def loader_of(ds, size, rank=0, world=1, **words):
+def loader_of(ds, size, rank=0, world=1, shuffle=True, **more):
     options = {"fields": None, "memory": None, "threads": None, "processes": 0, "seed": 0}
-    options |= {"ragged": "list", "on_error": "raise"}
-    share = Share(len(ds), size, rank, world, False)
-    return Loader(ds, share, True, Options.of(ds, **(options | words)), Joint)
+    options |= {"ragged": "list", "on_error": "raise", "drop_last": False}
+    wanted = settle(ds, size, shard=(rank, world), **(options | more))
+    return Loader(ds, wanted.share, shuffle, wanted.options, Joint)
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -90,13 +89,9 @@ def test_an_error_of_a_map_comes_behind_what_was_made(tmp_path):
         return batch
 
     ds = numbers(tmp_path, 1000).map(broken)
-    options = Options.of(
-        ds, seed=0, fields=None, memory=None, threads=None, processes=0, ragged="list",
-        on_error="raise",
-    )  # fmt: skip
     found = []
     with pytest.raises(ValueError, match="no more"):
-        found.extend(Loader(ds, Share(1000, 10), False, options, Joint))
+        found.extend(loader_of(ds, 10, shuffle=False))
 
     assert sum(map(count_batches, found)) == 57
 

@@ -14,8 +14,8 @@ from packing import making
 
 import ndfeed
 from ndfeed.files.file import File
+from ndfeed.formats.checksums import find_damaged
 from ndfeed.formats.manifest import parse
-from ndfeed.packing import column_values
 from ndfeed.packing.journal import believed
 from ndfeed.packing.staging_folder import unfinished
 
@@ -165,11 +165,11 @@ def test_a_hundred_thousand_flipped_bits_are_all_found(packed, journal):
         chosen = range(column.blocks + 1)
         fd = os.open(path, os.O_RDWR)
         with File(os.fsencode(path)) as file:
-            assert column_values.damaged(file, column, size, chosen) == []
+            assert find_damaged(file, column, size, chosen) == []
             for bit in mine:
                 byte = os.pread(fd, 1, bit // 8)[0]
                 os.pwrite(fd, bytes([byte ^ 1 << bit % 8]), bit // 8)
-                if len(column_values.damaged(file, column, size, chosen)) != 1:
+                if len(find_damaged(file, column, size, chosen)) != 1:
                     missed.append((path, bit))
                 os.pwrite(fd, bytes([byte]), bit // 8)
         os.close(fd)
@@ -302,7 +302,7 @@ def test_memory_does_not_grow_with_a_block(tmp_path):
     (part,) = parse((tmp_path / "ndfeed.json").read_bytes(), b"").parts
     with File(os.fsencode(tmp_path / "00000/x.npy")) as file:
         look = lambda block, piece: seen.append((block, len(piece)))  # noqa: E731
-        assert column_values.damaged(file, part.columns[0], data.shape[1], range(4), look) == []
+        assert find_damaged(file, part.columns[0], data.shape[1], range(4), look) == []
 
     assert max(size for _, size in seen) <= 512 << 10
     assert sum(size for block, size in seen if block == 2) == data.shape[1]

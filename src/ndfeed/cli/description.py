@@ -200,9 +200,8 @@ def _compressed(columns: Sequence[Column]) -> str:
     most = max(int(c.table.decoded[c.arrays[packed[c]]].max()) for c in used)
     return (
         f"rows of {_names(used)} lie inside compressed members of up to {summary.size(most)}: "
-        f"reading "
-        f"one row decodes its whole member; ndfeed pack does that once, and np.savez or np.save, "
-        f"which do not compress, never need it"
+        f"reading one row decodes its whole member; ndfeed pack does that once, and np.savez or "
+        f"np.save, which do not compress, never need it"
     )
 
 
@@ -264,8 +263,7 @@ def _tiny(tables: Sequence[Table]) -> str:
         return ""
     return (
         f"{files:,} files of {summary.size(mean)} on average cost more to open than to read; "
-        f"ndfeed "
-        f"pack writes one .npy for each field, with all samples as its rows"
+        f"ndfeed pack writes one .npy for each field, with all samples as its rows"
     )
 
 
@@ -301,8 +299,7 @@ def _unused(tables: Sequence[Table]) -> str:
         return ""
     return (
         f"tensors show {summary.size(used)} of the {summary.size(held)} that their .pt files hold "
-        f"(views "
-        f"of larger tensors); clone() before torch.save keeps only what is used"
+        f"(views of larger tensors); clone() before torch.save keeps only what is used"
     )
 
 

@@ -70,9 +70,9 @@ class _Role:
             return
         file = int(table.file[array])
         with File(table.path(file), table.expected(file)) as opened:
-            found = checksums.damaged(opened, stored.column, stored.row_bytes, wanted.tolist())
+            found = checksums.find_damaged(opened, stored.column, stored.row_bytes, wanted.tolist())
         if found:
-            first, last = checksums.rows(stored.column, found[0])
+            first, last = checksums.block_rows(stored.column, found[0])
             raise ChecksumError(
                 table.path(file),
                 f"block {found[0]} of {stored.column.blocks}, rows [{first}, {last}), does not "

@@ -60,21 +60,21 @@ _PIECE = 512 << 10
 Look = Callable[[int, NDArray[np.uint8]], None]
 
 
-def span(column: Column, row_bytes: int, block: int) -> tuple[int, int]:
+def block_span(column: Column, row_bytes: int, block: int) -> tuple[int, int]:
     """The bytes [start, end) of a block."""
     if block == 0:
         return 0, column.header
-    first, last = rows(column, block)
+    first, last = block_rows(column, block)
     return column.header + first * row_bytes, column.header + last * row_bytes
 
 
-def rows(column: Column, block: int) -> tuple[int, int]:
+def block_rows(column: Column, block: int) -> tuple[int, int]:
     """The rows [first, last) of a block other than the header."""
     first = (block - 1) * column.rows_per_block
     return first, min(first + column.rows_per_block, column.rows)
 
 
-def damaged(
+def find_damaged(
     file: File, column: Column, row_bytes: int, blocks: Iterable[int], look: Look | None = None
 ) -> list[int]:
     """Those of ``blocks`` that cannot be read or have another checksum than the manifest's.
@@ -84,7 +84,7 @@ def damaged(
     memory = np.empty(_PIECE, np.uint8)
     found = []
     for block in blocks:
-        start, end = span(column, row_bytes, block)
+        start, end = block_span(column, row_bytes, block)
         try:
             checksum = 0
             for piece in _pieces(file, start, end, memory):

@@ -172,40 +172,6 @@ class Options:
     on_error: OnError = "raise"
     pads: Pads = dataclasses.field(default_factory=dict)
 
-    @classmethod
-    def of(  # noqa: PLR0913 - the arguments that every loader shares
-        cls,
-        ds: Dataset,
-        *,
-        seed: int,
-        fields: Fields | None,
-        memory: int | str | None,
-        threads: int | None,
-        processes: int,
-        ragged: Ragged,
-        on_error: OnError,
-        pad_to: PadTo | None = None,
-        pad_value: PadValue | None = None,
-    ) -> "Options":
-        """Check what a caller wrote."""
-        check_dataset(ds)
-        if on_error not in ("raise", "skip"):
-            raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
-        structure = make_structure(ds, fields, ragged)
-        pads: Pads = {}
-        if pad_to is not None or pad_value is not None:
-            pads = make_pads(ds, known_fields(ds), structure.names, ragged, pad_to, pad_value)
-        return cls(
-            as_count("seed", seed, -LARGEST_SEED, LARGEST_SEED),
-            structure,
-            as_bytes(memory),
-            as_threads(threads),
-            as_count("processes", processes, 0, _MOST_THREADS),
-            ragged,
-            on_error,
-            pads,
-        )
-
 
 class Request(NamedTuple):
     """What a loader is to deliver, all of it checked.
@@ -231,21 +197,26 @@ def settle(  # noqa: PLR0913 - the arguments that every loader shares
     processes: int,
     ragged: Ragged,
     on_error: OnError,
-    pad_to: PadTo | None,
-    pad_value: PadValue | None,
+    pad_to: PadTo | None = None,
+    pad_value: PadValue | None = None,
 ) -> Request:
     """Check what a caller wrote or a framework filled in."""
-    options = Options.of(
-        ds,
-        seed=seed,
-        fields=fields,
-        memory=memory,
-        threads=threads,
-        processes=processes,
-        ragged=ragged,
-        on_error=on_error,
-        pad_to=pad_to,
-        pad_value=pad_value,
+    check_dataset(ds)
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
+    structure = make_structure(ds, fields, ragged)
+    pads: Pads = {}
+    if pad_to is not None or pad_value is not None:
+        pads = make_pads(ds, known_fields(ds), structure.names, ragged, pad_to, pad_value)
+    options = Options(
+        as_count("seed", seed, -LARGEST_SEED, LARGEST_SEED),
+        structure,
+        as_bytes(memory),
+        as_threads(threads),
+        as_count("processes", processes, 0, _MOST_THREADS),
+        ragged,
+        on_error,
+        pads,
     )
     share = Share(len(ds), batch_size, *shard, bool(drop_last))
     return Request(select_fields(ds, options.structure.names, ragged), share, options)

@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 from ndfeed.dataset.map_steps import Batch
 from ndfeed.errors import CastError, SchemaError
 from ndfeed.files.file import File
-from ndfeed.formats.checksums import damaged as damaged
-from ndfeed.formats.checksums import rows as rows
-from ndfeed.formats.checksums import span as span
 from ndfeed.formats.dtypes import EXTENDED, cast
 from ndfeed.formats.manifest import Column, Field
 from ndfeed.index.table import Ints

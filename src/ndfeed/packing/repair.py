@@ -27,14 +27,14 @@ from ndfeed.dataset.open import open as open_dataset
 from ndfeed.errors import ChangedError, Error, ManifestError, MissingError, SchemaError
 from ndfeed.files.folder import Folder
 from ndfeed.files.write import Output
+from ndfeed.formats.checksums import block_rows, block_span, find_damaged
 from ndfeed.formats.inflate import crc32
 from ndfeed.formats.manifest import NAME, Column, Field, Manifest, Part
 from ndfeed.formats.npy import preamble
 from ndfeed.index.packed_index import open_column
 from ndfeed.index.table import Ints
 from ndfeed.order.permutation import key_of, permuted
-from ndfeed.packing import column_values
-from ndfeed.packing.column_values import Stored, to_stored_values
+from ndfeed.packing.column_values import Offsets, Stored, to_stored_values
 from ndfeed.packing.columns import as_bytes
 from ndfeed.packing.job import DATA
 from ndfeed.packing.plan import lengths, map_names
@@ -105,7 +105,7 @@ def _damages(target: bytes, manifest: Manifest, owners: list[int]) -> Iterator[_
             found = list(every)
             try:
                 with open_column(path) as file:
-                    found = column_values.damaged(file, column, field.row_bytes(column.role), every)
+                    found = find_damaged(file, column, field.row_bytes(column.role), every)
                     whole = file.size == column.nbytes
             except MissingError:
                 whole = False
@@ -217,7 +217,7 @@ class _Repair:
         size = one.field.row_bytes(one.column.role)
         with open_column(one.path) as file:
             for block in range(one.column.blocks + 1):
-                start, end = column_values.span(one.column, size, block)
+                start, end = block_span(one.column, size, block)
                 for at in range(start, end if block not in damaged else start, _AT_ONCE):
                     output.write(at, file.read(at, min(_AT_ONCE, end - at)))
 
@@ -225,10 +225,10 @@ class _Repair:
         one = self._damage
         size = one.field.row_bytes(one.column.role)
         for block in one.blocks:
-            start, end = column_values.span(one.column, size, block)
+            start, end = block_span(one.column, size, block)
             data = self._header() if block == 0 else self._block(block, output)
             if len(data) != end - start or crc32(data) != one.column.checksum(block):
-                first = self._row(column_values.rows(one.column, block)[0] if block else 0)
+                first = self._row(block_rows(one.column, block)[0] if block else 0)
                 raise ChangedError(
                     self._source.path_of(first),
                     f"gives other values of {one.field.name!r} than were packed; put back "
@@ -243,7 +243,7 @@ class _Repair:
 
     def _block(self, block: int, output: Output) -> bytes:
         one = self._damage
-        first, last = column_values.rows(one.column, block)
+        first, last = block_rows(one.column, block)
         if not one.field.row_bytes(one.column.role):
             return b""
         if one.column.role == "rows":
@@ -305,7 +305,7 @@ class _Repair:
         )
         folder = os.path.dirname(one.path)
         with open_column(os.path.join(folder, beside.file.encode())) as file:
-            offsets = column_values.Offsets(file, beside)
+            offsets = Offsets(file, beside)
             a, b = offsets.samples(first, last)
             begin = offsets[a]
         data = self._read(a, b).data

@@ -15,10 +15,11 @@ from typing import NamedTuple
 from ndfeed.errors import ChecksumError, Error, MissingError, shown
 from ndfeed.files import platform_calls, write
 from ndfeed.files.folder import Folder, read_contents
+from ndfeed.formats.checksums import block_rows, block_span, find_damaged
 from ndfeed.formats.manifest import Column, Field, Manifest, Part
 from ndfeed.index.packed_index import REMEDY, check_header, folder_of, open_column, read_manifest
 from ndfeed.index.source import Name, spell_source
-from ndfeed.packing import column_values
+from ndfeed.packing.column_values import Offsets, Order
 from ndfeed.packing.journal import MOST_JOURNAL, believed
 from ndfeed.packing.staging_folder import JOURNAL, unfinished
 from ndfeed.progress import Bar
@@ -84,7 +85,7 @@ class _Work(NamedTuple):
     column: Column
     field: Field
     path: bytes
-    order: column_values.Order | None
+    order: Order | None
 
 
 def verify(path: Name, *, threads: int | None = None, progress: bool = True) -> Verified:
@@ -162,7 +163,7 @@ def _work(folder: bytes, manifest: Manifest) -> Iterator[_Work]:
         for column in part.columns:
             if column.role == "values":
                 values = column.rows
-            order = column_values.Order(column, values) if column.role == "offsets" else None
+            order = Order(column, values) if column.role == "offsets" else None
             path = os.path.join(folder, part.folder.encode(), column.file.encode())
             yield _Work(at, part, start, column, fields[column.field], path, order)
             at += 1
@@ -212,13 +213,10 @@ def _check(piece: _Piece) -> tuple[list[_Found], int]:
     one, chosen = piece
     column, size = one.column, one.field.row_bytes(one.column.role)
     look = None if one.order is None else one.order.look
-    nbytes = (
-        column_values.span(column, size, chosen[-1])[1]
-        - column_values.span(column, size, chosen[0])[0]
-    )
+    nbytes = block_span(column, size, chosen[-1])[1] - block_span(column, size, chosen[0])[0]
     try:
         with open_column(one.path) as file:
-            damaged = column_values.damaged(file, column, size, chosen, look)
+            damaged = find_damaged(file, column, size, chosen, look)
             if chosen[0] == 0 and file.size != column.nbytes:
                 check_header(file, column, one.field)
     except Error as error:
@@ -248,8 +246,8 @@ def _damages(work: list[_Work], found: list[_Found]) -> Iterator[Damage]:
                 runs.append([this])
         broken = {work[other.at].path for other in found}
         for run in runs:
-            first = column_values.rows(one.column, run[0].block)[0]
-            last = column_values.rows(one.column, run[-1].block)[1]
+            first = block_rows(one.column, run[0].block)[0]
+            last = block_rows(one.column, run[-1].block)[1]
             a, b = _samples(one, work, (first, last), broken)
             yield Damage(file, one.field.name, (one.start + a, one.start + b), run[0].problem)
 
@@ -267,4 +265,4 @@ def _samples(
     if beside.path in broken:
         return 0, one.part.rows
     with open_column(beside.path) as file:
-        return column_values.Offsets(file, beside.column).samples(first, last)
+        return Offsets(file, beside.column).samples(first, last)
