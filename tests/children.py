@@ -10,6 +10,8 @@ import textwrap
 import time
 from contextlib import contextmanager
 
+import psutil
+
 PRELUDE = """
 import os, resource, sys, time
 import numpy as np
@@ -41,6 +43,14 @@ def finish(child, timeout=60):
 def run(code, *args, timeout=60, **options):
     """What ``code`` printed, run in a new interpreter to its good end."""
     return finish(start(code, *args, **options), timeout)
+
+
+def names_in_shared_memory():
+    """Files under /dev/shm that this process or a child has mapped: other processes make some."""
+    mine = psutil.Process()
+    processes = [mine, *mine.children(recursive=True)]
+    maps = [pathlib.Path(f"/proc/{process.pid}/maps").read_text() for process in processes]
+    return [line for text in maps for line in text.splitlines() if "/dev/shm/" in line]
 
 
 # Root may read everything: what is forbidden can be seen only as somebody else.

@@ -235,10 +235,9 @@ def interrupts(place):
             with ndfeed.loader(ds, 16, threads=2) as loader:
                 for _ in loader:
                     pass
+            signal.setitimer(signal.ITIMER_REAL, 0)  # may come too late: then it is caught here
         except KeyboardInterrupt:
             pass
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
     gc.collect()
     until = time.monotonic() + SLOW
     while _threads() > before and time.monotonic() < until:
