@@ -13,14 +13,14 @@ import pytest
 from children import finish, run, short_lease_breaks, start
 
 import ndfeed
-from ndfeed.files import lease_keeper
+from ndfeed.files import map_guard
 from ndfeed.files.maps import Maps, Unmappable
 from ndfeed.files.platform_calls import can
 
 WIDTH = 64
 
 # A writer is noticed at the next look: tests need not wait for it as long as people can.
-QUICK = "from ndfeed.files import lease_keeper; lease_keeper._LOOK_EVERY = 0.01\n"
+QUICK = "from ndfeed.files import map_guard; map_guard._LOOK_EVERY = 0.01\n"
 
 
 def rows(value, count=100):
@@ -164,8 +164,8 @@ def test_leases_nobody_looked_after_are_not_believed(tmp_path):
     folder_of(tmp_path / "d", 3)
     np.save(tmp_path / "new.npy", rows(99))
     code = """
-    from ndfeed.files import lease_keeper, maps
-    maps._TRUST, lease_keeper._LOOK_EVERY = -1, 1000
+    from ndfeed.files import map_guard, maps
+    maps._TRUST, map_guard._LOOK_EVERY = -1, 1000
     ds = ndfeed.open(args[0], sample="row", cache=False)
     for _ in range(3):
         assert ds[[50, 150, 250]]["data"][:, 0].tolist() == [0, 1, 2]
@@ -201,7 +201,7 @@ def test_a_writer_goes_on_while_many_files_are_read(tmp_path):
 @needs_leases
 def test_a_writer_waits_for_whoever_is_reading(tmp_path, monkeypatch):
     """A lease that is given up in the middle of a copy guards nothing."""
-    monkeypatch.setattr(lease_keeper, "_LOOK_EVERY", 0.01)
+    monkeypatch.setattr(map_guard, "_LOOK_EVERY", 0.01)
     mapped = Maps(open_rows(folder_of(tmp_path, 2)).groups[0].table)
     mapped.enter(np.array([0, 1]))
     writer = start("np.save(args[0], np.zeros((3, 3)))", tmp_path / "x1.npy")
@@ -289,10 +289,10 @@ def test_a_deleted_file_is_read_on(tmp_path):
     ds = open_rows(folder_of(tmp_path, 2))
     ds[:]
     os.unlink(tmp_path / "x1.npy")
-    time.sleep(2 * lease_keeper._LOOK_EVERY)
+    time.sleep(2 * map_guard._LOOK_EVERY)
     np.testing.assert_array_equal(ds[150]["data"], rows(1)[0])
     np.save(tmp_path / "x1.npy", rows(1))
-    time.sleep(2 * lease_keeper._LOOK_EVERY)
+    time.sleep(2 * map_guard._LOOK_EVERY)
 
     with pytest.raises(ndfeed.ChangedError, match=r"x1\.npy: changed since .*replaced"):
         ds.read([150])
@@ -514,7 +514,7 @@ def test_ctrl_c_at_any_moment_leaves_nothing_held(tmp_path):
 
 def test_no_descriptor_is_left(tmp_path, monkeypatch):
     """Maps are closed with the last dataset that uses them, also after an error."""
-    monkeypatch.setattr(lease_keeper, "_LOOK_EVERY", 0.01)
+    monkeypatch.setattr(map_guard, "_LOOK_EVERY", 0.01)
     folder_of(tmp_path, 12)
     process = psutil.Process()
     before = process.num_fds()
@@ -636,7 +636,7 @@ def test_other_attributes_cannot_be_told_from_a_write(tmp_path, mapped):
     ds = open_rows(folder_of(tmp_path, 2), mapped=mapped)
     ds[:]
     (tmp_path / "x1.npy").chmod(0o600)
-    time.sleep(2 * lease_keeper._LOOK_EVERY)
+    time.sleep(2 * map_guard._LOOK_EVERY)
 
     with pytest.raises(ndfeed.ChangedError, match=r"x1\.npy: .*written to, renamed, .*; open the"):
         ds[150]

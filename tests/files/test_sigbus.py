@@ -10,7 +10,7 @@ from children import AS_NOBODY, finish, folder_for_all, run, start
 
 import ndfeed
 from ndfeed.dataset.reader import reader_of
-from ndfeed.files import sigbus
+from ndfeed.files import map_guard
 from ndfeed.files.maps import Maps
 from ndfeed.files.platform_calls import can
 
@@ -176,7 +176,7 @@ def test_nothing_is_installed_by_an_import_or_by_opening(tmp_path):
 
 
 def watched():
-    return len(sigbus._watched)
+    return len(map_guard._watched)
 
 
 def test_addresses_are_forgotten_before_they_are_used_again(tmp_path):

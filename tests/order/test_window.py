@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ndfeed.order import window as module
 from ndfeed.order.orders import Blocks, Windows
-from ndfeed.order.parts import EqualParts, ListedParts
+from ndfeed.order.permutation import EqualParts, ListedParts
 from ndfeed.order.window import Windowed
 
 counts_of_files = st.one_of(

@@ -13,8 +13,11 @@ from torch_making import texts  # noqa: E402
 import ndfeed  # noqa: E402
 import ndfeed.torch  # noqa: E402
 from ndfeed.loading.options import Structure  # noqa: E402
-from ndfeed.torch.batch_format import BatchFormat  # noqa: E402
-from ndfeed.torch.tensors import array_of, tensor_of  # noqa: E402
+from ndfeed.torch.batch_format import (  # noqa: E402
+    BatchFormat,
+    array_of,
+    tensor_of,
+)
 
 PLAIN = [
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -49,7 +52,7 @@ def test_small_types(tmp_path, monkeypatch, name, known):
     save_file({"x": expected}, tmp_path / "x.safetensors")
     if not known:
         monkeypatch.setattr("ndfeed.formats.dtypes._SMALL", {})
-        monkeypatch.setattr("ndfeed.torch.tensors._SMALL_ARRAYS", {})
+        monkeypatch.setattr("ndfeed.torch.batch_format._SMALL_ARRAYS", {})
     types = __import__("ndfeed.formats.dtypes").formats.dtypes
     types.delivered.cache_clear()
     try:

@@ -2,8 +2,8 @@
 
 Commands declare their arguments, ``words`` those that several have, and print. What they print is
 made by ``facts`` (of ``inspect``) and ``trials`` (of ``bench``), with ``doctor`` for the verdict
-and ``chart`` for pictures.
-Only this package imports Typer and rich, so ``import ndfeed`` does without them.
+and ``chart`` for pictures. Only this package imports Typer and rich, so ``import ndfeed`` does
+without them.
 """
 
 import io

@@ -32,7 +32,7 @@ from ndfeed.cli.options import (
     opener,
     options_refused,
 )
-from ndfeed.dataset.summary import size
+from ndfeed.dataset.samples import size
 from ndfeed.errors import SourceError
 
 _WIDEST = 16  # characters of a bar: with all else, 80

@@ -30,7 +30,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from ndfeed.dataset.summary import size
+from ndfeed.dataset.samples import size
 from ndfeed.errors import Error, shown
 
 # Words of the library that are options here, at the end of a remedy or with their value.

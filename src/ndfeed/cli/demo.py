@@ -26,7 +26,7 @@ from ndfeed.cli.baseline import Loop
 from ndfeed.cli.console import Meter, console, literal, rounded
 from ndfeed.cli.options import JsonOption
 from ndfeed.cli.throughput import length, run
-from ndfeed.dataset.summary import size
+from ndfeed.dataset.samples import size
 from ndfeed.errors import DeniedError, MissingError, SpaceError
 from ndfeed.progress import Bar
 

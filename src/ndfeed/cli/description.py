@@ -10,7 +10,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from ndfeed.dataset import summary
+from ndfeed.dataset import samples
 from ndfeed.dataset.column import Column
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.reader import reader_of
@@ -148,7 +148,7 @@ def _formats(tables: Sequence[Table]) -> dict[str, int]:
 
 def _reading(ds: Dataset) -> Reading:
     return Reading(
-        sample=summary.sample_kind(ds),
+        sample=samples.sample_kind(ds),
         samples=len(ds),
         bytes=ds.nbytes,
         fields=list(_field_facts(ds)),
@@ -199,7 +199,7 @@ def _compressed(columns: Sequence[Column]) -> str:
         return ""
     most = max(int(c.table.decoded[c.arrays[packed[c]]].max()) for c in used)
     return (
-        f"rows of {_names(used)} lie inside compressed members of up to {summary.size(most)}: "
+        f"rows of {_names(used)} lie inside compressed members of up to {samples.size(most)}: "
         f"reading one row decodes its whole member; ndfeed pack does that once, and np.savez or "
         f"np.save, which do not compress, never need it"
     )
@@ -262,7 +262,7 @@ def _tiny(tables: Sequence[Table]) -> str:
     if files <= _MANY or mean >= _TINY:
         return ""
     return (
-        f"{files:,} files of {summary.size(mean)} on average cost more to open than to read; "
+        f"{files:,} files of {samples.size(mean)} on average cost more to open than to read; "
         f"ndfeed pack writes one .npy for each field, with all samples as its rows"
     )
 
@@ -298,7 +298,7 @@ def _unused(tables: Sequence[Table]) -> str:
     if held <= 2 * used + _SPARE:
         return ""
     return (
-        f"tensors show {summary.size(used)} of the {summary.size(held)} that their .pt files hold "
+        f"tensors show {samples.size(used)} of the {samples.size(held)} that their .pt files hold "
         f"(views of larger tensors); clone() before torch.save keeps only what is used"
     )
 

@@ -20,7 +20,7 @@ from ndfeed.cli.options import (
     ShapeOption,
     opener,
 )
-from ndfeed.dataset import summary
+from ndfeed.dataset import samples
 from ndfeed.errors import AmbiguousError, Error
 
 _SHOWN_FIELDS = 100
@@ -103,9 +103,9 @@ def _print(out: Console, found: Facts) -> None:
         _print_readings(out, found["readings"])
     else:
         out.print(_field_table(found["fields"]))
-        size = summary.size(found["bytes"] or 0)
+        size = samples.size(found["bytes"] or 0)
         line(out, f"{_count(found['samples'] or 0, 'sample')}, {size} decoded")
-        line(out, f"{summary.READINGS[found['sample'] or 'both']} ({found['why']})")
+        line(out, f"{samples.READINGS[found['sample'] or 'both']} ({found['why']})")
     formats = ", ".join(f"{count:,} {name}" for name, count in found["formats"].items())
     line(out, f"{_count(found['files'], 'file')} ({formats}), {_disk(found)} on disk")
     _print_remarks(out, found)
@@ -121,7 +121,7 @@ def _count(count: int, what: str) -> str:
 
 
 def _disk(found: Facts) -> str:
-    return summary.size(found["bytes_on_disk"])
+    return samples.size(found["bytes_on_disk"])
 
 
 def _dims(field: FieldFacts) -> str:
@@ -160,7 +160,7 @@ def _print_readings(out: Console, readings: list[Reading]) -> None:
         table.add_row(
             f"--sample {one['sample']}",
             f"{one['samples']:,}",
-            summary.READINGS[one["sample"]].removeprefix("a sample is "),
+            samples.READINGS[one["sample"]].removeprefix("a sample is "),
             literal(", ".join(listed) + f" and {more:,} more" * (more > 0)),
         )
     line(out, "could be read in two ways; choose one:")

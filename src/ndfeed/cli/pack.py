@@ -22,7 +22,7 @@ from ndfeed.cli.options import (
     options_refused,
 )
 from ndfeed.cli.throughput import run_epochs
-from ndfeed.dataset.summary import size
+from ndfeed.dataset.samples import size
 
 _BATCH = 256
 _AT_LEAST = 1.0  # seconds of whole epochs, before and after: less would be chance

@@ -9,7 +9,7 @@ from rich.table import Table
 import ndfeed
 from ndfeed.cli.console import complain, console, literal, print_json
 from ndfeed.cli.options import JsonLinesOption
-from ndfeed.dataset import summary
+from ndfeed.dataset import samples
 from ndfeed.errors import Error
 
 _SHOWN = 100
@@ -75,9 +75,9 @@ def _facts(found: ndfeed.Verified) -> dict[str, object]:
 
 def _print(out: Console, found: ndfeed.Verified) -> None:
     out.print(literal(found.path, "bold"))
-    rate = summary.size(found.nbytes / max(found.seconds, 1e-9))
+    rate = samples.size(found.nbytes / max(found.seconds, 1e-9))
     out.print(
-        f"  {found.rows:,} rows in {found.columns:,} columns, {summary.size(found.nbytes)} read in "
+        f"  {found.rows:,} rows in {found.columns:,} columns, {samples.size(found.nbytes)} read in "
         f"{found.seconds:.1f} s ({rate}/s)",
         soft_wrap=True,
     )

@@ -13,7 +13,7 @@ from ndfeed.dataset.column import Column, Place
 from ndfeed.errors import ChangedError, ChecksumError
 from ndfeed.files.file import File
 from ndfeed.formats import checksums, manifest
-from ndfeed.index.packed_index import REMEDY
+from ndfeed.index.build import REMEDY
 from ndfeed.index.table import Ints, Table
 
 # Rows of a block in parts that have no checksums: all are in block 0, which is never checked.

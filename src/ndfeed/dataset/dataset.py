@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ndfeed.dataset import provenance, summary
+from ndfeed.dataset import provenance, samples
 from ndfeed.dataset.arguments import as_count, as_fractions
 from ndfeed.dataset.column import Field, Group
 from ndfeed.dataset.destination import check_fits
@@ -285,7 +285,7 @@ class Dataset(Stored):
         return self._made
 
     def __repr__(self) -> str:
-        return summary.table(self)
+        return samples.table(self)
 
     def _like(self, made: Callable[..., "Dataset"], *args: object, **changes: Any) -> "Dataset":  # noqa: ANN401
         """Return a view: this dataset with something changed, by ``made(self, *args)``."""

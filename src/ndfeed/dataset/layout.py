@@ -1,9 +1,9 @@
 """The fields that files have, and where each lies in the table of arrays.
 
 A file may hold a list of similar items, read as rows, or as one sample with a field for each. In
-the table such a file has the format "pt list", and its arrays are named within their item: a
-list of 20 dicts with the keys "x" and "y" has 20 arrays "x" and 20 arrays "y", item by item. Read
-as a whole file, each array is a separate field, with the position before its name.
+the table such a file has the format "pt list", and its arrays are named within their item: a list
+of 20 dicts with the keys "x" and "y" has 20 arrays "x" and 20 arrays "y", item by item. Read as a
+whole file, each array is a separate field, with the position before its name.
 """
 
 import warnings

@@ -1,10 +1,10 @@
 """Learns which fields the maps of a dataset make, by running them on a few samples.
 
 Where stored samples differ in shape, so do those that are tried, in every axis that does: this
-shows whether a map leaves a field ragged. Functions of single samples are tried on some more,
-since their results may differ in shape by themselves, as random crops do. A field that is found
-to be ragged is a list in every batch, even where the samples of a batch happen to have one shape.
-The rule for a field that a map returns:
+shows whether a map leaves a field ragged. Functions of single samples are tried on some more, since
+their results may differ in shape by themselves, as random crops do. A field that is found to be
+ragged is a list in every batch, even where the samples of a batch happen to have one shape. The
+rule for a field that a map returns:
 
 - An array is of one shape, unless there are functions of single samples, whose results are stacked
   if possible, and all samples that could be tried had one shape to start with: then a field of the

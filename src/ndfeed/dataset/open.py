@@ -14,8 +14,7 @@ from ndfeed.dataset.arguments import as_casts, as_names, check_arguments
 from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.layout import Layout, Sample, all_raw, layout
-from ndfeed.dataset.samples import Reading
-from ndfeed.dataset.summary import size
+from ndfeed.dataset.samples import Reading, size
 from ndfeed.errors import FieldError, SchemaError, UnsupportedError, shown
 from ndfeed.formats import raw
 from ndfeed.formats.description import Wanted

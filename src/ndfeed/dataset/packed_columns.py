@@ -15,8 +15,8 @@ from ndfeed.dataset.dataset import Dataset, Made
 from ndfeed.errors import FieldError
 from ndfeed.formats import manifest
 from ndfeed.formats.dtypes import check_possible, delivered, plain
+from ndfeed.index.build import read_manifest
 from ndfeed.index.open import Opened
-from ndfeed.index.packed_index import read_manifest
 from ndfeed.index.table import Ints, Table
 
 

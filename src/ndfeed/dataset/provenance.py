@@ -5,9 +5,9 @@ sizes and dtypes, and the same selection of rows. The folder they lie in, their 
 fields and functions given to ``map`` do not count: row 7 is the same row.
 
 An ``Origin`` tells where samples come from, as they are numbered in a dataset's groups; a dataset
-has one for each set of files that its samples are assembled from. The first of them is the one
-that distinguishes samples best: there a sample is a file, or there are the most files. A dataset
-loaded into memory keeps the origins it had.
+has one for each set of files that its samples are assembled from. The first of them is the one that
+distinguishes samples best: there a sample is a file, or there are the most files. A dataset loaded
+into memory keeps the origins it had.
 """
 
 import hashlib

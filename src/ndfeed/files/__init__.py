@@ -1,7 +1,7 @@
 """The only package that touches the disk.
 
 ``platform_calls`` knows what the platform can do, ``file`` opens and reads, ``maps`` maps files and
-``lease_keeper`` guards the maps, ``listing`` finds files, ``write`` and ``folder`` write,
+``map_guard`` guards the maps, ``listing`` finds files, ``write`` and ``folder`` write,
 ``cache_files`` stores caches, ``shared_memory`` is memory that several processes see.
 
 Files are opened read-only and read by position: no shared offset, so threads and forked processes

@@ -17,13 +17,13 @@ Guarantees:
   machine sleeps. So a process that was stopped for longer than writers wait finds out.
 - Files that cannot be leased (another user's, a network file system's) are compared with what
   was indexed after every read; one that is truncated while it is read is ``ChangedError`` too
-  (``files.sigbus``). Where that cannot work, such a file is ``Unmappable``.
+  (``files.map_guard``). Where that cannot work, such a file is ``Unmappable``.
 - A file that somebody has open for writing is ``Unmappable``, and so is one that the system will
   not map for lack of descriptors or maps: it can be read by position.
 
 While leases hold, ``read`` costs a check of a vector of flags and of a clock, and no system call. A
-file that was deleted keeps its bytes for as long as it is mapped; one that was replaced by
-renaming another over it is an error.
+file that was deleted keeps its bytes for as long as it is mapped; one that was replaced by renaming
+another over it is an error.
 """
 
 import math
@@ -37,10 +37,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.errors import ChangedError, DeniedError, MissingError, SourceError
-from ndfeed.files import sigbus
+from ndfeed.files import map_guard
 from ndfeed.files.file import File, Identity, changed
-from ndfeed.files.lease_keeper import MappedFile, acquire_until, keeper
-from ndfeed.files.lease_keeper import Unmappable as Unmappable
+from ndfeed.files.map_guard import MappedFile, acquire_until, keeper
+from ndfeed.files.map_guard import Unmappable as Unmappable
 from ndfeed.files.platform_calls import can, elapsed
 
 T = TypeVar("T")
@@ -223,7 +223,7 @@ class Maps:
     def _map(self, files: list[int]) -> None:
         if self._guarded and can.lease:
             keeper.keep(self)  # before there is a lease: none may be unattended
-        caught = not self._guarded or sigbus.ensure() or can.maps_keep_size
+        caught = not self._guarded or map_guard.ensure() or can.maps_keep_size
         with self._lock:
             new = [number for number in files if self._maps[number] is None]
             try:
@@ -258,7 +258,7 @@ class Maps:
         try:
             one = MappedFile(number, file)
             if self._guarded:
-                sigbus.watch(one.bytes, self._lost, number)
+                map_guard.watch(one.bytes, self._lost, number)
             self.address[number] = one.bytes.__array_interface__["data"][0]
             self._records = {}
             self._maps[number] = one  # last: an interrupt may come at any call before
@@ -287,7 +287,7 @@ class Maps:
     def tend(self) -> bool:
         """Give up what writers wait for, or all when idle; are there any left to look after?"""
         began = elapsed()
-        sigbus.ensure()
+        map_guard.ensure()
         with self._lock:
             self._unused += 1
             idle = self._unused > _IDLE_LOOKS

@@ -1,8 +1,8 @@
 """Disk space for data that does not fit in memory: unnamed files that vanish with their user.
 
-Bytes are written once, by position, and read through a map. Nobody else can reach the files, so
-the maps need no guard, and the system may drop their pages from memory at any time. ``Forward`` is
-the other way to hold data that does not fit: only the bytes in use, in memory.
+Bytes are written once, by position, and read through a map. Nobody else can reach the files, so the
+maps need no guard, and the system may drop their pages from memory at any time. ``Forward`` is the
+other way to hold data that does not fit: only the bytes in use, in memory.
 
 A file is made where ``tempfile`` makes them (``TMPDIR``), or else in ``/var/tmp``; never on a file
 system that is itself memory (tmpfs).

@@ -10,8 +10,8 @@ only for messages.
 
 What must survive a crash of the machine is synced: a file's bytes by ``Output.sync``, names in a
 folder by ``Folder.sync``. A sync that fails has lost bytes, and a second one would not report it,
-since the system forgets which they were. So there is no second one: what was written since the
-last successful sync counts as not written.
+since the system forgets which they were. So there is no second one: what was written since the last
+successful sync counts as not written.
 
 A lock belongs to an open file and ends with its process, however that ends. It never depends on
 whether some file exists or how old it is. Where the file system has no locks ``Lock`` says so;

@@ -45,7 +45,7 @@ from ndfeed.errors import FormatError, ManifestError, UnsupportedError, shown
 from ndfeed.formats.description import MOST_BYTES, MOST_DIMENSIONS
 from ndfeed.formats.dtypes import EXTENDED, canonical, itemsize
 from ndfeed.formats.filenames import make_stems
-from ndfeed.formats.strictjson import parse_json
+from ndfeed.formats.untrusted_text import parse_json
 
 NAME = b"ndfeed.json"
 VERSION = 1

@@ -44,7 +44,7 @@ from ndfeed.formats.description import (
     fortran_strides,
 )
 from ndfeed.formats.dtypes import canonical, itemsize
-from ndfeed.formats.literal import Literal, parse
+from ndfeed.formats.untrusted_text import Literal, parse
 
 MAGIC = b"\x93NUMPY"
 PREFIX = 12

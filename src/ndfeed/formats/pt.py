@@ -5,8 +5,8 @@
     <prefix>/byteorder    "little" or "big"; absent before torch 2.1, when all was little
     <prefix>/…            version, .format_version, .storage_alignment, .data/serialization_id
 
-The pickle is read by ``pickled`` and laid flat by ``flatten``; nothing of it is run. A tensor is
-a view of its record, and every view is checked against the size of that record in the archive.
+The pickle is read by ``pickled`` and laid flat by ``flatten``; nothing of it is run. A tensor is a
+view of its record, and every view is checked against the size of that record in the archive.
 Several tensors may share one. Device tags do not matter: the bytes are the host's. A list of like
 things has the format "pt list": its arrays are rows, named alike in every item.
 

@@ -24,7 +24,7 @@ from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedEr
 from ndfeed.files.file import File
 from ndfeed.formats.description import MOST_BYTES, MOST_DIMENSIONS, Array, Description
 from ndfeed.formats.dtypes import itemsize
-from ndfeed.formats.strictjson import parse_json
+from ndfeed.formats.untrusted_text import parse_json
 
 MOST_HEADER = 100_000_000
 _MOST_TENSORS = 100_000

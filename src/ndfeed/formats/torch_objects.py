@@ -17,8 +17,8 @@ its key. A list of similar items (same keys, types and numbers of dimensions) is
 every name then occurs once per item, and ``Plan.rows`` is true.
 
 Each tensor is checked against the size its storage claims; the caller checks that the archive has
-that much. The result depends on the pickle alone, so files with identical pickles can share it,
-and errors have no path.
+that much. The result depends on the pickle alone, so files with identical pickles can share it, and
+errors have no path.
 """
 
 import math

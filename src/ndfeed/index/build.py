@@ -1,11 +1,17 @@
-"""Describe many files into one table, and list every bad one at once.
+"""Describes many files in one table, and lists every bad one at once.
 
 Warm files are described one after the other in the calling thread: a header costs a few
 microseconds, less than handing the interpreter lock to another thread (16 threads take ten
 times as long). Where describing waits for the disk or the network instead, threads share the
 rest. The first files tell, by how often the kernel put the thread to sleep.
+
+For a packed dataset the manifest is read, and the size and header of every column compared. The
+data itself is not checked; ``packing.verify`` does that. Nothing is cached between runs: the
+manifest is the cache. Names in a manifest lead into the dataset's own folder and nowhere else: a
+symbolic link below it is refused, also one that stays inside.
 """
 
+import os
 import struct
 import sys
 from collections.abc import Generator, Sequence
@@ -17,18 +23,24 @@ import numpy as np
 
 from ndfeed.errors import (
     BadFilesError,
+    ChecksumError,
     DeniedError,
     Error,
     FormatError,
+    ManifestError,
+    MissingError,
     SourceError,
+    TruncatedError,
     UnsupportedError,
     shown,
 )
-from ndfeed.files import platform_calls
+from ndfeed.files import listing, platform_calls
 from ndfeed.files.file import File, Identity
 from ndfeed.files.listing import common_folder
 from ndfeed.formats import detect, npy, raw
 from ndfeed.formats.description import MOST_DIMENSIONS, Array, Description, Wanted
+from ndfeed.formats.inflate import crc32
+from ndfeed.formats.manifest import MOST_MANIFEST, NAME, Column, Field, Manifest, parse
 from ndfeed.index.source import Files
 from ndfeed.index.table import NOTES_KEPT, Assembly, Part, Table, joined_paths
 from ndfeed.progress import Bar
@@ -257,3 +269,89 @@ def _named(path: bytes, layout: raw.Layout | None) -> bool:
     if name.endswith(detect.SUFFIXES):
         return True
     return name.endswith(raw.SUFFIXES) and (layout is not None or raw.beside(path) is not None)
+
+
+REMEDY = "restore it with ndfeed pack --repair"
+
+
+def folder_of(spelling: bytes) -> bytes | None:
+    """The folder of the packed dataset that an absolute path names, if it names one."""
+    folder = os.path.dirname(spelling) if os.path.basename(spelling) == NAME else spelling
+    return folder if listing.exists(os.path.join(folder, NAME)) else None
+
+
+def read_manifest(folder: bytes) -> Manifest:
+    """The manifest of the packed dataset in ``folder``."""
+    path = os.path.join(folder, NAME)
+    _check_plain(path)
+    with File(path) as file:
+        if file.size > MOST_MANIFEST:
+            raise ManifestError(path, f"expected at most {MOST_MANIFEST} bytes, found {file.size}")
+        return parse(file.read(0, file.size), path)
+
+
+def make_packed_table(folder: bytes, manifest: Manifest) -> Table:
+    """Every column of every part, in the manifest's order; raises for all bad ones together."""
+    fields = {field.name: field for field in manifest.fields}
+    chunk = Chunk()
+    for part in manifest.parts:
+        for column in part.columns:
+            path = os.path.join(folder, part.folder.encode(), column.file.encode())
+            try:
+                with open_column(path) as file:
+                    found = check_header(file, column, fields[column.field])
+                    chunk.add(file, Description("npy", (found,)))
+            except Error as error:
+                chunk.problems.append(error.with_traceback(None))
+    if len(chunk.problems) == 1:
+        raise chunk.problems[0]
+    if chunk.problems:
+        raise BadFilesError(chunk.problems, len(chunk.paths) + len(chunk.problems))
+    base = os.path.join(folder, b"")
+    made = Assembly(base)
+    made.add(chunk.part(base))
+    return replace(made.table(), digest=manifest.digest)
+
+
+def open_column(path: bytes) -> File:
+    """A column's file, which must be a plain one in a plain folder."""
+    _check_plain(os.path.dirname(path))
+    _check_plain(path)
+    try:
+        return File(path)
+    except MissingError:
+        raise MissingError(path, f"a column of the dataset is missing; {REMEDY}") from None
+
+
+def _check_plain(path: bytes) -> None:
+    if listing.is_link(path):
+        raise SourceError(
+            path,
+            "a symbolic link, which is not followed inside a packed dataset; copy the "
+            "dataset with what its links lead to (cp -rL)",
+        )
+
+
+def check_header(file: File, column: Column, field: Field) -> Array:
+    """Compare size and header of an open column with the manifest; gives its place."""
+    if file.size != column.nbytes:
+        kind = TruncatedError if file.size < column.nbytes else FormatError
+        raise kind(file.path, f"expected {column.nbytes} bytes, found {file.size}; {REMEDY}")
+    head = file.head()
+    head = head[: column.header] if column.header <= len(head) else file.read(0, column.header)
+    if crc32(head) != int(column.crc32[:8], 16):
+        raise ChecksumError(
+            file.path, f"expected a header with CRC-32 {column.crc32[:8]}, found {crc32(head):08x}"
+            f"; {REMEDY}"
+        )  # fmt: skip
+    dtype, row = field.stored(column.role)
+    found = npy.describe(file).arrays
+    wanted = dtype, (column.rows, *row), None, column.header
+    if [(one.dtype, one.shape, one.strides, one.skip) for one in found] != [wanted]:
+        raise FormatError(
+            file.path,
+            f"expected {dtype} {wanted[1]} in C order as in the manifest, found {found[0].dtype} "
+            f"{found[0].shape}; {REMEDY}",
+        )
+    true = field.dtype if column.role in ("rows", "values") else dtype
+    return found[0]._replace(name=field.name, dtype=true)

@@ -7,11 +7,11 @@ and the next to open the table asks all of them (``doubt``). A time so close to 
 that the file may have changed within the same tick counts as a difference, and so does a raw
 file that is described by a JSON beside it, since that may have changed alone.
 
-A cache is a convenience: one that is damaged, foreign, or cannot be written is passed over
-with a warning. It is JSON and numbers, never anything that runs. It is believed in three steps:
-the folder and the file belong to this user and nobody else can write to them; the last 32 bytes
-sign the rest and the file's name with a key that only this user can read; and every number is
-checked (``validate``), so that even a forged signature leads nowhere but into the source's files.
+A cache is a convenience: one that is damaged, foreign, or cannot be written is passed over with a
+warning. It is JSON and numbers, never anything that runs. It is believed in three steps: the folder
+and the file belong to this user and nobody else can write to them; the last 32 bytes sign the rest
+and the file's name with a key that only this user can read; and every number is checked
+(``validate``), so that even a forged signature leads nowhere but into the source's files.
 """
 
 import hashlib

@@ -16,8 +16,15 @@ from ndfeed.files import listing
 from ndfeed.files.listing import Paths
 from ndfeed.files.shared_memory import Handle, Shared
 from ndfeed.formats.manifest import Field
-from ndfeed.index import cache, codec, packed_index
-from ndfeed.index.build import Demand, build, refuse
+from ndfeed.index import cache, codec
+from ndfeed.index.build import (
+    Demand,
+    build,
+    folder_of,
+    make_packed_table,
+    read_manifest,
+    refuse,
+)
 from ndfeed.index.source import MANY, Files, Source, find, spell_source
 from ndfeed.index.table import Table, places, subset
 
@@ -108,11 +115,11 @@ def open_packed(source: Source) -> list[Opened] | None:
 
 
 def _packed(spelling: bytes) -> Opened | None:
-    folder = packed_index.folder_of(spelling)
+    folder = folder_of(spelling)
     if folder is None:
         return None
-    manifest = packed_index.read_manifest(folder)
-    table = packed_index.make_packed_table(folder, manifest)
+    manifest = read_manifest(folder)
+    table = make_packed_table(folder, manifest)
     return Opened(table, Paths((folder,)), Demand(), manifest.fields)
 
 

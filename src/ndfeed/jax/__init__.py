@@ -17,7 +17,6 @@ try:
 except ModuleNotFoundError as error:
     raise not_installed(error, "jax", "jax") from None
 
-from ndfeed.jax.grain_source import Source, source
-from ndfeed.jax.jax_loader import loader
+from ndfeed.jax.jax_loader import Source, loader, source
 
 __all__ = ["Source", "loader", "source"]

@@ -1,17 +1,16 @@
-"""``ndfeed.jax.loader``: epochs of batches as JAX arrays, on one or many processes.
-
-Which process this is, and whether all of them are about to read the same order.
+"""``ndfeed.jax.loader`` and ``ndfeed.jax.source``: batches as JAX arrays, samples for Grain.
 
 Processes take their parts of one order. If one of them had another seed, or another batch size,
 samples would be read twice and others never, and a global array would be made of parts that do
 not belong together. So what has to be the same is compared when a pass begins: one small
 collective, in which every process takes part.
 
-``ndfeed.jax.loader``: epochs of batches as arrays of JAX.
-
 The batches, their order and their states are those of ``ndfeed.loader``, and so is the loader
 itself. What is added: arrays on devices and meshes, casts that lose nothing in silence, and the
 processes of ``jax.distributed``.
+
+Grain asks for a length and for samples by number, one at a time or, where a transformation wants
+many, through ``_getitems``, which is one read. Samples are NumPy's, as Grain expects them.
 """
 
 import json
@@ -21,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import numpy as np
@@ -37,8 +36,11 @@ from ndfeed.loading.options import (
     Fields,
     OnError,
     Shuffle,
+    Structure,
     as_shard,
+    check_dataset,
     known_fields,
+    make_structure,
     settle,
     side_by_side,
 )
@@ -203,3 +205,53 @@ def _before(layout: Placement | None, asks: bool, loader: Loader) -> None:
     if asks:
         agree({"batch_size": share.together, "drop_last": share.drop_last} | state)
     _check_last(layout, share, state["samples"])
+
+
+class Source:
+    """The samples of a dataset; made by ``ndfeed.jax.source``.
+
+    It holds no data and no open file: it pickles in a few kilobytes, and each process reads for
+    itself. Its ``repr`` says which samples these are, which Grain compares when a run goes on.
+    """
+
+    def __init__(self, ds: Dataset, structure: Structure) -> None:
+        self.ds = ds
+        self._structure = structure
+
+    def __len__(self) -> int:
+        return len(self.ds)
+
+    def __getitem__(self, row: SupportsIndex) -> Any:  # noqa: ANN401
+        """One sample: a dict of arrays, or in the structure that was asked for."""
+        return self._structure.build(self.ds[row])
+
+    def _getitems(self, rows: Sequence[int]) -> list[Any]:
+        """The samples ``rows``, in one read."""
+        batch = self.ds.read(rows)
+        # With the dots an array even where a sample is one number.
+        columns = {n: v if isinstance(v, list) else [*_each(v)] for n, v in batch.items()}
+        build = self._structure.build
+        return [build({n: v[at] for n, v in columns.items()}) for at in range(len(rows))]
+
+    def __repr__(self) -> str:
+        nest = self._structure.nest
+        names = "" if nest is None else f", fields={nest}"
+        return f"ndfeed.jax.Source({self.ds.fingerprint}, {len(self)} samples{names})"
+
+
+def _each(values: Any) -> Any:  # noqa: ANN401
+    return (values[at, ...] for at in range(len(values)))
+
+
+@with_hints()
+def source(ds: Dataset, fields: Fields | None = None) -> Source:
+    """A data source for ``grain.MapDataset.source`` and ``grain.DataLoader``.
+
+    Samples are dicts of arrays, or have the structure of ``fields``: a name, or any nest of names
+    in tuples, lists and dicts, as for ``ndfeed.loader``. Any number of threads and of worker
+    processes may read from it. A random function given to ``map`` draws the same
+    for a sample in every epoch: random transformations are better Grain's own.
+    """
+    check_dataset(ds)
+    structure = make_structure(ds, fields, "list")
+    return Source(ds if structure.names is None else ds.select(*structure.names), structure)

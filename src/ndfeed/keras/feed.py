@@ -1,4 +1,8 @@
-"""How Keras takes batches: as passes over a loader, each begun when its first batch is asked for.
+"""How Keras takes batches: as passes over a loader, in the tensors of its backend.
+
+With its torch backend Keras would copy every array before it makes a tensor of it, so batches are
+given to it as tensors that share the arrays' memory. JAX and TensorFlow take the memory of arrays
+as it is, JAX faster than arrays of its own, so there batches stay what they are.
 
 Keras wraps a ``PyDataset`` in an adapter of its own, one for each ``fit``, ``evaluate`` and
 ``predict``, and asks it for an iterator whenever it begins with the data anew. An adapter that
@@ -16,6 +20,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import torch
 
 from ndfeed.dataset.column import Field
 from ndfeed.loading.buffer_pool import Pool
@@ -24,9 +29,32 @@ from ndfeed.loading.loader import Loader
 from ndfeed.loading.options import Options, known_fields
 from ndfeed.loading.ragged import PLAIN, collate_ragged, padded_field, uneven_field
 
+# Types that Keras hands to torch as they are; of the others it makes something else.
+_SAME = frozenset(
+    np.dtype(name)
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8"),
+        *("float16", "float32", "float64"),
+    )
+)
+
+
+def as_tensors(batch: Any) -> Any:  # noqa: ANN401 - any nest of arrays
+    """The same batch, its arrays as tensors wherever Keras would make the same of them."""
+    return keras.tree.map_structure(_as_tensor, batch)
+
+
+def _as_tensor(values: Any) -> Any:  # noqa: ANN401
+    if not isinstance(values, np.ndarray) or values.dtype not in _SAME:
+        return values
+    # torch can take only memory that it may write to, in steps forward.
+    usable = values.flags.writeable and values.flags.c_contiguous
+    return torch.from_numpy(values) if usable else values
+
+
 _ON_TORCH = keras.backend.backend() == "torch"  # settled when Keras is imported
 if _ON_TORCH:
-    from ndfeed.keras.tensors import as_tensors
+    pass
 
 
 class Passes:

@@ -1,10 +1,10 @@
 """Schedules decoding, so that streams are decoded before batches need them.
 
-The order says which rows come when. From that follows which batch is the first to need a part
-and which is the last: a window releases parts in the order in which it took them up. Free threads
-decode parts in that order, as far ahead as memory allows, so that a batch never waits for a
-stream that another thread could have decoded meanwhile, and no stream is dropped that a batch in
-progress still needs.
+The order says which rows come when. From that follows which batch is the first to need a part and
+which is the last: a window releases parts in the order in which it took them up. Free threads
+decode parts in that order, as far ahead as memory allows, so that a batch never waits for a stream
+that another thread could have decoded meanwhile, and no stream is dropped that a batch in progress
+still needs.
 
 Where memory does not hold what the order needs, streams are decoded into a file on disk (see
 ``dataset.large_members``), and "memory" above is the space there. Without such space streams are

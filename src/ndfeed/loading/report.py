@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.summary import size
+from ndfeed.dataset.samples import size
 from ndfeed.files import platform_calls
 from ndfeed.loading.options import Options
 from ndfeed.loading.runtime import Runtime

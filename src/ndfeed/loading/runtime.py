@@ -4,8 +4,8 @@ The plan divides the memory limit once, between batches in progress and decoded 
 is counted for the consumer, who holds it while the next is made.
 
 ``BatchesByNumber`` makes any batch of any epoch on request, for those who have their own workers.
-Its batches are those of a loader, and so is what maps draw. Nothing is prefetched; compressed
-files are decoded by whoever needs them first, and kept within ``memory``.
+Its batches are those of a loader, and so is what maps draw. Nothing is prefetched; compressed files
+are decoded by whoever needs them first, and kept within ``memory``.
 """
 
 import os

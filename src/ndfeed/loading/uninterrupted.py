@@ -1,8 +1,8 @@
 """Runs work that Ctrl-C must not cut short.
 
 Python runs signal handlers in the main thread, between any two calls: a ``KeyboardInterrupt`` may
-come between starting a thread and storing it, or after a fork, or inside the standard library's
-own locks, which are then held for ever. So work that must not be cut short runs in its own thread,
+come between starting a thread and storing it, or after a fork, or inside the standard library's own
+locks, which are then held for ever. So work that must not be cut short runs in its own thread,
 which no signal disturbs, while the main thread waits.
 
 What the main thread does itself is safe where it consists of single steps in C: ``with`` on a plain

@@ -26,8 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.order.epoch import Epoch, Ranges, Walked, check_span
-from ndfeed.order.parts import EqualParts, ListedParts
-from ndfeed.order.permutation import LARGEST, Ints, key_of, permuted
+from ndfeed.order.permutation import LARGEST, EqualParts, Ints, ListedParts, key_of, permuted
 from ndfeed.order.window import Laned, Windowed
 
 _LOOKED_AT = 64  # stretches of an epoch that stand for all of it

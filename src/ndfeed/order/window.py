@@ -22,8 +22,8 @@ The files stand in a permuted order, and their rows, end to end, are cut into L 
 lengths differ by one at most. So a file belongs to one lane, but for those in which a cut
 falls: at most L - 1 of them. Every lane is walked by a window over its own files.
 
-Position p of the epoch is the row number p // L of lane p % L. A rank takes every position p with
-p % W == rank, W being the number of ranks: if W divides L, these are the positions of L / W lanes,
+Position p of the epoch is the row number p // L of lane p % L. A rank takes every position p with p
+% W == rank, W being the number of ranks: if W divides L, these are the positions of L / W lanes,
 and no other rank needs their files. For any other W the cover is as exact, and files are shared.
 
 None of this depends on the batch size or on W: only L is a part of the order.
@@ -36,8 +36,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ndfeed.order.epoch import Ranges
-from ndfeed.order.parts import ListedParts, Parts
-from ndfeed.order.permutation import Ints, Keys, keys_from, permuted
+from ndfeed.order.permutation import Ints, Keys, ListedParts, Parts, keys_from, permuted
 
 _ROWS = 1 << 15  # rows laid out at once, unless a single slot has more
 _SLICES = 1 << 16  # slices laid out at once, unless a single slot has more

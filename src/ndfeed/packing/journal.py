@@ -1,9 +1,9 @@
 """The journal of a pack: which tasks are done, recorded once the disk holds their output.
 
-Lines of JSON, each followed by a *seal*: a CRC-32, or a signature by a key that only this user
-has. A line is written when the output it describes is synced, and is itself synced before anybody
-relies on it. A reader trusts lines up to the first that is incomplete, that is signed by somebody
-else, or that says what no task would: everything after that is done again, which only costs time.
+Lines of JSON, each followed by a *seal*: a CRC-32, or a signature by a key that only this user has.
+A line is written when the output it describes is synced, and is itself synced before anybody relies
+on it. A reader trusts lines up to the first that is incomplete, that is signed by somebody else, or
+that says what no task would: everything after that is done again, which only costs time.
 
     {"task":"rows 3","rows":n,"bytes":n,"wrote":{SPOT:[start,end,[crc, …]]},"read":{…}} SEAL
     {"task":"offsets 0",…,"values":n} SEAL        also "place N", "sums N"
@@ -24,7 +24,7 @@ from typing import Any, Self
 from ndfeed.errors import Error, LimitError
 from ndfeed.files.folder import Folder, read_contents
 from ndfeed.formats.inflate import crc32
-from ndfeed.formats.strictjson import parse_json
+from ndfeed.formats.untrusted_text import parse_json
 from ndfeed.packing.columns import Stretch
 
 PUBLISHING = "publish"

@@ -1,16 +1,16 @@
 """The plan: what is written where, divided into tasks that can run in any order.
 
 A plan is JSON, and all that is needed to run any of its tasks, except for the dataset itself. Its
-digest covers what it says and what it is made from: the files by name, size and time, the
-fields, the functions given to ``map``. So a plan of the same digest makes the same bytes. The
-manifest has another digest, which ignores how the work is divided: it shows a later run that
-everything is done already.
+digest covers what it says and what it is made from: the files by name, size and time, the fields,
+the functions given to ``map``. So a plan of the same digest makes the same bytes. The manifest has
+another digest, which ignores how the work is divided: it shows a later run that everything is done
+already.
 
 Tasks follow the source where it is compressed, and are divided between its arrays, so that each is
-decoded once. Rows whose place in the target follows another order (``shuffle``, or rows taken
-in some order) are then *scattered*: the work goes through the source, and a file beside the plan
-has the place of every row. Everywhere else the work goes through the target. The size of a task
-depends on the data alone, unless there is little memory.
+decoded once. Rows whose place in the target follows another order (``shuffle``, or rows taken in
+some order) are then *scattered*: the work goes through the source, and a file beside the plan has
+the place of every row. Everywhere else the work goes through the target. The size of a task depends
+on the data alone, unless there is little memory.
 """
 
 import bisect

@@ -14,7 +14,7 @@ from ndfeed.errors import ConflictError, ManifestError, shown
 from ndfeed.files import write
 from ndfeed.files.folder import Folder
 from ndfeed.formats.manifest import NAME, Manifest, Part
-from ndfeed.index.packed_index import read_manifest
+from ndfeed.index.build import read_manifest
 from ndfeed.packing.job import DATA
 from ndfeed.packing.plan import Plan
 from ndfeed.packing.staging_folder import StagingFolder, inodes

@@ -31,7 +31,7 @@ from ndfeed.formats.checksums import block_rows, block_span, find_damaged
 from ndfeed.formats.inflate import crc32
 from ndfeed.formats.manifest import NAME, Column, Field, Manifest, Part
 from ndfeed.formats.npy import preamble
-from ndfeed.index.packed_index import open_column
+from ndfeed.index.build import open_column
 from ndfeed.index.table import Ints
 from ndfeed.order.permutation import key_of, permuted
 from ndfeed.packing.column_values import Offsets, Stored, to_stored_values

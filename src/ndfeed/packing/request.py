@@ -8,7 +8,7 @@ from ndfeed.dataset.arguments import as_bytes, as_count
 from ndfeed.dataset.column import Field
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.packed_columns import describe_packed
-from ndfeed.dataset.summary import size
+from ndfeed.dataset.samples import size
 from ndfeed.errors import MissingError, shown
 from ndfeed.files import write
 from ndfeed.packing.plan import Plan, Wanted

@@ -43,7 +43,7 @@ from ndfeed.files import write
 from ndfeed.files.cache_files import user_key
 from ndfeed.files.folder import PRIVATE, Folder, Layout, clear, is_private, read_contents
 from ndfeed.files.write import Lock, not_ours
-from ndfeed.formats.strictjson import parse_json
+from ndfeed.formats.untrusted_text import parse_json
 from ndfeed.packing.journal import Seal, sealed, unsealed
 
 MOVED_NAME = b"moved"

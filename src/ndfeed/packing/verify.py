@@ -17,7 +17,7 @@ from ndfeed.files import platform_calls, write
 from ndfeed.files.folder import Folder, read_contents
 from ndfeed.formats.checksums import block_rows, block_span, find_damaged
 from ndfeed.formats.manifest import Column, Field, Manifest, Part
-from ndfeed.index.packed_index import REMEDY, check_header, folder_of, open_column, read_manifest
+from ndfeed.index.build import REMEDY, check_header, folder_of, open_column, read_manifest
 from ndfeed.index.source import Name, spell_source
 from ndfeed.packing.column_values import Offsets, Order
 from ndfeed.packing.journal import MOST_JOURNAL, believed

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.torch.tensors import array_of, is_text, tensor_of
+from ndfeed.torch.batch_format import array_of, is_text, tensor_of
 
 # What draws and takes a generator. The others that draw, dropout above all, take none.
 _OF_TORCH = (

@@ -11,8 +11,8 @@ back among many threads takes ten times as long as the call.
 
 Pages of mapped files that the GPU may read.
 
-They are registered piece by piece, as they are used, since registering pins them in memory;
-and only up to a limit. They are taken back before the map goes, and at ``close``: by those who know
+They are registered piece by piece, as they are used, since registering pins them in memory; and
+only up to a limit. They are taken back before the map goes, and at ``close``: by those who know
 that the GPU reads nothing any more.
 """
 

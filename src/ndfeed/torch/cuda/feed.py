@@ -17,7 +17,7 @@ from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import select_rows
-from ndfeed.dataset.summary import size as shown
+from ndfeed.dataset.samples import size as shown
 from ndfeed.files import platform_calls
 from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.batch_maker import Source

@@ -7,9 +7,9 @@ import weakref
 
 import pytest
 
-from ndfeed.files import lease_keeper as module
+from ndfeed.files import map_guard as module
 from ndfeed.files import platform_calls
-from ndfeed.files.lease_keeper import Keeper
+from ndfeed.files.map_guard import Keeper
 
 
 @pytest.fixture(autouse=True)

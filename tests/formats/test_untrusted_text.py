@@ -8,7 +8,7 @@ from hostile import watch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ndfeed.formats.literal import parse
+from ndfeed.formats.untrusted_text import parse
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 literals = st.recursive(
