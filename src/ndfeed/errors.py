@@ -80,9 +80,14 @@ def shown(text: str | bytes | PathLike[str]) -> str:
 
 
 class Error(Exception):
-    """Base of every error that ndfeed raises on purpose."""
+    """Base of every error that ndfeed raises on purpose.
+
+    ``path`` is the file to blame, ``problem`` what is wrong, ``remedy`` what to do about it.
+    """
 
     path: str | None = None
+    problem = ""
+    remedy = ""  # of a class: the usual way out, unless an error has another
 
     def __str__(self) -> str:
         return "\n".join(map(shown, self._lines()))
@@ -95,19 +100,23 @@ class Error(Exception):
 class _FileError(Error):
     """An error with one file to blame. ``args`` alone rebuild it, so that it pickles."""
 
-    remedy = ""  # the usual way out, for problems that do not name one themselves
-
     def __init__(
-        self, path: str | bytes | PathLike[str], problem: str, offset: int | None = None
+        self,
+        path: str | bytes | PathLike[str],
+        problem: str,
+        offset: int | None = None,
+        remedy: str | None = None,
     ) -> None:
-        super().__init__(fsdecode(path), problem, offset)
+        super().__init__(fsdecode(path), problem, offset, remedy)
         self.path = fsdecode(path)
         self.problem = problem
         self.offset = offset
+        if remedy is not None:
+            self.remedy = remedy
 
     def _lines(self) -> list[str]:
         where = f" at byte {self.offset}" if self.offset else ""
-        remedy = f"; {self.remedy}" if self.remedy and ";" not in self.problem else ""
+        remedy = f"; {self.remedy}" if self.remedy else ""
         return [f"{self.path}{where}: {self.problem}{remedy}"]
 
 
@@ -234,11 +243,22 @@ class CastError(Error, ValueError):
         ]
 
 
-class ResumeError(Error, ValueError):
+class _TextError(Error):
+    """An error with no file to blame."""
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(problem, remedy)
+        self.problem, self.remedy = problem, remedy
+
+    def _lines(self) -> list[str]:
+        return [f"{self.problem}; {self.remedy}" if self.remedy else self.problem]
+
+
+class ResumeError(_TextError, ValueError):
     """A loader's state that is damaged, or belongs to other data or another order."""
 
 
-class WorkerError(Error, RuntimeError):
+class WorkerError(_TextError, RuntimeError):
     """A process that ran a ``map`` or packed died, and so did those that took its place."""
 
 

@@ -55,12 +55,16 @@ def check(path: str | os.PathLike[str]) -> str:
     where = os.path.abspath(path)
     kind = os.path.splitext(where)[1].lower()
     if kind not in (".svg", ".png"):
-        raise TargetError(where, "charts are written as .svg or .png; choose another --plot")
+        raise TargetError(
+            where, "charts are written as .svg or .png", remedy="choose another --plot"
+        )
     if not os.access(os.path.dirname(where), os.W_OK) or os.path.isdir(where):
-        raise DeniedError(where, "the chart cannot be written there; choose another --plot")
+        raise DeniedError(
+            where, "the chart cannot be written there", remedy="choose another --plot"
+        )
     if kind == ".png" and find_spec("matplotlib") is None:
         raise TargetError(
-            where, "a PNG needs Matplotlib; pip install 'ndfeed[plot]', or choose an .svg"
+            where, "a PNG needs Matplotlib", remedy="pip install 'ndfeed[plot]', or choose an .svg"
         )
     return where
 

@@ -101,7 +101,7 @@ def _writable(plot: Path | None) -> str:
 def _made_folder(parent: Path | None, *, keep: bool) -> Iterator[Path]:
     """A new folder, gone afterwards whatever happens, unless it is to be kept."""
     if parent is not None and not parent.is_dir():
-        raise MissingError(parent, "no such folder; create it, or choose another --folder")
+        raise MissingError(parent, "no such folder", remedy="create it, or choose another --folder")
     # Named before it is there: an interrupt may come at any moment from then on.
     made = (parent or Path(tempfile.gettempdir())) / f"ndfeed-demo-{secrets.token_hex(8)}"
     try:
@@ -110,8 +110,8 @@ def _made_folder(parent: Path | None, *, keep: bool) -> Iterator[Path]:
     except BaseException as error:
         shutil.rmtree(made, ignore_errors=True)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            problem = "the disk is full; choose another --folder, or fewer --files"
-            raise SpaceError(made.parent, problem) from None
+            remedy = "choose another --folder, or fewer --files"
+            raise SpaceError(made.parent, "the disk is full", remedy=remedy) from None
         raise
     if not keep:
         shutil.rmtree(made, ignore_errors=True)

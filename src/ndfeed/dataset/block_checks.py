@@ -76,7 +76,8 @@ class _Role:
             raise ChecksumError(
                 table.path(file),
                 f"block {found[0]} of {stored.column.blocks}, rows [{first}, {last}), does not "
-                f"match its checksum in the manifest: the bytes are damaged; {REMEDY}",
+                f"match its checksum in the manifest: the bytes are damaged",
+                remedy=REMEDY,
             )
 
 
@@ -122,7 +123,7 @@ class Checks:
 def make_checks(table: Table, found: manifest.Manifest, path: bytes) -> dict[str, Checks]:
     """Load the checksums of every field of a packed dataset."""
     if found.digest != table.digest:
-        raise ChangedError(path, "another manifest than when it was opened; open it again")
+        raise ChangedError(path, "another manifest than when it was opened", remedy="open it again")
     return {
         field.name: Checks(
             [

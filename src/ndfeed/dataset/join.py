@@ -29,7 +29,8 @@ def join_groups(first: Sequence[Group], second: Sequence[Group]) -> tuple[Group,
         raise SchemaError(
             second[0].table.path(0),
             f"expected fields {sorted(sum(names, ()))} as in {first[0].table.path(0).decode()}, "
-            f"found {sorted(sum(others, ()))}; select the ones both have",
+            f"found {sorted(sum(others, ()))}",
+            remedy="select the ones both have",
         )
     if [set(group) for group in names] != [set(group) for group in others]:
         first, second = _singly(first), _singly(second)
@@ -71,7 +72,8 @@ def _column(a: Column, b: Column, table: Table, shift: int) -> Column:
         raise SchemaError(
             b.table.path(int(b.file[0])),
             f"field {a.field.name!r}: expected {a.field.shape_text} as in the first dataset, found "
-            f"{b.field.shape_text}; samples of packed datasets need one number of dimensions",
+            f"{b.field.shape_text}",
+            remedy="samples of packed datasets need one number of dimensions",
         )
     arrays = np.concatenate([a.arrays, b.arrays + shift])
     whole = np.concatenate([a.whole, b.whole])
@@ -85,8 +87,8 @@ def _refuse_types(a: Column, b: Column) -> NoReturn:
     name, dtype = a.field.name, a.field.dtype_text
     raise SchemaError(
         b.table.path(int(b.file[0])),
-        f"field {name!r}: expected {dtype} as in the first dataset, found {b.field.dtype_text}; "
-        f"open one of them with dtype={{{name!r}: {dtype!r}}}, or use map to convert it",
+        f"field {name!r}: expected {dtype} as in the first dataset, found {b.field.dtype_text}",
+        remedy=f"open one of them with dtype={{{name!r}: {dtype!r}}}, or use map to convert it",
     )
 
 
@@ -145,16 +147,16 @@ def agreed_names(
     if set(first) != set(second):
         raise SchemaError(
             path,
-            f"expected fields {sorted(first)} as in the first dataset, found {sorted(second)}; "
-            f"select(), rename() or map() them to agree before adding",
+            f"expected fields {sorted(first)} as in the first dataset, found {sorted(second)}",
+            remedy="select(), rename() or map() them to agree before adding",
         )
     for name, field in first.items():
         other = second[name].dtype
         if field.dtype != other and not (field.dtype.kind == other.kind and other.kind in "US"):
             raise SchemaError(
                 path,
-                f"field {name!r}: expected {field.dtype} as in the first dataset, found "
-                f"{other}; convert one of them with map()",
+                f"field {name!r}: expected {field.dtype} as in the first dataset, found {other}",
+                remedy="convert one of them with map()",
             )
     return tuple(first)
 

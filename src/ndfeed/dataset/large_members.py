@@ -300,7 +300,7 @@ class Large:
         try:
             piece = self._disk(size).piece(size)
         except ResourceError as error:
-            raise ResourceError(table.path(number), error.problem) from None
+            raise ResourceError(table.path(number), error.problem, remedy=error.remedy) from None
         with inflating(), File(table.path(number), table.expected(number)) as file:
             at = 0
             for data in _pieces(file, column, part):

@@ -129,7 +129,9 @@ def _layout(
         if name not in there:
             raise FieldError(name, known, table.path(0))
     if not names:
-        raise SchemaError(table.path(0), "there are no fields to read; name one of its arrays")
+        raise SchemaError(
+            table.path(0), "there are no fields to read", remedy="name one of its arrays"
+        )
     arrays = _by_field(table, names, known, counts)
     casts = _casts(table, dtype, known)
     dtypes = _typed(table, names, arrays, dtype if casts is None else casts)
@@ -187,8 +189,8 @@ def _check_present(table: Table, name: str, arrays: Ints, each: Ints) -> None:
     raise SchemaError(
         table.path(file),
         f"field {name!r} is missing, but {int((present > 0).sum()):,} of {table.files:,} files "
-        f"have it, such as {shown(table.path(has))}; open files of one kind, or choose the fields "
-        f"that all files have with fields=",
+        f"have it, such as {shown(table.path(has))}",
+        remedy="open files of one kind, or choose the fields that all files have with fields=",
     )
 
 
@@ -215,8 +217,8 @@ def _typed(table: Table, names: tuple[str, ...], arrays: Ints, dtype: object) ->
         elif dtypes[t] == "|V1":
             raise UnsupportedError(
                 table.path(file),
-                'elements of one opaque byte ("V1"): which type they are is not in the file; '
-                'give it, for example dtype="float8_e4m3fn" or dtype="uint8"',
+                'elements of one opaque byte ("V1"): which type they are is not in the file',
+                remedy='give it, for example dtype="float8_e4m3fn" or dtype="uint8"',
             )
         else:
             warnings.warn(
@@ -273,6 +275,7 @@ def _refuse_odd(table: Table, name: str, arrays: Ints) -> NoReturn:
     hint = arguments.suggest_field_dict(table)
     raise SchemaError(
         table.path(int(table.file[arrays[kinds.index(odd)]])),
-        f"field {name!r} is {delivered(odd)}, in {agree} it is {delivered(usual)}; to read all as "
+        f"field {name!r} is {delivered(odd)}, in {agree} it is {delivered(usual)}",
+        remedy=f"to read all as "
         f"one type, open with dtype={{{name!r}: {str(delivered(usual))!r}}}{hint and f'; {hint}'}",
     )

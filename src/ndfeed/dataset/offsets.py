@@ -124,8 +124,8 @@ def _refuse(column: Column, arrays: Ints, place: Place, bad: NDArray[np.bool_], 
     path = column.table.path(int(column.table.file[arrays[part]]))
     raise FormatError(
         path,
-        f"the {what} of row {row} are damaged; list the damage with ndfeed verify, and restore it "
-        f"with ndfeed pack --repair",
+        f"the {what} of row {row} are damaged",
+        remedy="list the damage with ndfeed verify, and restore it with ndfeed pack --repair",
     )
 
 

@@ -82,7 +82,8 @@ def open(  # noqa: PLR0913 - each is a word of its own
         table, name = part.layout.table, part.layout.names[0]
         raise SchemaError(
             table.path(0),
-            f"already has dtype {table.dtypes[0]}; remove dtype=, which is for raw files and "
+            f"already has dtype {table.dtypes[0]}",
+            remedy=f"remove dtype=, which is for raw files and "
             f"opaque elements, or convert fields: dtype={{{shown(name)!r}: {dtype!r}}}",
         )
     if len(part.readings) > 1:
@@ -121,13 +122,13 @@ def _packed(
         return None
     path = found[0].spellings[0]
     if sample == "file":
-        raise SchemaError(path, "the samples of a packed dataset are rows; remove sample=")
+        raise SchemaError(path, "the samples of a packed dataset are rows", remedy="remove sample=")
     if how.dtype is not None and not isinstance(how.dtype, dict):
         name = shown(found[0].fields[0].name)
         raise SchemaError(
             path,
-            "a packed dataset already has dtypes; remove dtype=, or convert "
-            f"fields: dtype={{{name!r}: {how.dtype!r}}}",
+            "a packed dataset already has dtypes",
+            remedy=f"remove dtype=, or convert fields: dtype={{{name!r}: {how.dtype!r}}}",
         )
     casts = _within(how.dtype, prefix, [field.name for field in found[0].fields])
     made = [
@@ -206,8 +207,8 @@ def _part(
     if how.verify:
         raise UnsupportedError(
             opened.table.path(0),
-            "has no row checksums for verify=True to check; remove verify=, or make a copy that "
-            "has them with ndfeed pack",
+            "has no row checksums for verify=True to check",
+            remedy="remove verify=, or make a copy that has them with ndfeed pack",
         )
     found = layout(opened.table, fields, how.dtype, prefix, sample)
     readings = samples.readings(found, sample)
@@ -259,8 +260,8 @@ def _together(parts: "list[_Part | Dataset]", fields: tuple[str, ...] | None) ->
         )
         raise SchemaError(
             _path(parts[0]),
-            f"the sources differ in their number of samples: {listed}; take() the same "
-            f"number from each, or open sources that belong together",
+            f"the sources differ in their number of samples: {listed}",
+            remedy="take() the same number from each, or open sources that belong together",
         )
     settled = []
     for part, own in zip(parts, counts, strict=True):
@@ -327,8 +328,8 @@ def _dataset(parts: "tuple[_Part | Dataset, ...]", why: str | None) -> Dataset:
     for group in groups:
         for column in group.columns:
             if column.field.name in named:
-                problem = f"field {column.field.name!r} comes from two sources; rename one"
-                raise SchemaError(group.table.path(0), problem)
+                problem = f"field {column.field.name!r} comes from two sources"
+                raise SchemaError(group.table.path(0), problem, remedy="rename one")
             named[column.field.name] = group
     reason = why or "; ".join(dict.fromkeys(reasons))
     return Dataset(tuple(groups), (_remade, (recipe, reason)), why=reason)

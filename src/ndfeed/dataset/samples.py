@@ -42,8 +42,8 @@ def readings(found: Layout, sample: Sample) -> list[Reading]:
     listed, problem = found.items.any(), _no_rows(found)
     if problem is not None:
         if sample == "row" or listed:
-            raise SchemaError(*problem)
-        return [as_files._replace(why=problem[1])]
+            raise problem
+        return [as_files._replace(why="; ".join(filter(None, (problem.problem, problem.remedy))))]
     as_rows = Reading("row", _rows(found), "one file alone")
     if sample == "row":
         return [as_rows._replace(why='sample="row"')]
@@ -57,19 +57,22 @@ def readings(found: Layout, sample: Sample) -> list[Reading]:
     return [as_files, as_rows]
 
 
-def _no_rows(found: Layout) -> tuple[bytes, str] | None:
-    """Return the file and the reason why rows make no sense, if they do not."""
+def _no_rows(found: Layout) -> SchemaError | None:
+    """Return the error that says why rows make no sense, if they do not."""
     names, lengths = found.names, found.lengths
     for i in np.flatnonzero((lengths < 0).any(axis=1))[:1].tolist():
         file = int(np.flatnonzero(lengths[i] < 0)[0])
-        return found.table.path(file), f"{names[i]!r} has no axis: there are no rows in it"
+        problem = f"{names[i]!r} has no axis: there are no rows in it"
+        return SchemaError(found.table.path(file), problem)
     differ = (lengths != lengths[0]).any(axis=0)
     if differ.any():
         file = int(np.flatnonzero(differ)[0])
         other = int(np.flatnonzero(lengths[:, file] != lengths[0, file])[0])
-        return found.table.path(file), (
+        return SchemaError(
+            found.table.path(file),
             f"first lengths differ: {names[0]!r} has {lengths[0, file]}, {names[other]!r} "
-            f"{lengths[other, file]}; fields= chooses fields of one length to read as rows"
+            f"{lengths[other, file]}",
+            remedy="fields= chooses fields of one length to read as rows",
         )
     return None
 
@@ -84,7 +87,8 @@ def refuse(source: object, found: Layout) -> AmbiguousError:
     hint = arguments.suggest_field_dict(found.table)
     return AmbiguousError(
         str(source),
-        f'could be read in two ways; choose one: sample="file" gives {found.table.files:,} '
+        "could be read in two ways",
+        remedy=f'choose one: sample="file" gives {found.table.files:,} '
         f'samples, each a whole file: {as_files}; sample="row" gives {_rows(found):,} samples, '
         f"each "
         f"{'an item of a list' if found.items.any() else 'a row of axis 0'}: {as_rows}"

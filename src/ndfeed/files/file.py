@@ -60,11 +60,15 @@ def refuse(path: str | bytes, error: OSError) -> NoReturn:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         raise MissingError(path, "no such file or folder") from None
     if error.errno in (errno.EACCES, errno.EPERM):
-        raise DeniedError(path, "permission denied; make the file readable for this user") from None
+        raise DeniedError(
+            path, "permission denied", remedy="make the file readable for this user"
+        ) from None
     if error.errno == errno.ELOOP:
         raise SourceError(path, "a loop of symbolic links") from None
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        raise SourceError(path, "too many open files; raise the limit (ulimit -n)") from None
+        raise SourceError(
+            path, "too many open files", remedy="raise the limit (ulimit -n)"
+        ) from None
     raise SourceError(path, error.strerror or str(error)) from error
 
 
@@ -77,7 +81,9 @@ def changed(path: str | bytes, before: Identity, after: Identity) -> ChangedErro
         what = "written to, renamed, linked, or given another owner or mode"
     elif (before.device, before.inode) == (after.device, after.inode):
         what = "written to since"
-    return ChangedError(path, f"changed since it was indexed ({what}); open the dataset again")
+    return ChangedError(
+        path, f"changed since it was indexed ({what})", remedy="open the dataset again"
+    )
 
 
 class Stretch(NamedTuple):

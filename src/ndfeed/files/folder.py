@@ -164,7 +164,9 @@ class Folder:
         except OSError as error:
             path = to.joined(new)
             if error.errno in _OCCUPIED:
-                raise ConflictError(path, "is there already; remove it or choose another") from None
+                raise ConflictError(
+                    path, "is there already", remedy="remove it or choose another"
+                ) from None
             refuse(path, "rename to it", error)
 
     def remove(self, name: bytes) -> None:

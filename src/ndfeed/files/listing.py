@@ -151,8 +151,8 @@ class Folders:
             raise SourceError(
                 path,
                 f"symbolic links lead to the same folders again and again: listed "
-                f"{self._listed:,} names where there are only {self._there:,}; remove the links, "
-                f"or pass a list of folders",
+                f"{self._listed:,} names where there are only {self._there:,}",
+                remedy="remove the links, or pass a list of folders",
             )
 
     def add(self, path: bytes, status: os.stat_result) -> tuple[int, int]:
@@ -311,7 +311,7 @@ def _below(root: bytes, folders: Folders) -> Iterator[tuple[bytes, _Listing]]:
         path = os.path.join(parent, names.pop())
         listing = _listed(path, folders)
         if listing.own in above:
-            raise SourceError(path, "a loop of symbolic links; remove the link")
+            raise SourceError(path, "a loop of symbolic links", remedy="remove the link")
         yield path, listing
         above.append(listing.own)
         levels.append((path, listing.folders[::-1]))
@@ -346,6 +346,7 @@ def nothing_found(path: bytes, what: str) -> MissingError:
     """Make the error for a source without files."""
     return MissingError(
         path,
-        f"no array files {what}; supported are .npy, .npz, .npy.gz, .pt and .safetensors, "
-        f"and raw files with dtype= and shape=",
+        f"no array files {what}",
+        remedy="supported are .npy, .npz, .npy.gz, .pt and .safetensors, "
+        "and raw files with dtype= and shape=",
     )

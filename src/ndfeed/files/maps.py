@@ -50,7 +50,8 @@ _MOMENT = 0.0005
 # lease-break-time, above the time between two checks of the keeper.
 _TRUST = 0.9
 _IDLE_LOOKS = 4
-_WRITTEN = "opened for writing since it was indexed; open the dataset again"
+_WRITTEN = "opened for writing since it was indexed"
+_AGAIN = "open the dataset again"
 _MOST_MAPS = 16_384  # a quarter of Linux's default vm.max_map_count
 
 
@@ -280,7 +281,7 @@ class Maps:
                     raise Unmappable(path, "a part of it could not be read")
                 return
             if found == expected:
-                raise ChangedError(path, _WRITTEN)
+                raise ChangedError(path, _WRITTEN, remedy=_AGAIN)
             one.found = found  # a file that was replaced stays so
         raise changed(path, expected, one.found)
 
@@ -342,7 +343,7 @@ def _opened(path: bytes, expected: Identity | None) -> File:
     except (MissingError, DeniedError):
         raise
     except SourceError as error:  # for example out of descriptors
-        raise Unmappable(path, error.problem) from None
+        raise Unmappable(path, error.problem, remedy=error.remedy) from None
 
 
 def _close(maps: list[MappedFile | None], cost: int, generation: int) -> None:

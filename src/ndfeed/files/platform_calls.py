@@ -156,7 +156,7 @@ def translate_os_error(error: MemoryError, path: str | bytes, what: str) -> Reso
         return error
     free = free_memory()
     known = "" if free is None else f", {free / 1e6:,.0f} MB are free"
-    return ResourceError(path, f"not enough memory for {what}{known}; {MORE_MEMORY}")
+    return ResourceError(path, f"not enough memory for {what}{known}", remedy=MORE_MEMORY)
 
 
 def out_of_memory(
@@ -166,7 +166,7 @@ def out_of_memory(
     if free is None:
         free = free_memory()
     known = "" if free is None else f", {free / 1e6:,.0f} MB are free"
-    return ResourceError(path, f"{size / 1e6:,.0f} MB of memory needed{known}; {MORE_MEMORY}")
+    return ResourceError(path, f"{size / 1e6:,.0f} MB of memory needed{known}", remedy=MORE_MEMORY)
 
 
 def open_files_limit() -> int:

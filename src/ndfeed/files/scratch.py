@@ -114,15 +114,15 @@ class Scratch:
             raise self._refused(error) from None
 
     def _refused(self, error: OSError) -> ResourceError:
-        problem = f"{self.size / 1e6:,.0f} MB cannot be written: {error.strerror}; {ELSEWHERE}"
-        return ResourceError(self._place, problem)
+        problem = f"{self.size / 1e6:,.0f} MB cannot be written: {error.strerror}"
+        return ResourceError(self._place, problem, remedy=ELSEWHERE)
 
 
 def no_room(place: str | None, size: int, room: int) -> ResourceError:
     """Make the error for ``size`` bytes that fit on no disk."""
     found = f"{room / 1e6:,.0f} MB are free in {place}" if place else "there is no folder for it"
-    problem = f"{size / 1e6:,.0f} MB of temporary disk space needed, {found}; {ELSEWHERE}"
-    return ResourceError("temporary files", problem)
+    problem = f"{size / 1e6:,.0f} MB of temporary disk space needed, {found}"
+    return ResourceError("temporary files", problem, remedy=ELSEWHERE)
 
 
 def _made(place: str) -> tuple[int, Callable[[], None]]:
@@ -135,8 +135,8 @@ def _made(place: str) -> tuple[int, Callable[[], None]]:
     try:
         fd, name = tempfile.mkstemp(prefix="ndfeed-", dir=place)
     except OSError as error:
-        problem = f"no file can be made: {error.strerror}; {ELSEWHERE}"
-        raise ResourceError(place, problem) from None
+        problem = f"no file can be made: {error.strerror}"
+        raise ResourceError(place, problem, remedy=ELSEWHERE) from None
     try:
         os.unlink(name)
     except OSError:  # Windows: not while it is open

@@ -26,7 +26,8 @@ from ndfeed.files.file import FLAGS, close_quietly, status_of
 from ndfeed.files.platform_calls import can, fcntl, free_memory, map_whole
 
 _LESS = "take() fewer samples, or select() fields"
-_GONE = "the process that held this memory is gone, or on another machine; open the data again"
+_GONE = "the process that held this memory is gone, or on another machine"
+_AGAIN = "open the data again"
 
 
 class Handle(NamedTuple):
@@ -60,8 +61,8 @@ class Shared:
             try:
                 fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
             except OSError as error:
-                problem = f"cannot be sealed: {error.strerror}; {_LESS}"
-                raise ResourceError("shared memory", problem) from None
+                problem = f"cannot be sealed: {error.strerror}"
+                raise ResourceError("shared memory", problem, remedy=_LESS) from None
 
     def view(self) -> NDArray[np.uint8]:
         """Return the memory, read-only."""
@@ -148,12 +149,14 @@ def _made(size: int) -> tuple[int, bytes]:
     free = free_memory()
     if can.memfd and free is not None and size > free:
         # The system would not refuse it, but kill some process to free memory.
-        problem = f"{size} bytes cannot be had, {free} are free; {_LESS}"
-        raise ResourceError("shared memory", problem)
+        problem = f"{size} bytes cannot be had, {free} are free"
+        raise ResourceError("shared memory", problem, remedy=_LESS)
     try:
         fd, path = _new()
     except OSError as error:
-        raise ResourceError("shared memory", f"cannot be made: {error.strerror}; {_LESS}") from None
+        raise ResourceError(
+            "shared memory", f"cannot be made: {error.strerror}", remedy=_LESS
+        ) from None
     try:
         # Reserve first: filling a hole that the machine cannot back would be SIGBUS.
         if hasattr(os, "posix_fallocate") and size:
@@ -164,8 +167,8 @@ def _made(size: int) -> tuple[int, bytes]:
         close_quietly(fd)
         if not can.memfd:
             _remove(path, os.getpid())
-        problem = f"{size} bytes cannot be had: {error.strerror}; {_LESS}"
-        raise ResourceError("shared memory", problem) from None
+        problem = f"{size} bytes cannot be had: {error.strerror}"
+        raise ResourceError("shared memory", problem, remedy=_LESS) from None
     return fd, path
 
 
@@ -185,8 +188,8 @@ def _mapped(fd: int, size: int) -> mmap:
 
 
 def _unmapped(size: int, error: OSError) -> ResourceError:
-    problem = f"{size} bytes cannot be mapped: {error.strerror}; {platform_calls.MORE_MEMORY}"
-    return ResourceError("shared memory", problem)
+    problem = f"{size} bytes cannot be mapped: {error.strerror}"
+    return ResourceError("shared memory", problem, remedy=platform_calls.MORE_MEMORY)
 
 
 def _handle(fd: int, path: bytes, size: int) -> Handle:
@@ -201,11 +204,11 @@ def _opened(handle: Handle, flags: int) -> int:
     try:
         fd = os.open(handle.path, flags)
     except OSError:
-        raise MissingError(b"shared memory", _GONE) from None
+        raise MissingError(b"shared memory", _GONE, remedy=_AGAIN) from None
     status = status_of(b"shared memory", fd)
     if (status.st_size, status.st_dev, status.st_ino) != handle[1:]:
         close_quietly(fd)
-        raise MissingError(b"shared memory", _GONE)
+        raise MissingError(b"shared memory", _GONE, remedy=_AGAIN)
     return fd
 
 

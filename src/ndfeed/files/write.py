@@ -48,7 +48,7 @@ def refuse(path: bytes, doing: str, error: OSError) -> NoReturn:
         raise SpaceError(path, f"no space left to {doing} ({error.strerror})") from None
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         raise DeniedError(
-            path, f"no permission to {doing}; make it writable for this user"
+            path, f"no permission to {doing}", remedy="make it writable for this user"
         ) from None
     if error.errno == errno.ENOENT:
         raise MissingError(
@@ -61,7 +61,7 @@ def refuse(path: bytes, doing: str, error: OSError) -> NoReturn:
 
 def not_ours(path: bytes, what: str) -> ConflictError:
     """Make the error for something that is in the way and was not made by ndfeed."""
-    return ConflictError(path, f"{what}, and was not made by ndfeed; move it away")
+    return ConflictError(path, f"{what}, and was not made by ndfeed", remedy="move it away")
 
 
 def _opened(path: bytes, at: int | None, new: bool) -> int:
@@ -89,7 +89,7 @@ def _opened(path: bytes, at: int | None, new: bool) -> int:
             os.close(fd)
             raise
         return fd
-    raise ConflictError(path, "others keep creating and removing it; wait for them")
+    raise ConflictError(path, "others keep creating and removing it", remedy="wait for them")
 
 
 def check_plain(path: bytes, status: os.stat_result) -> None:
@@ -263,8 +263,8 @@ class Lock:
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            problem = "another process writes here; wait for it"
-            raise refused or ConflictError(self.path, problem) from None
+            busy = ConflictError(self.path, "another process writes here", remedy="wait for it")
+            raise refused or busy from None
         except OSError:  # not on this file system
             return None
         return True

@@ -15,15 +15,15 @@ _ARCHIVES = (b".npz", b".pt", b".pth")
 _TORCH = ("/data.pkl", "/constants.pkl", "/archive_format")
 # Formats of others, by first bytes that no raw file has by chance.
 _KNOWN = {
-    b"\x89HDF\r\n\x1a\n": "HDF5; read it with h5py and save the arrays with np.save",
-    b"\x28\xb5\x2f\xfd": "zstd; unpack it first",
-    b"\xfd7zXZ\x00": "xz; unpack it first",
-    b"ARROW1": "Arrow; save the arrays with np.save",
-    b"PAR1": "Parquet; save the columns with np.save",
-    b"MATLAB 5.0 MAT-file": "MATLAB; read it with scipy.io.loadmat and save with np.savez",
-    b"\x89PNG\r\n\x1a\n": "a PNG image; decode it and save the pixels with np.save",
-    b"\xff\xd8\xff\xe0": "a JPEG image; decode it and save the pixels with np.save",
-    b"\xff\xd8\xff\xe1": "a JPEG image; decode it and save the pixels with np.save",
+    b"\x89HDF\r\n\x1a\n": ("HDF5", "read it with h5py and save the arrays with np.save"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unpack it first"),
+    b"\xfd7zXZ\x00": ("xz", "unpack it first"),
+    b"ARROW1": ("Arrow", "save the arrays with np.save"),
+    b"PAR1": ("Parquet", "save the columns with np.save"),
+    b"MATLAB 5.0 MAT-file": ("MATLAB", "read it with scipy.io.loadmat and save with np.savez"),
+    b"\x89PNG\r\n\x1a\n": ("a PNG image", "decode it and save the pixels with np.save"),
+    b"\xff\xd8\xff\xe0": ("a JPEG image", "decode it and save the pixels with np.save"),
+    b"\xff\xd8\xff\xe1": ("a JPEG image", "decode it and save the pixels with np.save"),
 }
 _BZIP2 = b"1AY&SY"  # the first block's magic, behind "BZh" and a digit
 _PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
@@ -76,24 +76,25 @@ def _archive(file: File, wanted: Wanted | None) -> Description:
 
 def _refuse_known(path: bytes, head: bytes) -> None:
     """Name a format that is not read, so that nobody takes it for a raw one."""
-    for magic, what in _KNOWN.items():
+    for magic, (what, remedy) in _KNOWN.items():
         if head.startswith(magic):
-            raise UnsupportedError(path, f"found {what}")
+            raise UnsupportedError(path, f"found {what}", remedy=remedy)
     if pt.legacy(head):
-        raise UnsupportedError(path, pt.LEGACY)
+        raise pt.legacy_error(path)
     if path.endswith(_ARCHIVES) and head.startswith(_PICKLES):
         raise _unknown(path, head)
     if head.startswith(b"BZh") and head[4:10] == _BZIP2:
-        raise UnsupportedError(path, "found bzip2; unpack it first")
+        raise UnsupportedError(path, "found bzip2", remedy="unpack it first")
 
 
 def _unknown(path: bytes, head: bytes) -> FormatError:
     if head.startswith(_PICKLES):
         return UnsupportedError(
-            path, "found a pickle, which is never unpickled; save the arrays with np.savez"
+            path, "found a pickle, which is never unpickled", remedy="save the arrays with np.savez"
         )
     return FormatError(
         path,
-        f"not a known array format (first bytes {head[:8].hex(' ')}); if it is a raw file, pass "
-        f"dtype= and shape= (of one sample), otherwise it is damaged",
+        f"not a known array format (first bytes {head[:8].hex(' ')})",
+        remedy="if it is a raw file, pass "
+        "dtype= and shape= (of one sample), otherwise it is damaged",
     )

@@ -22,7 +22,7 @@ def describe(file: File) -> Description:
     begin = inflate.head(file, place, GZIP, npy.PREFIX)
     if not begin.startswith(npy.MAGIC):
         raise UnsupportedError(
-            file.path, "gzip, but no .npy inside; unpack it and open what comes out"
+            file.path, "gzip, but no .npy inside", remedy="unpack it and open what comes out"
         )
     length = npy.header_bytes(file.path, begin, most)
     if length > len(begin):

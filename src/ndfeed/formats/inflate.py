@@ -244,6 +244,6 @@ def checksum_error(path: bytes, wanted: int, found: int) -> ChecksumError:
     """The error for bytes whose checksum is not the one stored beside them."""
     return ChecksumError(
         path,
-        f"expected checksum {wanted:08x}, found {found:08x}: the bytes are damaged; "
-        f"copy or save the file again",
+        f"expected checksum {wanted:08x}, found {found:08x}: the bytes are damaged",
+        remedy="copy or save the file again",
     )

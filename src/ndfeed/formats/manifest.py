@@ -332,8 +332,8 @@ def _manifest(whole: Any, path: bytes) -> Manifest:  # noqa: ANN401 - any JSON
     if whole["ndfeed"] != VERSION:
         raise UnsupportedError(
             path,
-            f"expected format version {VERSION}, found {whole['ndfeed']}; a newer ndfeed wrote "
-            f"it: upgrade",
+            f"expected format version {VERSION}, found {whole['ndfeed']}",
+            remedy="a newer ndfeed wrote it: upgrade",
         )
     values = _values(whole, ("ndfeed", "rows", "fields", "parts"), optional="source")
     source = whole.get("source")

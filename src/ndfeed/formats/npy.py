@@ -64,9 +64,10 @@ _FORTRAN = (
     "Fortran order: one row is scattered over the whole array; np.ascontiguousarray before "
     "saving makes reading rows many times faster"
 )
-_OBJECTS = (
-    "holds Python objects (pickled), which are never unpickled; save the numbers instead: "
-    "np.savez(path, name=array, …) for a dict, a rectangular or padded array for a list"
+_OBJECTS = "holds Python objects (pickled), which are never unpickled"
+_NUMBERS = (
+    "save the numbers instead: np.savez(path, name=array, …) for a dict, a rectangular or padded "
+    "array for a list"
 )
 
 
@@ -134,9 +135,9 @@ def header_bytes(path: bytes, prefix: bytes, size: int, at: int = 0) -> int:
     else:
         raise UnsupportedError(
             path,
-            f"expected .npy version 1.0, 2.0 or 3.0, found {version[0]}.{version[1]}; save it "
-            f"again with np.save",
+            f"expected .npy version 1.0, 2.0 or 3.0, found {version[0]}.{version[1]}",
             at,
+            remedy="save it again with np.save",
         )
     if length > MOST_HEADER:
         raise LimitError(
@@ -152,7 +153,7 @@ def header_of(path: bytes, preamble: bytes, at: int = 0) -> Header:
     try:
         return _known(preamble) if len(preamble) <= _MOST_KNOWN else _header(preamble)
     except FormatError as error:  # raised with no path: one memo serves all files
-        raise type(error)(path, error.problem, at or None) from None
+        raise type(error)(path, error.problem, at or None, error.remedy) from None
     except ValueError as error:
         raise FormatError(path, f"the .npy header is wrong: {error}", at or None) from None
 
@@ -271,7 +272,7 @@ def _type(name: str, descr: Literal, start: int) -> Element:
 def _plain(descr: str) -> tuple[str, int]:
     """Name and size of a plain type."""
     if descr.lstrip("<>|=").startswith("O"):
-        raise UnsupportedError("", _OBJECTS)
+        raise UnsupportedError("", _OBJECTS, remedy=_NUMBERS)
     dtype = canonical(descr)
     return dtype, itemsize(dtype)
 

@@ -67,14 +67,16 @@ def describe(
         except UnsupportedError as error:
             if is_wanted(name, wanted):
                 raise
-            remarks.append(f"{error.problem.partition(';')[0]}: left out")
+            remarks.append(f"{error.problem}: left out")
             narrowed = True
             continue
         arrays += made
         remarks += own
         room -= long
         if room < 0:
-            raise LimitError(file.path, "many long headers; save structures as plain arrays")
+            raise LimitError(
+                file.path, "many long headers", remedy="save structures as plain arrays"
+            )
     if "shape" in chosen:  # or it is no sparse matrix
         _refuse_sparse(file.path, arrays)
     if not arrays:
@@ -97,8 +99,9 @@ def _member(
     try:
         header = npy.header_of(file.path, preamble, stream.offset)
     except UnsupportedError as error:
-        problem = f"{_called(member)} {error.problem}; or leave it out with fields="
-        raise UnsupportedError(file.path, problem, error.offset) from None
+        problem = f"{_called(member)} {error.problem}"
+        remedy = f"{error.remedy}; or leave it out with fields="
+        raise UnsupportedError(file.path, problem, error.offset, remedy) from None
     arrays = npy.arrays(file.path, name, header, stream)
     return arrays, header.alone.notes, max(len(preamble) - _SHORT_HEADER, 0)
 
@@ -117,7 +120,8 @@ def _refuse_sparse(path: bytes, arrays: list[Array]) -> None:
             continue
         raise UnsupportedError(
             path,
-            f"holds a sparse matrix of {library}, whose rows are not stored as arrays; save it "
+            f"holds a sparse matrix of {library}, whose rows are not stored as arrays",
+            remedy=f"save it "
             f"dense: np.save(new_path, {library}.load_npz(path).{_DENSE[library]}())",
         )
 
@@ -140,7 +144,9 @@ def _stream(file: File, member: ziparchive.Member) -> Stream:
     """Where the bytes of a member lie, if they are such as can be read."""
     if member.flags & ziparchive.ENCRYPTED:
         raise UnsupportedError(
-            file.path, f"member {member.name!r} is encrypted; write the archive without a password"
+            file.path,
+            f"member {member.name!r} is encrypted",
+            remedy="write the archive without a password",
         )
     start = ziparchive.data_offset(file, member)
     _, method, _, crc, stored, size, *_ = member
@@ -154,8 +160,9 @@ def _stream(file: File, member: ziparchive.Member) -> Stream:
         how = ziparchive.METHODS.get(method, f"method {method}")
         raise UnsupportedError(
             file.path,
-            f"member {member.name!r} is compressed with {how}; only stored "
-            f"and deflate are supported: save it again with np.savez or np.savez_compressed",
+            f"member {member.name!r} is compressed with {how}",
+            remedy="only stored "
+            "and deflate are supported: save it again with np.savez or np.savez_compressed",
         )
     if size > MOST_RATIO * stored + 1024:
         raise LimitError(

@@ -21,10 +21,6 @@ from ndfeed.formats.description import INLINE, RAW, Array, Description, Wanted
 from ndfeed.formats.torch_objects import Plan, View, flatten_object
 from ndfeed.formats.ziparchive import Member
 
-LEGACY = (
-    "written in torch's format from before 1.6, which is not read; save it again: "
-    "torch.save(torch.load(path, weights_only=True), path)"
-)
 _MOST_PICKLE = 64 << 20
 _MOST_PLANS, _MOST_KEPT = 1024, 16 << 10
 _plans: dict[tuple[bytes, bool, Wanted | None], Plan] = {}
@@ -55,6 +51,15 @@ def legacy(head: bytes) -> bool:
     return _MAGIC.startswith(head[start : start + len(_MAGIC)])
 
 
+def legacy_error(path: bytes) -> UnsupportedError:
+    """Make the error for such a file."""
+    return UnsupportedError(
+        path,
+        "written in torch's format from before 1.6, which is not read",
+        remedy="save it again: torch.save(torch.load(path, weights_only=True), path)",
+    )
+
+
 def describe(file: File, members: list[Member], wanted: Wanted | None = None) -> Description:
     """The arrays of an archive whose ``members`` have been listed.
 
@@ -62,7 +67,9 @@ def describe(file: File, members: list[Member], wanted: Wanted | None = None) ->
     """
     records = {member.name: member for member in members}
     if len(records) != len(members):
-        raise FormatError(file.path, "two members of one name; save it again with torch.save")
+        raise FormatError(
+            file.path, "two members of one name", remedy="save it again with torch.save"
+        )
     prefix = _prefix(file.path, records)
     start, pickle = _content(file, records[f"{prefix}data.pkl"], _MOST_PICKLE)
     big = _big(file, records.get(f"{prefix}byteorder"))
@@ -70,7 +77,7 @@ def describe(file: File, members: list[Member], wanted: Wanted | None = None) ->
         found = _planned(pickle, big, wanted)
     except FormatError as error:  # raised with no path, and counting from the pickle's start
         offset = None if error.offset is None else start + error.offset
-        raise type(error)(file.path, error.problem, offset) from None
+        raise type(error)(file.path, error.problem, offset, error.remedy) from None
     places: dict[str, tuple[int, int]] = {}
     arrays = []
     for array in found.arrays:
@@ -106,7 +113,7 @@ def _prefix(path: bytes, records: dict[str, Member]) -> str:
     prefix = found[0][:-8] if found else next(iter(records), "").partition("/")[0] + "/"
     for name, (what, remedy) in _KINDS.items():
         if prefix + name in records:
-            raise UnsupportedError(path, f"holds {what}, which is not read; {remedy}")
+            raise UnsupportedError(path, f"holds {what}, which is not read", remedy=remedy)
     if len(found) != 1:
         raise FormatError(
             path, f"expected one member data.pkl, found {len(found)}: not written by torch.save"
@@ -130,8 +137,8 @@ def _content(file: File, member: Member, most: int) -> tuple[int, bytes]:
     if member.size > most:
         raise LimitError(
             file.path,
-            f"expected {member.name!r} of at most {most} bytes, found {member.size}; "
-            f"save large arrays as tensors: torch.from_numpy(x)",
+            f"expected {member.name!r} of at most {most} bytes, found {member.size}",
+            remedy="save large arrays as tensors: torch.from_numpy(x)",
         )
     start = _start(file, member)
     return start, file.read(start, member.size)
@@ -142,7 +149,7 @@ def _start(file: File, member: Member) -> int:
     if member.method != ziparchive.STORED or member.flags & ziparchive.ENCRYPTED:
         how = "encrypted" if member.flags & ziparchive.ENCRYPTED else "compressed"
         raise UnsupportedError(
-            file.path, f"member {member.name!r} is {how}; save it again with torch.save"
+            file.path, f"member {member.name!r} is {how}", remedy="save it again with torch.save"
         )
     if member.stored != member.size:
         raise FormatError(
@@ -156,7 +163,7 @@ def _place(file: File, records: dict[str, Member], prefix: str, view: View) -> t
     member = records.get(f"{prefix}data/{view.key}")
     if member is None:
         raise TruncatedError(
-            file.path, f"record data/{view.key:.80} is missing; save or copy it again"
+            file.path, f"record data/{view.key:.80} is missing", remedy="save or copy it again"
         )
     return _start(file, member), member.size
 

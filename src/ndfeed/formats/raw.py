@@ -72,7 +72,8 @@ def describe(file: File, given: Layout) -> Description:
             file.path,
             f"expected a multiple of {sample} bytes (samples of dtype {given.dtype} and shape "
             f"{given.shape}{f' from byte {given.offset}' if given.offset else ''}), found "
-            f"{file.size}; check dtype= and shape=",
+            f"{file.size}",
+            remedy="check dtype= and shape=",
         )
     shape = (rows, *given.shape)
     if given.structure is not None:

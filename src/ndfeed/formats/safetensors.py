@@ -93,7 +93,7 @@ def _parsed(path: bytes, text: bytes) -> Header:
     try:
         return _kept(text) if len(text) <= _MOST_KEPT else _header(text)
     except FormatError as error:  # raised with no path: one memo serves all files
-        raise type(error)(path, error.problem, 8) from None
+        raise type(error)(path, error.problem, 8, error.remedy) from None
     except ValueError as error:
         raise FormatError(path, f"the safetensors header is wrong: {error}", 8) from None
 

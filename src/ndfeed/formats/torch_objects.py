@@ -152,7 +152,7 @@ def flatten_object(pickle: bytes, big: bool, wanted: Wanted | None = None) -> Pl
     names = {array.name for array in walk.arrays}
     if len(names) != len(walk.arrays):
         problem = "two arrays have one name once their keys are joined by '/'"
-        raise UnsupportedError("", f"{problem}; rename a key before torch.save")
+        raise UnsupportedError("", f"{problem}", remedy="rename a key before torch.save")
     notes = walk.notes + walk.waste()
     more = len(notes) - _MOST_NOTES
     if more > 0:
@@ -183,7 +183,7 @@ def _rows(items: list[Value], arrays: list[View | Array]) -> list[View | Array] 
 
 def _refuse(value: Foreign, name: str) -> NoReturn:
     where = f" at {_called(name)}" if name else ""
-    raise UnsupportedError("", f"holds {value.what}{where}; {_READ}; {value.remedy}")
+    raise UnsupportedError("", f"holds {value.what}{where}", remedy=f"{_READ}; {value.remedy}")
 
 
 def _called(name: str) -> str:
@@ -206,10 +206,12 @@ class _Walk:
         self.steps += 1
         if self.steps > _MOST_STEPS:
             problem = f"expected at most {_MOST_STEPS:,} values, found more"
-            raise LimitError("", f"{problem}; save lists of numbers as tensors")
+            raise LimitError("", f"{problem}", remedy="save lists of numbers as tensors")
         if depth > _DEEPEST:
             raise LimitError(
-                "", f"expected containers nested at most {_DEEPEST} deep; one may contain itself"
+                "",
+                f"expected containers nested at most {_DEEPEST} deep",
+                remedy="one may contain itself",
             )
         kind = type(value)
         if kind is dict:
@@ -228,8 +230,7 @@ class _Walk:
             if self._is_wanted(name):
                 raise
             self.narrowed = True
-            problem = error.problem.partition(";")[0]
-            self.notes.append(f"{_called(name)} is left out: {problem}"[:200])
+            self.notes.append(f"{_called(name)} is left out: {error.problem}"[:200])
 
     def _is_wanted(self, name: str) -> bool:
         """Was this asked for? Fields of a list's items are named without their position."""
@@ -280,7 +281,7 @@ class _Walk:
         """The big-endian sibling of ``dtype``."""
         if EXTENDED.get(dtype, 1) > 1:
             problem = f"{_called(name)} is big-endian {dtype}, which is not read"
-            raise UnsupportedError("", f"{problem}; save it on a little-endian machine")
+            raise UnsupportedError("", f"{problem}", remedy="save it on a little-endian machine")
         return dtype.replace("<", ">")
 
     def storage(self, value: Storage, name: str) -> None:
@@ -293,7 +294,7 @@ class _Walk:
         try:
             dtype = value.dtype.name()
         except ValueError as error:
-            raise UnsupportedError("", f"{_called(name)}: {error}; {_READ}") from None
+            raise UnsupportedError("", f"{_called(name)}: {error}", remedy=_READ) from None
         size = itemsize(dtype)
         data = value.data
         whole = _logical(value.shape, size)

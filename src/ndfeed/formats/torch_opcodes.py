@@ -110,7 +110,7 @@ def _unknown(machine: Machine, at: int) -> NoReturn:
 
 
 def _recursive(machine: Machine, at: int) -> NoReturn:
-    raise UnsupportedError("", "holds a tuple that contains itself; save a tree", at - 1)
+    raise UnsupportedError("", "holds a tuple that contains itself", at - 1, remedy="save a tree")
 
 
 def _protocol(machine: Machine, at: int) -> int:
@@ -255,7 +255,7 @@ def _set(machine: Machine, items: list[Value]) -> None:
     for key in keys:
         if type(key) is not str and type(key) is not int:
             problem = "holds a dict with keys that are neither text nor whole numbers"
-            raise UnsupportedError("", f"{problem}; save it with text as keys", machine.at)
+            raise UnsupportedError("", problem, machine.at, remedy="save it with text as keys")
     if len(items) % 2:
         raise ValueError("a key without a value")
     if type(target) is dict:
@@ -263,7 +263,7 @@ def _set(machine: Machine, items: list[Value]) -> None:
         target.update(zip(map(str, keys), items[1::2], strict=True))
         if len(target) < expected:
             problem = "two arrays have one name: keys of a dict are written alike, as 1 and '1'"
-            raise UnsupportedError("", f"{problem}; rename a key before torch.save", machine.at)
+            raise UnsupportedError("", problem, machine.at, remedy="rename a key before torch.save")
     elif type(target) is not Foreign:
         raise ValueError("expected a dict to set items of")
 

@@ -40,7 +40,7 @@ _MOST_MEMBERS = 1_000_000
 _MOST_DIRECTORY = 256 << 20
 _MOST_NAME = 1024
 _UTF8 = 0x800
-_DISKS = "an archive over several disks; join it first"
+_DISKS = "an archive over several disks"
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 # Looked up here: the name of a codec, used for the first time, imports its module.
 _CP437 = codecs.lookup("cp437").decode
@@ -81,7 +81,7 @@ def members(file: File) -> tuple[list[Member], tuple[str, ...]]:
             entry, at = _entry(data, at, shift)
             entries.append(entry)
     except FormatError as error:
-        raise type(error)(file.path, error.problem, start + at) from None
+        raise type(error)(file.path, error.problem, start + at, error.remedy) from None
     if at != size:
         raise FormatError(
             file.path,
@@ -118,7 +118,7 @@ def _directory(file: File) -> tuple[int, int, int, int]:
     at, tail = _end_record(file)
     _, disk, first, here, entries, size, start, _ = _END.unpack_from(tail, at)
     if disk or first or here != entries:
-        raise UnsupportedError(file.path, _DISKS)
+        raise UnsupportedError(file.path, _DISKS, remedy="join it first")
     end = file.size - len(tail) + at
     shift = end - size - start
     if end >= _LOCATOR.size:
@@ -150,7 +150,8 @@ def _end_record(file: File) -> tuple[int, bytes]:
     raise FormatError(
         file.path,
         "expected a zip end record, found none: the file is truncated, was written only in "
-        "part, or is followed by other bytes; copy or save it again",
+        "part, or is followed by other bytes",
+        remedy="copy or save it again",
     )
 
 
@@ -167,7 +168,7 @@ def _zip64(file: File, locator: bytes, end: int) -> tuple[int, int, int, int, in
         if magic == b"PK\x06\x06" and place + 12 + rest == end:
             disk_here, disk_start, here, entries, size, start = numbers
             if disk or disks > 1 or disk_here or disk_start or here != entries:
-                raise UnsupportedError(file.path, _DISKS)
+                raise UnsupportedError(file.path, _DISKS, remedy="join it first")
             return place, entries, size, start, place - said
     raise FormatError(file.path, "the zip64 end record is not where it should be", end)
 
@@ -193,7 +194,7 @@ def _entry(data: bytes, at: int, shift: int) -> tuple[_Entry, int]:
         extra = data[extras : extras + extra_length]
         size, stored, header = _wide(extra, name, (size, stored, header))
     if disk not in (0, _FULL16):
-        raise UnsupportedError("", _DISKS)
+        raise UnsupportedError("", _DISKS, remedy="join it first")
     return (header + shift, name, method, flags, crc, stored, size, raw), end
 
 
@@ -223,8 +224,8 @@ def _wide(extra: bytes, name: str, values: tuple[int, int, int]) -> tuple[int, i
         at += 4 + length
     raise FormatError(
         "",
-        f"member {name!r} is over 4 GB and has no zip64 sizes: its writer lost them; "
-        f"write it again with NumPy",
+        f"member {name!r} is over 4 GB and has no zip64 sizes: its writer lost them",
+        remedy="write it again with NumPy",
     )
 
 

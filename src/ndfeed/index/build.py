@@ -244,7 +244,7 @@ def _holding(file: File, found: Description) -> Description:
     """What a file holds, if that is anything: without arrays it has no samples."""
     if not found.arrays:
         problem = f"a valid .{found.format} file without any arrays"
-        raise UnsupportedError(file.path, f"{problem}; exclude it, or save arrays in it")
+        raise UnsupportedError(file.path, f"{problem}", remedy="exclude it, or save arrays in it")
     return found
 
 
@@ -320,15 +320,15 @@ def open_column(path: bytes) -> File:
     try:
         return File(path)
     except MissingError:
-        raise MissingError(path, f"a column of the dataset is missing; {REMEDY}") from None
+        raise MissingError(path, "a column of the dataset is missing", remedy=REMEDY) from None
 
 
 def _check_plain(path: bytes) -> None:
     if listing.is_link(path):
         raise SourceError(
             path,
-            "a symbolic link, which is not followed inside a packed dataset; copy the "
-            "dataset with what its links lead to (cp -rL)",
+            "a symbolic link, which is not followed inside a packed dataset",
+            remedy="copy the dataset with what its links lead to (cp -rL)",
         )
 
 
@@ -336,14 +336,14 @@ def check_header(file: File, column: Column, field: Field) -> Array:
     """Compare size and header of an open column with the manifest; gives its place."""
     if file.size != column.nbytes:
         kind = TruncatedError if file.size < column.nbytes else FormatError
-        raise kind(file.path, f"expected {column.nbytes} bytes, found {file.size}; {REMEDY}")
+        raise kind(file.path, f"expected {column.nbytes} bytes, found {file.size}", remedy=REMEDY)
     head = file.head()
     head = head[: column.header] if column.header <= len(head) else file.read(0, column.header)
     if crc32(head) != int(column.crc32[:8], 16):
         raise ChecksumError(
             file.path, f"expected a header with CRC-32 {column.crc32[:8]}, found {crc32(head):08x}"
-            f"; {REMEDY}"
-        )  # fmt: skip
+            f""
+        , remedy=REMEDY)  # fmt: skip
     dtype, row = field.stored(column.role)
     found = npy.describe(file).arrays
     wanted = dtype, (column.rows, *row), None, column.header
@@ -351,7 +351,8 @@ def check_header(file: File, column: Column, field: Field) -> Array:
         raise FormatError(
             file.path,
             f"expected {dtype} {wanted[1]} in C order as in the manifest, found {found[0].dtype} "
-            f"{found[0].shape}; {REMEDY}",
+            f"{found[0].shape}",
+            remedy=REMEDY,
         )
     true = field.dtype if column.role in ("rows", "values") else dtype
     return found[0]._replace(name=field.name, dtype=true)

@@ -86,7 +86,8 @@ def _arrived(
         if found != expected:
             raise ChangedError(
                 spellings[0],
-                f"expected data with fingerprint {expected}, found {found}; open it again",
+                f"expected data with fingerprint {expected}, found {found}",
+                remedy="open it again",
             ) from None
         return Opened(table, spellings, demand, fields)
     table, _ = codec.decode(memory.view().data, checked=False)
@@ -109,7 +110,8 @@ def open_packed(source: Source) -> list[Opened] | None:
         other = next(s for s, one in zip(spellings, found, strict=True) if one is None)
         raise SchemaError(
             opened[0].spellings[0],
-            f"a packed dataset, {shown(other)} is none; open each, and add them",
+            f"a packed dataset, {shown(other)} is none",
+            remedy="open each, and add them",
         )
     return opened or None
 

@@ -67,9 +67,11 @@ def _spelled(one: object, here: bytes) -> bytes:
             f"a source must be a path or a list of paths, got {type(one).__name__} in it"
         )
     if not path:
-        raise MissingError("''", 'an empty path; "." is the current folder')
+        raise MissingError("''", "an empty path", remedy='"." is the current folder')
     if b"://" in path and _URL.match(path):
-        raise SourceError(path, "URLs are not supported; copy the files to a local disk first")
+        raise SourceError(
+            path, "URLs are not supported", remedy="copy the files to a local disk first"
+        )
     if path.startswith(b"~"):
         path = os.path.expanduser(path)
     if not path.startswith(b"/"):
@@ -80,7 +82,7 @@ def _spelled(one: object, here: bytes) -> bytes:
 def find(spellings: Paths) -> Files:
     """Every file that the spellings of one source name."""
     if not spellings:
-        raise MissingError("[]", "an empty list of files; give at least one")
+        raise MissingError("[]", "an empty list of files", remedy="give at least one")
     many = len(spellings) > MANY
     if not any(_is_several(spelling, many) for spelling in spellings):
         return Files(spellings, np.zeros(len(spellings), bool), Folders())

@@ -152,8 +152,8 @@ class BatchMaker:
             return self._worked(batch, rows, draws, clock)
         except Died as died:
             raise WorkerError(
-                f"{died} while running map() on {_named(rows)}, as did the one before it; "
-                "check whether the function crashes or runs out of memory"
+                f"{died} while running map() on {_named(rows)}, as did the one before it",
+                "check whether the function crashes or runs out of memory",
             ) from None
 
     def _nothing(self) -> Batch:

@@ -256,8 +256,8 @@ def refuse_dtype(ds: Dataset, field: Field, framework: str) -> SchemaError:
     """Make the error for a field whose dtype a framework does not have."""
     return SchemaError(
         ds.first_file,
-        f"field {field.name!r} has dtype {field.dtype_text}, which {framework} cannot hold; leave "
-        "it out with select() or fields=, or make numbers of it with map()",
+        f"field {field.name!r} has dtype {field.dtype_text}, which {framework} cannot hold",
+        remedy="leave it out with select() or fields=, or make numbers of it with map()",
     )
 
 

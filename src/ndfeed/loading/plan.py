@@ -127,10 +127,10 @@ def _refused(coded: Coded, part: int, limit: int, needed: int) -> ResourceError:
     return ResourceError(
         coded.group.table.path(int(coded.columns[0].file[part])),
         f"its rows are compressed together, and reading them in this order needs "
-        f"{shown_size(needed)} of memory or disk, available: {shown_size(limit)} and {room}; "
+        f"{shown_size(needed)} of memory or disk, available: {shown_size(limit)} and {room}",
         # A quarter of the memory may go to batches.
-        f"raise memory= by {shown_size(needed * 4 // 3 - limit)}, set TMPDIR to a folder with more "
-        "room, or use ndfeed pack",
+        remedy=f"raise memory= by {shown_size(needed * 4 // 3 - limit)}, set TMPDIR to a folder "
+        "with more room, or use ndfeed pack",
     )
 
 
@@ -149,7 +149,8 @@ def check_samples(ds: Dataset, memory: int) -> None:
             raise ResourceError(
                 group.table.path(int(group.columns[0].file[at])),
                 f"one sample takes {shown_size(int(sizes[at]))}, but memory= is "
-                f"{shown_size(memory)}; raise memory=, or exclude the file",
+                f"{shown_size(memory)}",
+                remedy="raise memory=, or exclude the file",
             )
 
 

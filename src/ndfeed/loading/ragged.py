@@ -208,7 +208,8 @@ def _check_lengths(ds: Dataset, name: str, padded: tuple[int | None, ...]) -> No
                     raise SchemaError(
                         column.table.path(int(column.file[part])),
                         f"field {name!r} has a sample of {tuple(map(int, shapes[at]))}, pad_to "
-                        f"makes {padded}; raise pad_to, or leave it out with take()",
+                        f"makes {padded}",
+                        remedy="raise pad_to, or leave it out with take()",
                     )
 
 

@@ -67,11 +67,11 @@ class State:
     def of(cls, state: object) -> "State":
         """Parse a state and check every value of it: it may come from anywhere."""
         if not isinstance(state, Mapping):
-            raise ResumeError(f"a state is a dict, got {type(state).__name__}; {_OTHER}")
+            raise ResumeError(f"a state is a dict, got {type(state).__name__}", _OTHER)
         version = state.get("version")
         if type(version) is not int or version != VERSION:
             raise ResumeError(
-                f"expected a state of version {VERSION}, found {_brief(version)}; {_OTHER}"
+                f"expected a state of version {VERSION}, found {_brief(version)}", _OTHER
             )
         data = state.get("data")
         if not isinstance(data, str) or len(data) > _MOST_TEXT:
@@ -94,12 +94,14 @@ class State:
             other = printable(self.data[:_MOST_SHOWN])
             raise ResumeError(
                 f"the state belongs to other data: {other} with {self.rows:,} samples, but "
-                f"this is {data} with {rows:,}; open the same files, or start over"
+                f"this is {data} with {rows:,}",
+                "open the same files, or start over",
             )
         if dict(self.order) != dict(order):
             raise ResumeError(
                 f"the state belongs to another order: {shown(self.order)}, but this is "
-                f"{shown(order)}; pass the same shuffle="
+                f"{shown(order)}",
+                "pass the same shuffle=",
             )
 
 
@@ -127,7 +129,7 @@ def _brief(value: object) -> str:
 
 
 def _damaged(problem: str) -> ResumeError:
-    return ResumeError(f"the state is damaged: {problem}; {_OTHER}")
+    return ResumeError(f"the state is damaged: {problem}", _OTHER)
 
 
 def shown(order: Mapping[str, int | str]) -> str:

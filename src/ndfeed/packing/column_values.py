@@ -156,5 +156,6 @@ def _refuse_shape(field: Field, found: tuple[int, ...], row: int, source: Rows) 
     raise SchemaError(
         source.path_of(row),
         f"field {field.name!r}, row {row}: expected shape {wanted} as in the first rows, found "
-        f"{tuple(found)}; {_REMEDY}",
+        f"{tuple(found)}",
+        remedy=_REMEDY,
     )

@@ -178,9 +178,9 @@ def _retry(
         tries[task] += 1
         if tries[task] >= _TRIES:
             raise WorkerError(
-                f"a worker died {_TRIES} times over {described(task)}: {_one_line(error)}; it is "
-                f"out of memory or crashes, or a script that packs in processes lacks if __name__ "
-                f"== '__main__'; rerun to resume"
+                f"a worker died {_TRIES} times over {described(task)}: {_one_line(error)}",
+                "it is out of memory or crashes, or a script that packs in processes lacks "
+                "if __name__ == '__main__'; rerun to resume",
             ) from error
         waiting.append(task)
 

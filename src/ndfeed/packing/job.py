@@ -97,7 +97,7 @@ def _may_be(value: object) -> bool:
 
 def changed(path: bytes) -> ChangedError:
     """Make the error for a file of the staging folder that is not what was written to it."""
-    return ChangedError(path, "changed while it was in use; rerun")
+    return ChangedError(path, "changed while it was in use", remedy="rerun")
 
 
 def _opened(path: bytes, digest: str) -> tuple[Folder, Plan]:

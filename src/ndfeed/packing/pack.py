@@ -176,7 +176,9 @@ def _prepared(request: Request, workers: int) -> _Prepared:
     """Plan the work, or raise if something else is at the target. Writes nothing."""
     before = manifest_of(request.target)
     if request.append and before is None:
-        raise MissingError(request.target, "no packed dataset to append to; leave append out")
+        raise MissingError(
+            request.target, "no packed dataset to append to", remedy="leave append out"
+        )
     if request.append:
         check_no_link(request.target)
     fields = _fields(request, before if request.append else None)
@@ -257,7 +259,7 @@ def _fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
     if set(found) != {field.name for field in before.fields}:
         known = sorted(field.name for field in before.fields)
         raise SchemaError(
-            path, f"expected fields {known}, found {sorted(found)}; choose with fields="
+            path, f"expected fields {known}, found {sorted(found)}", remedy="choose with fields="
         )
     for field in before.fields:
         new = found[field.name]
@@ -266,8 +268,8 @@ def _fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
         if field.dtype != new.dtype or not alike:
             raise SchemaError(
                 path,
-                f"{field}: expected {field.dtype} {field.shape}, found {new.dtype} {new.shape}; "
-                f"cast it with dtype= or convert it with map",
+                f"{field}: expected {field.dtype} {field.shape}, found {new.dtype} {new.shape}",
+                remedy="cast it with dtype= or convert it with map",
             )
     return before.fields
 
@@ -281,11 +283,11 @@ def _check_free(target: bytes) -> None:
             return
         if not stat.S_ISDIR(status.st_mode):
             raise ConflictError(
-                target, "exists and is not a folder; remove it or choose another name"
+                target, "exists and is not a folder", remedy="remove it or choose another name"
             )
         with beside.inner(name) as folder:
             if folder.names():
-                raise ConflictError(target, "the folder is not empty; choose another one")
+                raise ConflictError(target, "the folder is not empty", remedy="choose another one")
 
 
 def _check_same(request: Request, before: Manifest, plan: Plan) -> None:
@@ -294,8 +296,8 @@ def _check_same(request: Request, before: Manifest, plan: Plan) -> None:
     if len(packs) != 1 or packs[0].plan != plan.source["plan"]:
         raise ConflictError(
             request.target,
-            "already holds another packed dataset; remove it, append to it, or choose another "
-            "folder",
+            "already holds another packed dataset",
+            remedy="remove it, append to it, or choose another folder",
         )
 
 
@@ -326,5 +328,7 @@ def _next_part(request: Request, before: Manifest) -> int:
     used = [int(part.folder) for part in before.parts if part.folder.isdecimal()]
     found = max(used, default=-1) + 1
     if found + len(request.source) >= _MOST_PARTS or before.rows + len(request.source) >= 1 << 63:
-        raise SchemaError(request.target, "no more rows or parts fit; pack them to another target")
+        raise SchemaError(
+            request.target, "no more rows or parts fit", remedy="pack them to another target"
+        )
     return found

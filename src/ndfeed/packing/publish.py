@@ -95,7 +95,7 @@ def check_no_link(target: bytes) -> None:
     """Refuse to change a dataset through a link: work is staged beside the folder itself."""
     if os.path.islink(target):
         real = shown(os.path.realpath(target))
-        raise ConflictError(target, f"is a symbolic link; pass the folder itself, {real}")
+        raise ConflictError(target, "is a symbolic link", remedy=f"pass the folder itself, {real}")
 
 
 def publish(
@@ -151,4 +151,4 @@ def _add_parts(work: StagingFolder, target: Folder, parts: Sequence[Part]) -> No
 def _check_same(target: bytes, before: Manifest) -> None:
     now = manifest_of(target)
     if now is None or now.digest != before.digest:
-        raise ConflictError(target, "somebody else changed it meanwhile; rerun")
+        raise ConflictError(target, "somebody else changed it meanwhile", remedy="rerun")

@@ -117,23 +117,26 @@ def _damages(target: bytes, manifest: Manifest, owners: list[int]) -> Iterator[_
 def _problem(request: Request, damage: _Damage, packs: list[Pack], rows: int) -> Error | None:
     """Say why damage cannot be repaired from this source, if so; ``rows`` are its pack's."""
     if damage.pack < 0:
-        return SchemaError(damage.path, "it does not say what it was made from; pack it again")
+        return SchemaError(
+            damage.path, "it does not say what it was made from", remedy="pack it again"
+        )
     made, ds = packs[damage.pack], request.source.ds
     if made.fingerprint != ds.fingerprint:
         return ChangedError(
             damage.path,
-            f"made from data with fingerprint {made.fingerprint}, found "
-            f"{ds.fingerprint}; repair it with the source it was packed from",
+            f"made from data with fingerprint {made.fingerprint}, found {ds.fingerprint}",
+            remedy="repair it with the source it was packed from",
         )
     if made.maps != map_names(ds):
         return ChangedError(
             damage.path,
-            f"made with the maps {made.maps}, found {map_names(ds)}; repair it with those",
+            f"made with the maps {made.maps}, found {map_names(ds)}",
+            remedy="repair it with those",
         )
     if not made.rows == rows == len(ds):
         path = os.path.join(request.target, NAME)
         problem = f"expected {len(ds)} rows of this source, found {rows} in its parts"
-        return ManifestError(path, f"{problem}, {made.rows} noted; pack it again")
+        return ManifestError(path, f"{problem}, {made.rows} noted", remedy="pack it again")
     return None
 
 
@@ -231,8 +234,8 @@ class _Repair:
                 first = self._row(block_rows(one.column, block)[0] if block else 0)
                 raise ChangedError(
                     self._source.path_of(first),
-                    f"gives other values of {one.field.name!r} than were packed; put back "
-                    f"what was, or pack again",
+                    f"gives other values of {one.field.name!r} than were packed",
+                    remedy="put back what was, or pack again",
                 )
             output.write(start, data)
 

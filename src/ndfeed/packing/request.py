@@ -50,7 +50,7 @@ class Request:
         place = os.path.abspath(os.fsencode(os.fspath(target)))
         parent = os.path.dirname(place)
         if not os.path.isdir(parent):
-            raise MissingError(parent, "no such folder; create it first")
+            raise MissingError(parent, "no such folder", remedy="create it first")
         mark_caller()
         return cls(
             Rows(ds, names=names),

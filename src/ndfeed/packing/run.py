@@ -325,6 +325,6 @@ def check_space(work: StagingFolder, plan: Plan) -> None:
     if free is not None and wanted > free and not work.begun:
         raise SpaceError(
             work.target,
-            f"{wanted:,} bytes needed, {free:,} free on {os.fsdecode(work.parent)}; free some "
-            f"space, or choose a target elsewhere",
+            f"{wanted:,} bytes needed, {free:,} free on {os.fsdecode(work.parent)}",
+            remedy="free some space, or choose a target elsewhere",
         )

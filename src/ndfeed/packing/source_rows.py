@@ -172,7 +172,9 @@ def _check_unchanged(table: Table) -> None:
             try:
                 after = Identity.of(os.stat(path))
             except FileNotFoundError:
-                raise ChangedError(path, "removed since it was indexed; put it back") from None
+                raise ChangedError(
+                    path, "removed since it was indexed", remedy="put it back"
+                ) from None
             except OSError as error:
                 refuse(path, error)
             if tuple(after) != tuple(before):

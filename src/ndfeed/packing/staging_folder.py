@@ -353,13 +353,14 @@ def _owned(
     beside: Folder, name: bytes, target: bytes, *, new: bool
 ) -> Iterator[tuple[Folder, Lock]]:
     """Open a staging folder and its lock, within the context; ``new`` makes it if necessary."""
-    busy = ConflictError(target, "another process is writing it; wait for that, or end it")
+    busy = ConflictError(target, "another process is writing it", remedy="wait for that, or end it")
     for _ in range(_TRIES):
         with beside.inner(name, new=new, mode=PRIVATE) as folder:
             if not is_private(folder, beside):
                 raise ConflictError(
                     folder.path,
-                    "named like our own, but it does not belong to this user alone; remove it",
+                    "named like our own, but it does not belong to this user alone",
+                    remedy="remove it",
                 )
             try:
                 lock = Lock(folder.joined(OWNER), at=folder.fd, refused=busy)
@@ -371,4 +372,4 @@ def _owned(
                     return
             finally:
                 lock.release()
-    raise ConflictError(target, "others keep writing it; wait for them")
+    raise ConflictError(target, "others keep writing it", remedy="wait for them")

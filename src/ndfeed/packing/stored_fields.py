@@ -40,7 +40,8 @@ def _field(ds: Dataset, field: Read, dtype: object) -> Field:
         raise SchemaError(
             path,
             f"field {field.name!r} has samples that differ in their number of dimensions, which "
-            f"no column holds; leave it out (fields=) or reshape it with map",
+            f"no column holds",
+            remedy="leave it out (fields=) or reshape it with map",
         )
     stored = on_disk(field.type)
     if dtype is not None:
@@ -50,7 +51,7 @@ def _field(ds: Dataset, field: Read, dtype: object) -> Field:
     try:
         return Field(field.name, stored, field.shape)
     except ValueError as error:
-        raise SchemaError(path, f"{error}; convert it with map") from None
+        raise SchemaError(path, f"{error}", remedy="convert it with map") from None
 
 
 def probed_rows(count: int) -> Ints:

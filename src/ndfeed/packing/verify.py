@@ -104,9 +104,11 @@ def verify(path: Name, *, threads: int | None = None, progress: bool = True) -> 
     if folder is None:
         _refuse_unfinished(spelling)
         if not write.present(spelling):
-            raise MissingError(spelling, "no such folder; check the path")
+            raise MissingError(spelling, "no such folder", remedy="check the path")
         raise MissingError(
-            spelling, "no packed dataset: there is no ndfeed.json in it; ndfeed pack makes one"
+            spelling,
+            "no packed dataset: there is no ndfeed.json in it",
+            remedy="ndfeed pack makes one",
         )
     began = time.perf_counter()
     manifest = read_manifest(folder)
@@ -135,8 +137,8 @@ def _refuse_unfinished(path: bytes) -> None:
     if seal is None:
         raise MissingError(
             place,
-            "looks like an unfinished pack that was not made here by this user; run the pack "
-            "again, and remove this folder if you know what it is",
+            "looks like an unfinished pack that was not made here by this user",
+            remedy="run the pack again, and remove this folder if you know what it is",
         )
     with Folder(place) as folder:
         data = read_contents(folder, JOURNAL, MOST_JOURNAL) or b""
@@ -144,14 +146,15 @@ def _refuse_unfinished(path: bytes) -> None:
     if end < len(data):
         raise ChecksumError(
             os.path.join(place, JOURNAL),
-            f"the journal of an unfinished pack is damaged from line {len(records) + 1} on; "
-            f"rerun the same pack: only work from that line on is repeated",
+            f"the journal of an unfinished pack is damaged from line {len(records) + 1} on",
             end,
+            remedy="rerun the same pack: only work from that line on is repeated",
         )
     steps = f"{len(records):,} step{'s' * (len(records) != 1)} done"
     raise MissingError(
         place,
-        f"an unfinished pack, its journal intact with {steps}; rerun the same pack to resume",
+        f"an unfinished pack, its journal intact with {steps}",
+        remedy="rerun the same pack to resume",
     )
 
 
@@ -220,8 +223,7 @@ def _check(piece: _Piece) -> tuple[list[_Found], int]:
             if chosen[0] == 0 and file.size != column.nbytes:
                 check_header(file, column, one.field)
     except Error as error:
-        problem = getattr(error, "problem", str(error)).partition(";")[0]
-        return [_Found(one.at, 0, problem)], nbytes
+        return [_Found(one.at, 0, error.problem or str(error))], nbytes
     return [_Found(one.at, block, _DAMAGED) for block in damaged], nbytes
 
 

@@ -192,8 +192,8 @@ class Generator:
         share = loader.share
         if self._form.full and not share.drop_last and (share.n - start) % share.together:
             raise ResumeError(
-                f"batches of {share.batch_size} do not come out after {start} samples; restore "
-                "the state before the dataset is made, or use drop_last=True"
+                f"batches of {share.batch_size} do not come out after {start} samples",
+                "restore the state before the dataset is made, or use drop_last=True",
             )
         batches = loader.at(epoch, start)
         left = share.batches(start)
