@@ -39,8 +39,8 @@ class Executor(futures.Executor):
         self,
         function: Callable[..., Any],
         /,
-        *args: Any,  # noqa: ANN401
-        **kwargs: Any,  # noqa: ANN401
+        *args: Any,
+        **kwargs: Any,
     ) -> "futures.Future[Any]":
         """A task that calls ``function``."""
         if self._closed:

@@ -44,7 +44,7 @@ class Case:
     seconds: float
     cold: bool
 
-    def loader(self, ds: ndfeed.Dataset, **words: Any) -> ndfeed.Loader:  # noqa: ANN401
+    def loader(self, ds: ndfeed.Dataset, **words: Any) -> ndfeed.Loader:
         """The loader that the user would have, over these samples, with words changed."""
         mapped = ds if self.function is None else ds.map(self.function)
         chosen = {"batch_size": self.batch_size, "shuffle": self.shuffle} | words
@@ -288,7 +288,7 @@ def _tried(
         yield Trial("processes", how, rate(sample, processes=number), through)
 
 
-def _rate(case: Case, ds: ndfeed.Dataset, **words: Any) -> float:  # noqa: ANN401
+def _rate(case: Case, ds: ndfeed.Dataset, **words: Any) -> float:
     return _warm(case, case.loader(ds, **words)).rows_per_second
 
 

@@ -5,9 +5,10 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Generic, Self, TypeVar, cast, overload
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ndfeed.errors import shown
 from ndfeed.files import platform_calls
@@ -108,7 +109,7 @@ def as_casts(dtype: object) -> object:
     if not isinstance(dtype, Mapping):
         return dtype
     if {"names", "formats"} <= dtype.keys():  # NumPy's own dict for a structured dtype
-        return np.dtype(dict(dtype))  # type: ignore[call-overload]
+        return np.dtype(cast("DTypeLike", dict(dtype)))
     found: dict[str, str] = {}
     for name, wanted in dtype.items():
         try:

@@ -114,7 +114,7 @@ class Dataset(Stored):
             return self.read(np.arange(*index.indices(len(self))))
         at = one_row(index, len(self))
         if at is None:
-            return self.read(as_rows(index, len(self), from_end=True))  # type: ignore[arg-type]
+            return self.read(as_rows(index, len(self), from_end=True))
         batch = self._made_of(np.array([at]))
         # The ellipsis keeps it an array even where a sample is one number.
         return {k: v[0, ...] if isinstance(v, np.ndarray) else v[0] for k, v in batch.items()}
@@ -287,7 +287,7 @@ class Dataset(Stored):
     def __repr__(self) -> str:
         return samples.table(self)
 
-    def _like(self, made: Callable[..., "Dataset"], *args: object, **changes: Any) -> "Dataset":  # noqa: ANN401
+    def _like(self, made: Callable[..., "Dataset"], *args: object, **changes: Any) -> "Dataset":
         """Return a view: this dataset with something changed, by ``made(self, *args)``."""
         own: dict[str, Any] = {
             "groups": self.groups,

@@ -64,12 +64,12 @@ def decode(file: File, column: Column, part: int) -> Bytes:
     platform_calls.require_memory(size, file.path)
     out = np.empty(size, np.uint8)
     if coding == RAW:
-        file.read_into(offset, [memoryview(out)])  # type: ignore[arg-type]
+        file.read_into(offset, [out.data])
         crc = int(table.crc[array])
         if crc >= 0 and (found := inflate.crc32(out)) != crc:
             raise inflate.checksum_error(file.path, crc, found)
     else:
-        decode_into(file, column, part, memoryview(out), 0)  # type: ignore[arg-type]
+        decode_into(file, column, part, out.data, 0)
     return out
 
 

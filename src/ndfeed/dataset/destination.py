@@ -78,7 +78,7 @@ class Destination:
         """The array of samples of one shape."""
         if self._array is None:
             field = self.column.field
-            self._array = np.empty((len(self._part), *field.shape), field.dtype)  # type: ignore[misc]
+            self._array = np.empty((len(self._part), *field.lengths), field.dtype)
         return self._array
 
     @property
@@ -123,7 +123,7 @@ class Destination:
             self.flat.view(records.dtype)[...] = records
             return
         field = self.column.field
-        self._array = records.view(field.dtype).reshape(len(records), *field.shape)  # type: ignore[misc]
+        self._array = records.view(field.dtype).reshape(len(records), *field.lengths)
 
     def sample(self, at: int) -> NDArray[Any]:
         """Return sample ``at`` as an array to write to."""

@@ -18,7 +18,6 @@ import sys
 import warnings
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -81,7 +80,7 @@ class _TorchFinder:
 
     number = 0
 
-    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:  # noqa: ANN401
+    def find_spec(self, name: str, _path: object, _target: object = None) -> ModuleSpec | None:
         if name != "torch":
             return None
         sys.meta_path.remove(self)

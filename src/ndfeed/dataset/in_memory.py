@@ -87,9 +87,9 @@ def hold(fields: Sequence[Field], count: int, shapes: Shapes, fill: Callable[[Ro
     arrays: list[Array] = []
     end = 0
     for field in fields:
-        for shape in shapes[field.name] if field.ragged else [(count, *(field.shape or ()))]:
-            size = math.prod(shape) * field.dtype.itemsize  # type: ignore[arg-type]
-            arrays.append(Array(field.name, field.type, shape, end, size))  # type: ignore[arg-type]
+        for shape in shapes[field.name] if field.ragged else [(count, *field.lengths)]:
+            size = math.prod(shape) * field.dtype.itemsize
+            arrays.append(Array(field.name, field.type, shape, end, size))
             end += -(-size // _ALIGNED) * _ALIGNED
     memory = Shared(end)
     memory.fill(lambda data: fill(_views(fields, arrays, data)))
@@ -124,13 +124,14 @@ def load_in_memory(ds: "Dataset") -> Held:
     at_once = max(1, _LOADED_AT_ONCE * len(ds) // max(ds.nbytes, 1))
 
     def fill(room: Room) -> None:
-        even = [field.name for field in fields if not field.ragged]
+        even = {name: own for name, own in room.items() if isinstance(own, np.ndarray)}
         uneven = ds.select(*shapes) if shapes else None
         with Bar("loading", len(ds)) as bar:
             for start in range(0, len(ds), at_once):
-                rows = np.arange(start, min(start + at_once, len(ds)))
+                end = min(start + at_once, len(ds))
+                rows = np.arange(start, end)
                 if even:
-                    ds.read_into(rows, {name: room[name][start : rows[-1] + 1] for name in even})  # type: ignore[misc]
+                    ds.read_into(rows, {name: own[start:end] for name, own in even.items()})
                 for name, values in uneven.read(rows).items() if uneven is not None else ():
                     for row, value in zip(rows.tolist(), values, strict=True):
                         room[name][row][...] = value

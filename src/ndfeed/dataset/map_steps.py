@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from ndfeed.dataset.column import Field
 from ndfeed.errors import FieldError
 
 Batch = dict[str, Any]
+Values: TypeAlias = Any  # of one field: an array, or a list of samples
 
 
 class Draws(Protocol):
@@ -314,13 +315,13 @@ class Part:
         return self._draws.sample(step, int(self._at[at]))
 
 
-def _some(values: Any, at: NDArray[np.int64]) -> Any:  # noqa: ANN401
+def _some(values: Values, at: NDArray[np.int64]) -> Values:
     if len(at) == len(values):
         return values
     return values[at] if isinstance(values, np.ndarray) else [values[i] for i in at.tolist()]
 
 
-def _merged(name: str, parts: Sequence[tuple[NDArray[np.int64], Any]]) -> Any:  # noqa: ANN401
+def _merged(name: str, parts: Sequence[tuple[NDArray[np.int64], Values]]) -> Values:
     """Merge the values of several parts into batch order."""
     listed = [
         (at, values if isinstance(values, list | tuple) else np.asarray(values))
@@ -339,9 +340,10 @@ def _merged(name: str, parts: Sequence[tuple[NDArray[np.int64], Any]]) -> Any:  
             )
     total = sum(len(at) for at, _ in listed)
     shapes = {v.shape[1:] if isinstance(v, np.ndarray) else None for _, v in listed}
-    if len(shapes) == 1 and None not in shapes:
+    shape = next(iter(shapes))
+    if len(shapes) == 1 and shape is not None:
         widest = max(dtypes, key=lambda dtype: dtype.itemsize)
-        merged = np.empty((total, *shapes.pop()), widest)  # type: ignore[misc]
+        merged = np.empty((total, *shape), widest)
         for at, values in listed:
             merged[at] = values
         return merged

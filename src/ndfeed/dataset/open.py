@@ -232,13 +232,13 @@ def _parts(
     for name, one in source.items():
         way, own = ways.get(name, "auto"), how.below(name)
         if isinstance(one, Dataset):
-            made: Dataset | None = _reopened(one, own)
-        else:
-            made = _packed(one, own, way, prefix=name)
+            parts.append(_renamed(_reopened(one, own), name))
+            continue
+        made = _packed(one, own, way, prefix=name)
         if made is None:
             inside = [f for f in chosen or () if f == name or f.startswith(f"{name}/")]
             fields = tuple(inside) or None
-            parts.append(_part(one, own, way, prefix=name, fields=fields))  # type: ignore[arg-type]
+            parts.append(_part(one, own, way, prefix=name, fields=fields))
         else:
             parts.append(_renamed(made, name))
     return parts

@@ -25,7 +25,7 @@ def stretches(count: int, breaks: NDArray[np.bool_]) -> list[tuple[int, int]]:
     return list(zip([0, *ends], ends, strict=False))
 
 
-def as_rows(rows: ArrayLike, count: int, *, from_end: bool = False) -> Ints:
+def as_rows(rows: SupportsIndex | ArrayLike, count: int, *, from_end: bool = False) -> Ints:
     """Convert numbers or a mask to rows in [0, count); ``from_end`` allows negative numbers."""
     found = np.asarray(rows)
     # The common case in one pass: as unsigned numbers negative ones are large.

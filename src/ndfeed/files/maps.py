@@ -146,7 +146,7 @@ class Maps:
                 found = self._records[size, step] = low, span
         return found
 
-    def read(self, files: int | NDArray[np.int64], copy: Callable[..., T], *args: Any) -> T:  # noqa: ANN401
+    def read(self, files: int | NDArray[np.int64], copy: Callable[..., T], *args: Any) -> T:
         """Call ``copy(*args)``, which may read the bytes of ``files`` but must not keep a view.
 
         This is the only way to read mapped bytes. It takes a function since the end of a ``with``

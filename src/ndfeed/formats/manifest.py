@@ -45,7 +45,7 @@ from ndfeed.errors import FormatError, ManifestError, UnsupportedError, shown
 from ndfeed.formats.description import MOST_BYTES, MOST_DIMENSIONS
 from ndfeed.formats.dtypes import EXTENDED, canonical, itemsize
 from ndfeed.formats.filenames import make_stems
-from ndfeed.formats.untrusted_text import parse_json
+from ndfeed.formats.untrusted_text import Json, parse_json
 
 NAME = b"ndfeed.json"
 VERSION = 1
@@ -326,7 +326,7 @@ def _part_json(part: Part) -> str:
     return f'{{"folder":{_json(part.folder)},"rows":{part.rows},"columns":[\n{columns}]}}'
 
 
-def _manifest(whole: Any, path: bytes) -> Manifest:  # noqa: ANN401 - any JSON
+def _manifest(whole: Json, path: bytes) -> Manifest:
     if type(whole) is not dict or type(whole.get("ndfeed")) is not int:
         raise ValueError('expected an object with the key "ndfeed"')
     if whole["ndfeed"] != VERSION:
@@ -348,36 +348,36 @@ def _manifest(whole: Any, path: bytes) -> Manifest:  # noqa: ANN401 - any JSON
     return made
 
 
-def _field(entry: Any) -> Field:  # noqa: ANN401 - any JSON
+def _field(entry: Json) -> Field:
     name, dtype, shape = _values(entry, ("name", "dtype", "shape"))
     return Field(_text(name), _text(dtype), tuple(_list(shape)))
 
 
-def _part(entry: Any) -> Part:  # noqa: ANN401 - any JSON
+def _part(entry: Json) -> Part:
     folder, rows, columns = _values(entry, ("folder", "rows", "columns"))
     return Part(_text(folder), rows, tuple(map(_column, _list(columns))))
 
 
-def _column(entry: Any) -> Column:  # noqa: ANN401 - any JSON
+def _column(entry: Json) -> Column:
     keys = ("field", "role", "file", "rows", "bytes", "header", "rows_per_block", "crc32")
     name, role, file, rows, nbytes, header, per_block, crc = _values(entry, keys)
     return Column(_text(name), role, _text(file), rows, nbytes, header, per_block, _text(crc))
 
 
-def _values(entry: Any, keys: tuple[str, ...], optional: str = "") -> list[Any]:  # noqa: ANN401
+def _values(entry: Json, keys: tuple[str, ...], optional: str = "") -> list[Any]:
     """The values of an object that has just these keys."""
     if type(entry) is not dict or not entry.keys() - {optional} == set(keys):
         raise ValueError(f"expected an object with the keys {', '.join(keys)}")
     return [entry[key] for key in keys]
 
 
-def _list(value: Any) -> list[Any]:  # noqa: ANN401 - any JSON
+def _list(value: Json) -> list[Any]:
     if type(value) is not list:
         raise ValueError(f"expected a list, found {value!r:.40}")
     return value
 
 
-def _text(value: Any) -> str:  # noqa: ANN401 - any JSON
+def _text(value: Json) -> str:
     if type(value) is not str:
         raise ValueError(f"expected text, found {value!r:.40}")
     return value

@@ -28,7 +28,7 @@ one to fetch, ``header_of`` what that says, ``arrays`` where its arrays lie.
 import math
 import re
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError
 from ndfeed.files.file import File
@@ -214,7 +214,7 @@ def _lengths(given: Literal) -> tuple[int, ...]:
     for n in shape:
         if type(n) is not int or n < 0:
             raise ValueError(f"lengths must be whole numbers from 0 up, got {n!r:.80}")
-    return shape  # type: ignore[return-value]
+    return cast("tuple[int, ...]", shape)
 
 
 def placed(

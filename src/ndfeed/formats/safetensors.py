@@ -24,7 +24,7 @@ from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedEr
 from ndfeed.files.file import File
 from ndfeed.formats.description import MOST_BYTES, MOST_DIMENSIONS, Array, Description
 from ndfeed.formats.dtypes import itemsize
-from ndfeed.formats.untrusted_text import parse_json
+from ndfeed.formats.untrusted_text import Json, parse_json
 
 MOST_HEADER = 100_000_000
 _MOST_TENSORS = 100_000
@@ -128,7 +128,7 @@ def _called(name: str) -> str:
     return f"tensor {shown(name[:100])!r}"
 
 
-def _array(name: str, entry: Any, packed: list[str]) -> Array:  # noqa: ANN401 - any JSON
+def _array(name: str, entry: Json, packed: list[str]) -> Array:
     """One entry of the header, with an offset that counts from its end."""
     if len(name) > _MOST_NAME:
         raise LimitError("", f"expected names of at most {_MOST_NAME} characters")
@@ -169,7 +169,7 @@ def _check_numbers(name: str, shape: list[Any], span: list[Any]) -> None:
         raise LimitError("", f"{_called(name)} has lengths that no array can have")
 
 
-def _remarks(metadata: Any) -> list[str]:  # noqa: ANN401 - any JSON
+def _remarks(metadata: Json) -> list[str]:
     if metadata is None:
         return []
     if type(metadata) is not dict or any(type(text) is not str for text in metadata.values()):

@@ -16,7 +16,7 @@ what the caller allows.
 
 import json
 import re
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias, cast
 
 from ndfeed.errors import LimitError
 
@@ -34,6 +34,7 @@ _TOKEN = re.compile(
     )[ \t\n\r\f]*([,:]?)""",
     re.VERBOSE,
 )
+Json: TypeAlias = Any  # any JSON: to be checked value by value
 _Token = tuple[str | None, str | None, str | None, str | None, str | None, str]
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.S)
 _WORDS = {"True": True, "False": False, "None": None}
@@ -66,7 +67,7 @@ class _Reader:
         if match is None:
             raise ValueError(f"not a literal at character {self.at}")
         self.at = match.end()
-        return match.groups()  # type: ignore[return-value]
+        return cast("_Token", match.groups())
 
     def value(self, token: _Token, depth: int) -> tuple[Literal, str]:
         """The value that begins with ``token``, and the separator behind it."""
@@ -137,7 +138,7 @@ _TEXT = re.compile(rb'"[^"\\]*+(?:\\.?[^"\\]*+)*+"?', re.S)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
-def parse_json(text: bytes, *, objects: int, values: int, deepest: int, what: str) -> Any:  # noqa: ANN401 - any JSON
+def parse_json(text: bytes, *, objects: int, values: int, deepest: int, what: str) -> Json:
     """What ``text`` says; ``ValueError`` where it is wrong, ``LimitError`` where too much.
 
     At most ``objects`` objects, which the message calls ``what``, and ``values`` values, nested

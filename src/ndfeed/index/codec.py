@@ -133,7 +133,7 @@ def _check_types(values: dict[str, Any]) -> None:
             raise ValueError("a note must be a file and text")
 
 
-def _column(data: memoryview, name: str, place: Any) -> NDArray[Any]:  # noqa: ANN401 - any JSON
+def _column(data: memoryview, name: str, place: object) -> NDArray[Any]:
     """One column, a view of ``data``; nothing that reaches beyond it."""
     if type(place) is not list or len(place) != 3 or type(place[1]) is not list:
         raise ValueError(f"the place of column {name:.40} is malformed")

@@ -121,7 +121,7 @@ class BatchFormat:
         """In the structure that was asked for, unless ragged tensors are still to be made."""
         return parts if self.ragged else self._structure.build(parts)
 
-    def cut(self, *parts: Any) -> tf.data.Dataset:  # noqa: ANN401
+    def cut(self, *parts: Any) -> tf.data.Dataset:
         """The batches of a piece, of which a plain tuple comes as several arguments."""
         several = type(self.given) is tuple
         return tf.data.Dataset.from_tensor_slices(parts if several else parts[0])
