@@ -33,6 +33,14 @@ def rows(path, numbers=None, **options):
 
 def numpys(path):
     """Every field of a .npy, .npz or .npy.gz file as NumPy and the standard library read it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Reading `.npy` or `.npz` file required additional header"
+        )
+        return _read_by_numpy(path)
+
+
+def _read_by_numpy(path):
     with open(path, "rb") as file:
         magic = file.read(2)
     if magic == b"\x1f\x8b":
