@@ -42,10 +42,15 @@ def _hook(event, args):
 
 
 sys.addaudithook(_hook)
-# What the first mapped file of a process brings about is not the doing of a hostile one.
-with tempfile.TemporaryDirectory() as _folder:
-    np.save(os.path.join(_folder, "x.npy"), np.zeros(4))
-    ndfeed.open(os.path.join(_folder, "x.npy"), cache=False)[0]
+# What the first files of a process bring about, such as looking up how much memory there is, is not
+# the doing of a hostile one.
+with tempfile.TemporaryDirectory() as _folder, warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    np.save(os.path.join(_folder, "mapped.npy"), np.zeros((2, 3)))
+    np.save(os.path.join(_folder, "scattered.npy"), np.zeros((2, 3), order="F"))
+    np.savez_compressed(os.path.join(_folder, "decoded.npz"), np.zeros((2, 3)))
+    for _name in os.listdir(_folder):
+        ndfeed.open(os.path.join(_folder, _name), sample="row", cache=False).read([0, 1])
 
 
 @contextmanager
