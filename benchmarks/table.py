@@ -44,7 +44,7 @@ NAMES = {
     "one block a batch": "one shuffled block per batch, read from memmaps",
     "members / times inflated": "compressed members / times one was decompressed",
     "lower of pinned copy and gather": "slower of pinned copy and gather",
-    "fed": "training from files",
+    "fed": "training with ndfeed",
     "on the GPU already": "training on data already on the GPU",
     "device_put of ready batches": "`device_put` of batches already in memory",
     "the loop / ours": "time of a loop / time of ndfeed",
@@ -86,6 +86,32 @@ QUESTIONS = {
     "today": "DataLoader,",
     "buys": "",
 }
+
+
+class Extra(NamedTuple):
+    """A row for a comparison that has no target: the ratio of two rates in a results file."""
+
+    script: str
+    below: str  # the benchmark whose row it follows
+    question: str
+    others: str  # how the names of those ndfeed is compared with begin; the fastest counts
+    ndfeed: str
+    against: str
+
+
+WORKERS = "training with a DataLoader per sample, 16 workers"
+READY = "training on data already on the GPU"
+EXTRAS = [
+    # Stored files have their target against one thread. This is the baseline of deflated files.
+    Extra("loader", "files stored", "files stored", "today", "ndfeed",
+          COMMON["loader files deflated"]),
+    Extra("torch_gpu", "training ResNet-50", "training ResNet-50", "DataLoader",
+          "training with ndfeed", WORKERS),
+    Extra("torch_gpu", "training ResNet-50", "training small network", "data on the GPU",
+          "training with ndfeed", READY),
+    Extra("torch_gpu", "training ResNet-50", "training small network", "DataLoader",
+          "training with ndfeed", WORKERS),
+]  # fmt: skip
 
 
 class Headline(NamedTuple):
@@ -159,7 +185,7 @@ def targets(facts: list[Facts], words: tuple[str, ...], name: str) -> str:
                 f"| {benchmark(one['question'])} | {comparison(one, facts, name)} | "
                 f"{number(one['ratio'])} | {target(one)} |"
             )
-            rows += same_baseline(one, facts, name)
+            rows += without_target(one, facts, name)
     if len(rows) == 2:
         raise ValueError(f"no measurements of benchmarks that begin with {words}")
     return "\n".join(rows)
@@ -173,13 +199,16 @@ def target(one: Facts) -> str:
     return f"{text}, just missed" if one["ratio"] >= one["wanted"] else f"{text}, missed"
 
 
-def same_baseline(one: Facts, facts: list[Facts], name: str) -> list[str]:
-    """A second row for stored files, against what deflated ones are compared with."""
-    if (stem(name), one["question"]) != ("loader", "files stored"):
-        return []
-    against = COMMON["loader files deflated"]
-    ratio = fastest(facts, "files stored", "ours") / fastest(facts, "files stored", "today")
-    return [f"| files stored | ndfeed / {against} | {number(ratio)} | none |"]
+def without_target(one: Facts, facts: list[Facts], name: str) -> list[str]:
+    """The comparisons without a target that belong below a row."""
+    rows = []
+    for extra in EXTRAS:
+        if (extra.script, extra.below) == (stem(name), one["question"]):
+            others = fastest(facts, extra.question, extra.others)
+            ratio = rate_of(facts, extra.question, "ours") / others
+            text = f"{extra.ndfeed} / {extra.against}"
+            rows.append(f"| {extra.question} | {text} | {number(ratio)} | none |")
+    return rows
 
 
 def benchmark(question: str) -> str:
@@ -229,10 +258,20 @@ def number(ratio: float) -> str:
 def fastest(facts: list[Facts], question: str, begins: str) -> float:
     """The highest rate among the measurements of a benchmark whose names begin so."""
     return max(
-        one["rows_per_s"]
+        rate_of(facts, question, one["way"])
         for one in facts
         if one.get("question") == question and one.get("way", "").startswith(begins)
     )
+
+
+def rate_of(facts: list[Facts], question: str, way: str) -> float:
+    """The rate of one measurement of a benchmark."""
+    (found,) = (
+        one.get("rows_per_s", one.get("images_per_s"))
+        for one in facts
+        if one.get("question") == question and one.get("way") == way
+    )
+    return float(found)
 
 
 def headlines(results: Path) -> str:
@@ -263,7 +302,7 @@ def headline(one: Headline, facts: list[Facts]) -> tuple[float, list[str]]:
     bars = {f["bar"]: f["ratio"] for f in facts if f.get("question") == one.question and "bar" in f}
     ratio = bars.get(f"{one.ndfeed} / best DataLoader")
     if ratio is None:
-        mine = fastest(facts, one.question, one.ndfeed)
+        mine = rate_of(facts, one.question, one.ndfeed)
         ratio = mine / fastest(facts, one.question, one.others)
     return ratio, ways
 
