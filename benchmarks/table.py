@@ -4,10 +4,9 @@
     <!-- end -->
 
 Everything between two such lines is replaced by the measurements of that file: those of the
-benchmarks whose names begin with one of the given words, or all of them. A file of other loaders
-becomes one row per loader. ``<!-- results: headlines -->`` is the table of the README, which picks
-a few ratios from several files. ``tests/test_results.py`` checks that every page is current, so no
-page can show a number that no run has printed.
+benchmarks whose names begin with one of the given words, or all of them. ``results: headlines`` is
+the table of the README, which picks a few ratios from several files. ``tests/test_results.py``
+checks that every page is current, so no page can show a number that no run has printed.
 
 python benchmarks/table.py    # rewrite the tables of all pages in place
 """
@@ -15,6 +14,7 @@ python benchmarks/table.py    # rewrite the tables of all pages in place
 import json
 import math
 import re
+import statistics
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,27 +65,22 @@ COMMON = {
     "read npy": "`np.load`, best of 1 and 2 threads",
     "read npz": "`np.load`, best of 1 and 2 threads",
     "read npz_deflated": "best of `np.load` in 1 and 2 threads, and DataLoader per sample with "
-    "2 workers",
+    "{workers} workers",
     "read pt": "`torch.load`, best of 1 and 2 threads",
     "read safetensors": "`safe_open`, best of 1 and 2 threads",
     "loader compressed": "`np.load` file by file, best of 1 and 2 threads",
     "loader files stored": "`np.load` in one thread",
     "loader files deflated": "best of `np.load` in 1 and 2 threads, and DataLoader per sample with "
-    "2 and 4 workers",
+    "{workers} workers",
     "loader u1": "`np.load`, best of 1 and 4 threads",
-    "loader u4": "best of `np.load` in one thread, and DataLoader per sample with 4 workers",
+    "loader u4": "best of `np.load` in 1 thread, and DataLoader per sample with {workers} workers",
     "tf_batches rows": "best of `from_generator`, `numpy_function` and `from_tensor_slices`",
     "tf_batches compressed": "best of parallel `interleave` and `from_generator`",
     "packed ragged": "a copied slice of a memmap per sample",
 }
 
-QUESTIONS = {
-    "one_npy": "one .npy,",
-    "npz_deflated": "npz, compressed",
-    "index": "opening",
-    "today": "DataLoader,",
-    "buys": "",
-}
+QUESTIONS = {"one_npy": "one .npy,", "npz_deflated": "npz, compressed", "index": "opening",
+             "today": "DataLoader,", "buys": ""}  # fmt: skip
 
 
 class Extra(NamedTuple):
@@ -99,8 +94,7 @@ class Extra(NamedTuple):
     against: str
 
 
-WORKERS = "training with a DataLoader per sample, 16 workers"
-READY = "training on data already on the GPU"
+WORKERS = "training with a DataLoader per sample, {workers} workers"
 EXTRAS = [
     # Stored files have their target against one thread. This is the baseline of deflated files.
     Extra("loader", "files stored", "files stored", "today", "ndfeed",
@@ -108,7 +102,7 @@ EXTRAS = [
     Extra("torch_gpu", "training ResNet-50", "training ResNet-50", "DataLoader",
           "training with ndfeed", WORKERS),
     Extra("torch_gpu", "training ResNet-50", "training small network", "data on the GPU",
-          "training with ndfeed", READY),
+          "training with ndfeed", NAMES["on the GPU already"]),
     Extra("torch_gpu", "training ResNet-50", "training small network", "DataLoader",
           "training with ndfeed", WORKERS),
 ]  # fmt: skip
@@ -206,7 +200,8 @@ def without_target(one: Facts, facts: list[Facts], name: str) -> list[str]:
         if (extra.script, extra.below) == (stem(name), one["question"]):
             others = fastest(facts, extra.question, extra.others)
             ratio = rate_of(facts, extra.question, "ours") / others
-            text = f"{extra.ndfeed} / {extra.against}"
+            against = counted(extra.against, ways_of(extra.question, facts))
+            text = f"{extra.ndfeed} / {against}"
             rows.append(f"| {extra.question} | {text} | {number(ratio)} | none |")
     return rows
 
@@ -224,12 +219,17 @@ def comparison(one: Facts, facts: list[Facts], name: str) -> str:
 
 
 def spelled_out(side: str, question: str, facts: list[Facts], name: str) -> str:
-    """One side of a ratio: what it is, in how many workers or threads."""
+    """One side of a ratio: what it is, with how many workers or threads."""
+    text = NAMES.get(side, side)
     if side.endswith("today"):
-        known = f"{stem(name)} {question}"
-        return next(text for key, text in COMMON.items() if f"{known} ".startswith(f"{key} "))
-    ways = [one["way"] for one in facts if one.get("question") == question and "way" in one]
-    return counted(NAMES.get(side, side), ways)
+        known = f"{stem(name)} {question} "
+        text = next(text for key, text in COMMON.items() if known.startswith(f"{key} "))
+    return counted(text, ways_of(question, facts))
+
+
+def ways_of(question: str, facts: list[Facts]) -> list[str]:
+    """The names of all measurements of a benchmark."""
+    return [one["way"] for one in facts if one.get("question") == question and "way" in one]
 
 
 def counted(text: str, ways: list[str]) -> str:
@@ -294,11 +294,7 @@ def headline(one: Headline, facts: list[Facts]) -> tuple[float, list[str]]:
         if one.others not in found["setting"]:
             raise ValueError(f"the fastest setting of {one.ndfeed} is now {found['setting']}")
         return found["ratio"], [way for way in found["tried"] if one.others in way]
-    ways = [
-        f["way"]
-        for f in facts
-        if f.get("question") == one.question and f.get("way", "").startswith(one.others)
-    ]
+    ways = [way for way in ways_of(one.question, facts) if way.startswith(one.others)]
     bars = {f["bar"]: f["ratio"] for f in facts if f.get("question") == one.question and "bar" in f}
     ratio = bars.get(f"{one.ndfeed} / best DataLoader")
     if ratio is None:
@@ -308,11 +304,7 @@ def headline(one: Headline, facts: list[Facts]) -> tuple[float, list[str]]:
 
 
 def peers(facts: list[Facts]) -> str:
-    """Rows per second of every other loader, how it was set, and what converting to it costs.
-
-    The fastest come first. A rate above ndfeed's, measured beside it, is in bold. A rate with an
-    asterisk was unsteady.
-    """
+    """Rows per second of every other loader, its settings, and what converting costs."""
     sizes = list(facts[0]["rows"])
     head = ["loader", "shuffle", "fastest settings", *(f"{size} rows/s" for size in sizes),
             "time to convert", "on disk"]  # fmt: skip
@@ -340,7 +332,7 @@ def peers(facts: list[Facts]) -> str:
 def times(some: list[Facts]) -> float:
     """How many times a peer's rate ndfeed's is, all row sizes together."""
     ratios = [one["ratio"] for one in some if "ratio" in one]
-    return math.prod(ratios) ** (1 / len(ratios)) if ratios else math.inf
+    return statistics.geometric_mean(ratios) if ratios else math.inf
 
 
 def own_row(facts: list[Facts], sizes: list[str]) -> list[str]:

@@ -99,7 +99,7 @@ def test_a_comparison_says_against_what():
     ]  # fmt: skip
     made = table.table([json.dumps(line) for line in lines], (), "loader-2026-11-15.jsonl")
 
-    everything = table.COMMON["loader files deflated"]
+    everything = "best of `np.load` in 1 and 2 threads, and DataLoader per sample with 2 workers"
     assert made.split("\n")[2:] == [
         "| warm 3KB | ndfeed / DataLoader per sample, best of 0 and 4 workers | 2.00 "
         "| ≥ 3, missed |",
