@@ -152,6 +152,19 @@ class Decoded:
 
     def stream(self, key: Key, size: int, decode: Callable[[], Bytes]) -> Bytes:
         """Return the stream cached under ``key``, or else ``size`` bytes from ``decode``."""
+        found = self.cached(key)
+        return self._stream(key, size, decode) if found is None else found
+
+    def cached(self, key: Key) -> Bytes | None:
+        """Return the stream cached under ``key``, if there is one."""
+        with self._lock:
+            found = self._streams.get(key)
+            if found is not None:
+                self._streams.move_to_end(key)
+            return found
+
+    def _stream(self, key: Key, size: int, decode: Callable[[], Bytes]) -> Bytes:
+        """Wait for another thread that decodes the stream, or decode it."""
         mine: SimpleQueue[None] = SimpleQueue()
         found = None
         try:
@@ -217,3 +230,11 @@ def key_of(column: Column, part: int) -> Key:
 def is_inline(column: Column, part: int) -> bool:
     """Does the index hold this array itself?"""
     return int(column.coding[part]) == INLINE
+
+
+def are_inline(column: Column) -> bool:
+    """Does the index hold every array of a column itself? Computed once."""
+    found: bool | None = column.__dict__.get("_are_inline")
+    if found is None:
+        found = column.__dict__["_are_inline"] = bool((column.coding == INLINE).all())
+    return found

@@ -17,14 +17,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Place
-from ndfeed.dataset.decoding import Bytes, Decoded, decode, inline_all, is_inline, key_of, view
+from ndfeed.dataset.decoding import (
+    Bytes,
+    Decoded,
+    are_inline,
+    decode,
+    inline_all,
+    is_inline,
+    key_of,
+    view,
+)
 from ndfeed.dataset.destination import Destination
 from ndfeed.dataset.large_members import largest_stream, stream_size
 from ndfeed.dataset.read_timing import inflating, reading, spent
 from ndfeed.dataset.row_selection import stretches
 from ndfeed.files.file import File
 from ndfeed.files.maps import Maps
-from ndfeed.formats.description import INLINE, RAW
+from ndfeed.formats.description import RAW
 from ndfeed.index.table import Ints
 
 # Above this one copy per row beats one call that holds the GIL.
@@ -158,22 +167,35 @@ def from_parts(
     column: Column, place: Place, target: Destination, maps: Maps | None, decoded: Decoded
 ) -> None:
     """Copy samples of parts that are coded, strided or of several shapes, part by part."""
-    if (column.coding == INLINE).all():  # numbers in a list, each a part of its own
+    if are_inline(column):  # numbers in a list, each a part of its own
         _assign(target, np.arange(len(place.part)), inline_all(column, place.part))
+        return
+    if len(column.arrays) == 1:
+        _from_part(column, place, np.arange(len(place.part)), target, maps, decoded)
         return
     order = np.argsort(place.part, kind="stable")
     for stretch in by_file(place.part[order]):
-        at = order[stretch]
-        part = int(place.part[at[0]])
-        rows = place.row[at]
-        if is_inline(column, part):
-            _assign(target, at, inline_all(column, place.part[at]))
-        elif not column.nbytes[part]:
-            continue
-        elif column.coding[part] == RAW and maps is not None:
-            _from_map(column, part, rows, target, at, maps)
-        else:
-            _from_stream(column, part, rows, target, at, decoded)
+        _from_part(column, place, order[stretch], target, maps, decoded)
+
+
+def _from_part(
+    column: Column,
+    place: Place,
+    at: Ints,
+    target: Destination,
+    maps: Maps | None,
+    decoded: Decoded,
+) -> None:
+    """Copy the samples ``at`` of a batch, which are all of one part."""
+    part = int(place.part[at[0]])
+    if is_inline(column, part):
+        _assign(target, at, inline_all(column, place.part[at]))
+    elif not column.nbytes[part]:
+        return
+    elif column.coding[part] == RAW and maps is not None:
+        _from_map(column, part, place.row[at], target, at, maps)
+    else:
+        _from_stream(column, part, place.row[at], target, at, decoded)
 
 
 def _from_map(
@@ -234,8 +256,11 @@ def _from_stream(
 
 def stream_of(column: Column, part: int, decoded: Decoded) -> Bytes:
     """Return a part's decoded stream, from the cache or newly decoded."""
-    table, array = column.table, int(column.arrays[part])
-    number = int(table.file[array])
+    key = key_of(column, part)
+    found = decoded.cached(key)
+    if found is not None:
+        return found
+    table, number = column.table, key[1]
 
     def decode_now() -> Bytes:
         path, expected = table.path(number), table.expected(number)
@@ -244,4 +269,4 @@ def stream_of(column: Column, part: int, decoded: Decoded) -> Bytes:
         spent.streams += 1
         return found
 
-    return decoded.stream(key_of(column, part), stream_size(column, part), decode_now)
+    return decoded.stream(key, stream_size(column, part), decode_now)

@@ -161,17 +161,20 @@ def _by_field(table: Table, names: tuple[str, ...], known: list[str], each: Ints
     Every file must have as many of each as ``each`` says. ``known`` has the field of each of the
     table's own names. An array that is unnamed in some files and named in others has two.
     """
-    places = {name: place for place, name in enumerate(names)}
-    # As small a dtype as possible: NumPy sorts integers of up to 16 bits in linear time.
-    place_of = np.array([places.get(name, len(names)) for name in known])
-    field = place_of.astype(np.min_scalar_type(len(names)))[table.name]
-    arrays = np.argsort(field, kind="stable")
-    counts = np.bincount(field, minlength=len(names) + 1)[:-1]
-    arrays = arrays[: int(counts.sum())]
+    if len(known) == 1:  # so it is the only field, and all arrays are its own
+        arrays, counts = np.arange(len(table.name)), np.array([len(table.name)])
+    else:
+        places = {name: place for place, name in enumerate(names)}
+        # As small a dtype as possible: NumPy sorts integers of up to 16 bits in linear time.
+        place_of = np.array([places.get(name, len(names)) for name in known])
+        field = place_of.astype(np.min_scalar_type(len(names)))[table.name]
+        arrays = np.argsort(field, kind="stable")
+        counts = np.bincount(field, minlength=len(names) + 1)[:-1]
+        arrays = arrays[: int(counts.sum())]
     owners = np.repeat(np.arange(table.files), each)
     shape = len(names), len(owners)
-    even = (counts == len(owners)).all()
-    if not even or (table.file[arrays].reshape(shape) != owners).any():
+    even = not np.count_nonzero(counts != len(owners))
+    if not even or np.count_nonzero(table.file[arrays].reshape(shape) != owners):
         for name, own in zip(names, np.split(arrays, np.cumsum(counts)[:-1]), strict=True):
             _check_present(table, name, own, each)
     return arrays.reshape(shape)
@@ -206,6 +209,8 @@ def _casts(table: Table, dtype: object, known: list[str]) -> dict[str, str] | No
 
 def _typed(table: Table, names: tuple[str, ...], arrays: Ints, dtype: object) -> tuple[str, ...]:
     """Give opaque elements their dtype: the caller's, or bfloat16 for those of two bytes."""
+    if not {"|V1", "|V2"}.intersection(table.dtypes):
+        return table.dtypes
     used = np.unique(table.dtype[arrays]).tolist()
     opaque = [t for t in used if table.dtypes[t] in ("|V1", "|V2")]
     dtypes = list(table.dtypes)
@@ -253,7 +258,8 @@ def _types(
     dtype = table.dtype[arrays]
     kinds = [plain(name) for name in table.dtypes]
     types = [kinds[t] for t in dtype[:, 0].tolist()]
-    for i in np.flatnonzero((dtype != dtype[:, :1]).any(axis=1)).tolist():
+    differ = (dtype != dtype[:, :1]).any(axis=1).tolist() if len(kinds) > 1 else ()
+    for i in (i for i, one in enumerate(differ) if one):
         found = {kinds[t] for t in np.unique(dtype[i]).tolist()}
         if names[i] not in casts and len(found) > 1:
             types[i] = widest_text(found) or _refuse_odd(table, names[i], arrays[i])

@@ -20,7 +20,7 @@ from ndfeed.formats import raw
 from ndfeed.formats.description import Wanted
 from ndfeed.index.build import Demand
 from ndfeed.index.open import Opened, open_packed, open_table
-from ndfeed.index.source import Source
+from ndfeed.index.source import Source, spell_source
 from ndfeed.index.table import Table
 
 _SAMPLES = ("auto", "row", "file")
@@ -74,10 +74,11 @@ def open(  # noqa: PLR0913 - each is a word of its own
     if isinstance(source, Dataset):
         made = _reopened(source, how)
         return made if chosen is None else made.select(*chosen)
-    ready = _packed(source, how, sample, chosen)
+    spelled = spell_source(source)
+    ready = _packed(spelled, how, sample, chosen)
     if ready is not None:
         return ready
-    part = _part(source, how, sample, fields=chosen)
+    part = _part(spelled, how, sample, fields=chosen)
     if not (dtype is None or isinstance(dtype, dict) or part.uses_dtype):
         table, name = part.layout.table, part.layout.names[0]
         raise SchemaError(
@@ -370,7 +371,7 @@ def _warn_of_skipped(table: Table) -> None:
 
 def warn_of_scattered_rows(group: Group) -> None:
     """Warn once about the cost of rows of Fortran-ordered arrays."""
-    if not (group.table.strides >= 0).any():
+    if not np.count_nonzero(group.table.strides >= 0):
         return
     for column in group.columns:
         for part in np.flatnonzero(column.strided & ~column.whole)[:1].tolist():

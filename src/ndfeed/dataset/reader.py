@@ -43,6 +43,7 @@ class Reader:
         self._whole = WholeFiles(group.columns) if group.by_file else None
         self.maps = maps
         self._sources: list[_Source] = []
+        self._decoded: Decoded | None = None
         fields = [column.field for column in group.columns]
         self._names = [(f.name, f.dtype, (-1, *(f.shape or ()))) for f in fields]
         alone = len(group.starts) == 2
@@ -209,10 +210,10 @@ class Reader:
         decoded: Decoded | None,
     ) -> None:
         if column.offsets is not None:
-            offsets.fill(column, place, target, maps, decoded or _decoded_of(group))
+            offsets.fill(column, place, target, maps, decoded or self._own_decoded(group))
             return
         if not column.plain:
-            gather.from_parts(column, place, target, maps, decoded or _decoded_of(group))
+            gather.from_parts(column, place, target, maps, decoded or self._own_decoded(group))
             return
         if not column.size:
             return
@@ -224,6 +225,11 @@ class Reader:
             gather.gather(column, place, target, maps)
         if column.any_swapped:
             target.swap(column.swapped[place.part])
+
+    def _own_decoded(self, group: Group) -> Decoded:
+        if self._decoded is None:
+            self._decoded = _decoded_of(group)
+        return self._decoded
 
     def shapes(self, group: Group, column: Column, samples: Ints) -> Ints | list[offsets.Shape]:
         """Return the shape of each of ``samples`` of a ragged column."""

@@ -39,7 +39,7 @@ def readings(found: Layout, sample: Sample) -> list[Reading]:
     as_files = Reading("file", files, 'sample="file"')
     if sample == "file":
         return [as_files]
-    listed, problem = found.items.any(), _no_rows(found)
+    listed, problem = np.count_nonzero(found.items) > 0, _no_rows(found)
     if problem is not None:
         if sample == "row" or listed:
             raise problem
@@ -60,10 +60,13 @@ def readings(found: Layout, sample: Sample) -> list[Reading]:
 def _no_rows(found: Layout) -> SchemaError | None:
     """Return the error that says why rows make no sense, if they do not."""
     names, lengths = found.names, found.lengths
-    for i in np.flatnonzero((lengths < 0).any(axis=1))[:1].tolist():
+    if np.count_nonzero(lengths < 0):
+        i = int(np.flatnonzero((lengths < 0).any(axis=1))[0])
         file = int(np.flatnonzero(lengths[i] < 0)[0])
         problem = f"{names[i]!r} has no axis: there are no rows in it"
         return SchemaError(found.table.path(file), problem)
+    if len(names) == 1:
+        return None
     differ = (lengths != lengths[0]).any(axis=0)
     if differ.any():
         file = int(np.flatnonzero(differ)[0])
@@ -108,7 +111,8 @@ def group(found: Layout, sample: Literal["row", "file"], *, mapped: bool = True)
         found = found.as_files
     table, parts = found.table, found.arrays.shape[1]
     counts = np.ones(parts, np.int64) if sample == "file" else found.lengths[0]
-    starts = np.concatenate([[0], np.cumsum(counts)])
+    starts = np.zeros(parts + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
     # One for all columns: a column never changes.
     whole = np.full(parts, True) if sample == "file" else found.items
     columns = tuple(
@@ -121,7 +125,7 @@ def group(found: Layout, sample: Literal["row", "file"], *, mapped: bool = True)
 def _fields(found: Layout, whole: NDArray[np.bool_]) -> Iterator[Field]:
     table, shapes = found.table, found.table.shape[found.arrays]
     same = (shapes == shapes[:, :1]).all(axis=1)
-    if (whole != whole[0]).any():
+    if np.count_nonzero(whole) not in (0, len(whole)):
         same[:] = False
     dims = table.dims[shapes[:, 0]].tolist()
     cut = 1 if whole[0] else 2

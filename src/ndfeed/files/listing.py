@@ -157,10 +157,10 @@ class Folders:
 
     def add(self, path: bytes, status: os.stat_result) -> tuple[int, int]:
         """Record a folder before it is listed; return its device and inode."""
-        own = signed(status.st_dev), signed(status.st_ino)
+        device, inode, changed = _facts(status)
         self.paths.append(path)
-        self.facts.extend((*own, status.st_mtime_ns))
-        return own
+        self.facts.extend((device, inode, changed))
+        return device, inode
 
     def extend(self, others: "Folders") -> None:
         """Add what others have recorded."""
@@ -173,13 +173,15 @@ class Folders:
 
     def unchanged(self) -> bool:
         """Do all folders still have the names they had?"""
-        now = Folders()
         try:
-            for path in self.paths:
-                now.add(path, os.stat(path))
+            now = [fact for path in self.paths for fact in _facts(os.stat(path))]
         except OSError:
             return False
-        return now.facts == self.facts
+        return now == self.facts.tolist()
+
+
+def _facts(status: os.stat_result) -> tuple[int, int, int]:
+    return signed(status.st_dev), signed(status.st_ino), status.st_mtime_ns
 
 
 class Found(NamedTuple):

@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 
 from ndfeed.errors import SourceError
 from ndfeed.files import platform_calls
-from ndfeed.files.file import File, Identity, behind_name, status_of
+from ndfeed.files.file import File, Identity, behind_name, is_same, status_of
 from ndfeed.files.platform_calls import can, fcntl
 
 try:
@@ -81,11 +81,10 @@ class _Watched(weakref.ref[NDArray[np.uint8]]):
 _watched: set[_Watched] = set()
 
 
-def watch(data: NDArray[np.uint8], lost: list[int], number: int) -> None:
-    """Append ``number`` to ``lost`` when a byte of ``data``, a whole map, cannot be read."""
+def watch(data: NDArray[np.uint8], start: int, lost: list[int], number: int) -> None:
+    """Append ``number`` to ``lost`` when a byte of ``data``, a map at ``start``, cannot be read."""
     one = _Watched(data, _watched.discard)
-    one.start = data.__array_interface__["data"][0]
-    one.end = one.start + data.nbytes
+    one.start, one.end = start, start + len(data)
     one.lost, one.number = lost, number
     _watched.add(one)
 
@@ -177,11 +176,12 @@ class Unmappable(SourceError):
 class MappedFile:
     """One mapped file."""
 
-    __slots__ = ("bytes", "file", "found", "leased", "number", "refused", "taken")
+    __slots__ = ("bytes", "expected", "file", "found", "leased", "number", "refused", "taken")
 
-    def __init__(self, number: int, file: File) -> None:
+    def __init__(self, number: int, file: File, expected: Identity) -> None:
         self.number = number
         self.file = file
+        self.expected = expected
         self.bytes: NDArray[np.uint8] = np.frombuffer(platform_calls.map_whole(file.fd), np.uint8)
         self.leased = False
         self.refused = not can.lease  # this file cannot be leased
@@ -223,9 +223,12 @@ class MappedFile:
         except OSError:  # if it cannot be queried it cannot be trusted
             return True
 
-    def identity(self, expected: Identity) -> Identity:
+    def identity(self) -> Identity:
         """Return the file's current identity; ``expected`` if it was only deleted since."""
+        expected = self.expected
         status = status_of(self.file.path, self.file.fd)
+        if is_same(expected, status):
+            return expected
         found = Identity.of(status)
         if found != expected and found.same_data(expected):
             return behind_name(self.file.path, status) or expected

@@ -194,7 +194,7 @@ class Maps:
             until = self._distrust()
         if not self._complete:
             ready = self._ready[files]
-            if not (ready if ready.ndim == 0 else ready.all()):
+            if np.count_nonzero(ready) != ready.size:
                 self._map(np.unique(files).tolist())
         return until
 
@@ -254,13 +254,13 @@ class Maps:
                 one.file.close()
 
     def _open(self, number: int) -> MappedFile:
-        path = self._files.path(number)
-        file = _opened(path, self._files.expected(number) if self._guarded else None)
+        path, expected = self._files.path(number), self._files.expected(number)
+        file = _opened(path, expected if self._guarded else None)
         try:
-            one = MappedFile(number, file)
+            one = MappedFile(number, file, expected)
+            self.address[number] = start = one.bytes.__array_interface__["data"][0]
             if self._guarded:
-                map_guard.watch(one.bytes, self._lost, number)
-            self.address[number] = one.bytes.__array_interface__["data"][0]
+                map_guard.watch(one.bytes, start, self._lost, number)
             self._records = {}
             self._maps[number] = one  # last: an interrupt may come at any call before
         except BaseException as error:
@@ -273,9 +273,9 @@ class Maps:
 
     def _compare(self, one: MappedFile) -> None:
         """Refuse a file that may not be the one that was indexed; the keeper has its lease."""
-        path, expected = one.file.path, self._files.expected(one.number)
+        path, expected = one.file.path, one.expected
         if one.found is None:
-            found = one.identity(expected)
+            found = one.identity()
             if found == expected and not one.taken:
                 if one.number in self._lost:
                     raise Unmappable(path, "a part of it could not be read")

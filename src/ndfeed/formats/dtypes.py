@@ -75,6 +75,7 @@ _NAMED = {"?": "|b1"} | {
 _MOST_LETTERS = (1 << 29) - 1  # of four bytes each; beyond, NumPy 1 counts from 0 again
 
 
+@lru_cache(maxsize=1024)
 def canonical(text: str) -> str:
     """The name of the type a file calls ``text``; ``ValueError`` where there is none.
 

@@ -44,6 +44,7 @@ _ALL_BITS = (1 << 64) - 1
 _GONE = 0, 0, 1 << 63, 0, 0  # no file has that size
 _FACTS = attrgetter("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
 _SIGNATURE = 32
+_FOLDER_DTYPES = [np.dtype("u1"), np.dtype("<i8"), np.dtype("<i8")]  # paths, their ends, facts
 
 
 class Kept(NamedTuple):
@@ -141,7 +142,7 @@ def _decoded(path: bytes, data: memoryview, spellings: Paths) -> tuple[Table, in
         raise ValueError("the key it was signed with is gone") from None
     if not hmac.compare_digest(signature, _signature(key, path, [body])):
         raise ValueError("it is damaged, or somebody else wrote it: the signature is wrong")
-    table, extra = codec.decode(body, checked=False)
+    table, extra = codec.decode(body, checked=False, caches=(path,))
     if table.digest:
         raise ValueError("it is the index of a packed dataset")
     validate.check(table, FORMATS)
@@ -157,17 +158,17 @@ def _extra(extra: dict[str, Any]) -> tuple[int, Folders]:
     if type(built) is not int or not 0 <= built < 1 << 63:
         raise ValueError("the time of building is out of bounds")
     kinds = [getattr(column, "dtype", None) for column in (text, ends, facts)]
-    if kinds != [np.dtype("u1"), np.dtype("<i8"), np.dtype("<i8")]:
+    if kinds != _FOLDER_DTYPES:
         raise ValueError("the folders are malformed")
     if not len(ends) or len(facts) != 3 * (len(ends) - 1):
         raise ValueError("the folders differ in number")
-    if ends[0] != 0 or ends[-1] != len(text) or (ends[1:] <= ends[:-1]).any():
+    pairs = list(pairwise(ends.tolist()))
+    if ends[0] != 0 or ends[-1] != len(text) or any(end <= start for start, end in pairs):
         raise ValueError("the folders overlap")
     names = text.tobytes()
     if b"\0" in names:
         raise ValueError("a folder with a zero byte")
-    paths = (names[start:end] for start, end in pairwise(ends.tolist()))
-    return built, Folders(paths, facts.tolist())
+    return built, Folders((names[start:end] for start, end in pairs), facts.tolist())
 
 
 def doubt(table: Table) -> None:
@@ -178,12 +179,17 @@ def doubt(table: Table) -> None:
 
 def holds(kept: Kept, layout: Layout | None) -> bool:
     """Are the files the same as when the table was built, as far as a quick look tells?"""
-    if kept.doubted or _racy(np.array([kept.folders.changed_last()]), kept.built).any():
+    if kept.doubted or not kept.folders.unchanged():
         return False
-    if not kept.folders.unchanged() or _uncertain(kept, layout).any():
+    if layout is None and np.count_nonzero(kept.table.format == RAW):
         return False
+    last = max(kept.folders.changed_last(), int(kept.table.identity[:, 3:].max()))
+    if last >= kept.built - _COARSE_TICK:  # few are written that shortly before they are opened
+        folders = np.array([kept.folders.changed_last()])
+        if _racy(folders, kept.built).any() or _uncertain(kept, layout).any():
+            return False
     step = -(-kept.table.files // _CHECKED) or 1
-    return not _differ(kept.table, np.arange(0, kept.table.files, step)).any()
+    return not np.count_nonzero(_differ(kept.table, np.arange(0, kept.table.files, step)))
 
 
 def changed_files(kept: Kept, layout: Layout | None) -> NDArray[np.bool_]:

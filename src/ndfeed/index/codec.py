@@ -81,8 +81,16 @@ def encode(table: Table, extra: Mapping[str, Any] | None = None) -> list[bytes |
     return [MAGIC + check.to_bytes(4, "little") + fixed, header, *data]
 
 
-def decode(data: bytes | memoryview, *, checked: bool) -> tuple[Table, dict[str, Any]]:
-    """The table and what goes with it; its columns are views of ``data``."""
+def decode(
+    data: bytes | memoryview,
+    *,
+    checked: bool,
+    caches: tuple[bytes, ...] = (),
+) -> tuple[Table, dict[str, Any]]:
+    """The table and what goes with it; its columns are views of ``data``.
+
+    ``caches`` is not in the data: it is the table's, where it is known.
+    """
     end = _FIXED + int.from_bytes(data[16:24], "little")
     if bytes(data[:8]) != MAGIC or len(data) < _FIXED or end > len(data):
         raise ValueError("not an index")
@@ -95,12 +103,12 @@ def decode(data: bytes | memoryview, *, checked: bool) -> tuple[Table, dict[str,
     rest = memoryview(data)[end:]
     for name, place in columns.items():
         values[name] = _column(rest, name, place)
-    extra = {name[1:]: values.pop(name) for name in list(values) if name.startswith("+")}
+    extra = {name[1:]: values.pop(name) for name in [n for n in values if n[:1] == "+"]}
     values["base"] = values["base"].encode("latin-1")
     for name in _TEXTS:
         values[name] = tuple(values[name])
     values["notes"] = tuple((file, text) for file, text in values["notes"])
-    return Table(**values), extra
+    return Table(**values, caches=caches), extra
 
 
 def _header(text: bytes) -> dict[str, Any]:
@@ -114,20 +122,21 @@ def _header(text: bytes) -> dict[str, Any]:
     values, columns = found["values"], found["columns"]
     if type(values) is not dict or type(columns) is not dict:
         raise ValueError("values and columns must be objects")
-    own = {name for name in values if not name.startswith("+")}
+    own = {name for name in values if name[:1] != "+"}
     if own | {"digest"} != _VALUES.keys():
         raise ValueError("the values are not those of a table")
-    if {name for name in columns if not name.startswith("+")} != _COLUMNS.keys():
+    if {name for name in columns if name[:1] != "+"} != _COLUMNS.keys():
         raise ValueError("the columns are not those of a table")
-    _check_types({name: values[name] for name in own})
+    if [type(values[name]) for name in own] != [_VALUES[name] for name in own]:
+        raise ValueError("a value has another type")
+    _check_texts(values)
     return found
 
 
-def _check_types(values: dict[str, Any]) -> None:
-    if any(type(value) is not _VALUES[name] for name, value in values.items()):
-        raise ValueError("a value has another type")
-    if any(type(text) is not str for name in _TEXTS for text in values[name]):
-        raise ValueError("expected text in a list")
+def _check_texts(values: dict[str, Any]) -> None:
+    for name in _TEXTS:
+        if not set(map(type, values[name])) <= {str}:
+            raise ValueError("expected text in a list")
     for note in values["notes"]:
         if type(note) is not list or [type(part) for part in note] != [int, str]:
             raise ValueError("a note must be a file and text")

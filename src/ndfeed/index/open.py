@@ -165,11 +165,12 @@ def _kept(spellings: Paths, demand: Demand) -> Table | cache.Kept | None:
             found = cache.load(path, spellings)
             if found is None:
                 continue
-            table = replace(found.table, caches=(path,), narrowed=own is not None)
+            if own is not None:
+                found = found._replace(table=replace(found.table, narrowed=True))
             # A table without its bad files is never taken as it is: they are tried every time.
             if not partial and cache.holds(found, layout):
-                return table
-            kept = found._replace(table=table)
+                return found.table
+            kept = found
     return kept
 
 

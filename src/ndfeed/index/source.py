@@ -40,10 +40,11 @@ class Files(NamedTuple):
 
 
 def spell_source(source: Source) -> Paths:
-    """The source as absolute paths or patterns, in the caller's order."""
-    here = os.path.join(os.getcwdb(), b"")
+    """The source as absolute paths or patterns, in the caller's order; ``Paths`` are spelled."""
+    if isinstance(source, Paths):
+        return source
     if isinstance(source, str | bytes | os.PathLike):
-        return Paths((_spelled(source, here),))
+        return Paths((_spelled(source),))
     if not isinstance(source, Sequence) and not hasattr(source, "__array__"):
         hint = _LOADED if hasattr(source, "files") or hasattr(source, "read") else ""
         problem = f"a source must be a path or a list of paths, got {type(source).__name__}"
@@ -54,10 +55,11 @@ def spell_source(source: Source) -> Paths:
             "a source must be a path or a list of paths, got an array; pass the path instead of "
             "np.load(path), or np.save it first"
         )
+    here = os.path.join(os.getcwdb(), b"")  # asked for once, not for every file
     return Paths(_spelled(one, here) for one in source)
 
 
-def _spelled(one: object, here: bytes) -> bytes:
+def _spelled(one: object, here: bytes | None = None) -> bytes:
     if isinstance(one, str):
         path = one.encode(_ENCODING, _ERRORS)  # as os.fsencode, in a third of its time
     elif isinstance(one, bytes | os.PathLike):
@@ -75,7 +77,7 @@ def _spelled(one: object, here: bytes) -> bytes:
     if path.startswith(b"~"):
         path = os.path.expanduser(path)
     if not path.startswith(b"/"):
-        path = os.path.join(here, path)
+        path = os.path.join(os.getcwdb() if here is None else here, path)
     return path if _ABSOLUTE.fullmatch(path) else os.path.abspath(path)
 
 
