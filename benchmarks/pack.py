@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 from cases import CASES
-from loading import forget
+from loader import forget
 from measure import bar, report
 
 import ndfeed

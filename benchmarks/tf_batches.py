@@ -31,7 +31,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
-from loading import Peak, anonymous, order_of
+from loader import Peak, anonymous, order_of
 from measure import bar, report
 
 import ndfeed
