@@ -1,13 +1,13 @@
-"""The users' cases whose layout packing is for, made at the size of CI.
+"""Make the users' datasets that packing is meant for, at a size that CI can handle.
 
-    U2    volumes of different sizes with their segmentation, deflated, one case a file
+    U2    volumes of different sizes with their segmentation, deflated, one case per file
     U4    cached latents: features/i.npy and labels/i.npy
     U7    episodes of many steps, deflated
     U10   signals: three large .npy
     U11   shards of rows, stored
 
-Deflating takes longer than all else here, so only a few contents of U2 and U7 are deflated; the
-other files are copies of them, each with a number of its own added, by which rows are told apart.
+Deflating takes longer than everything else here, so only a few contents of U2 and U7 are deflated;
+the other files are copies of them, each with its own number added, which tells rows apart.
 """
 
 import shutil
@@ -28,18 +28,18 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Case:
-    """A dataset as its user has it, and how it is packed and read."""
+    """A dataset as its user has it, with the options to pack and read it."""
 
     what: str
     open: Callable[[], ndfeed.Dataset]
     batch: int
     packing: Mapping[str, Any] = field(default_factory=dict)
-    shuffle: Any = True  # of the packed one
+    shuffle: Any = True  # for the packed dataset
     cold: bool = False
 
 
 def volume(number: int, quick: bool) -> Arrays:
-    """A body of noise in air, as a scan has it, and a label for each voxel."""
+    """Return a body of noise surrounded by air, like a scan, and a label for each voxel."""
     rng = np.random.default_rng(number)
     depth, side = (15, 24) if quick else (150, 240)
     depth = round(depth * (0.7 + 0.3 * number))
@@ -50,7 +50,7 @@ def volume(number: int, quick: bool) -> Arrays:
 
 
 def episode(number: int, quick: bool) -> Arrays:
-    """Frames of a scene with a little noise, three of them stacked at every step."""
+    """Return frames of a scene with a little noise, three of them stacked at every step."""
     rng = np.random.default_rng(number)
     steps = 51 if quick else 501
     scene = rng.integers(0, 256, (3, 14, 14), np.uint8).repeat(6, 1).repeat(6, 2)
@@ -64,7 +64,7 @@ def save(make: Callable[[int, bool], Arrays], quick: bool, path: Path, number: i
 
 
 def deflated(folder: Path, count: int, make: Callable[[int, bool], Arrays], quick: bool) -> Path:
-    """``count`` archives of three contents; the member ``number`` is each one's own."""
+    """Write ``count`` archives with three different contents; the member ``number`` is unique."""
     folder.mkdir()
     paths = [folder / f"{i:04}.npz" for i in range(count)]
     with ProcessPoolExecutor() as pool:

@@ -1,18 +1,18 @@
-"""How fast do shuffled batches get from files into arrays of JAX on the CPU?
+"""Measure how fast shuffled batches get from files into JAX arrays on the CPU.
 
-One .npy of 150 KB, 3 KB and 128 B rows in the page cache; shuffled batches of it
+The data is one .npy with rows of 150 KB, 3 KB or 128 B in the page cache. Compared are
 
     ready    ``jax.device_put`` of NumPy batches that are ready in memory, in a loop. No file is
-             read: it is what putting batches on a device costs by itself
+             read: this is the cost of putting batches on a device
     today    ``jax.device_put(mapped[rows])``, batch by batch
     Grain    ``MapDataset.source(...).shuffle().batch()`` in its threads, over the mapped file as
              people write it and over ``ndfeed.jax.source``; with no threads, and with 2, 4 and 16
     ours     ``ndfeed.jax.loader``, alone and on a mesh of 8 simulated devices
 
-Ready batches lie where NumPy puts them, and in a way of their own where JAX uses them as they
-are: the latter moves nothing at all. Every batch is waited for. The first batch of every way is
-compared with NumPy's before anything is timed, and ways are timed in turns. Prints a JSON line
-for every way and every bar. Needs the ``test`` extra.
+Ready batches lie where NumPy allocates them, and in a second measurement where JAX can use them
+without a copy: the latter moves nothing at all. Every batch is waited for. The first batch of each
+measurement is compared with NumPy's before anything is timed, and the timings alternate. Prints one
+JSON line per measurement and per target. Needs the ``test`` extra.
 
     python benchmarks/jax_batches.py [QUESTION ...] [--folder DIR] [--quick]
 """
@@ -38,7 +38,7 @@ from measure import bar, report
 import ndfeed
 import ndfeed.jax
 
-# Shape of a row, rows a batch, rows in the file.
+# Shape of a row, rows per batch, rows in the file.
 ROWS = {
     "150KB": ((224, 224, 3), 256, 8_000),
     "3KB": ((32, 32, 3), 256, 400_000),
@@ -46,29 +46,29 @@ ROWS = {
 }
 GRAIN = {"150KB": 1, "3KB": 10, "128B": 10}
 PLAIN = 0.8
-READY = 16  # batches, taken in turns
+READY = 16  # batches, used in turn
 
 Way = Callable[[], Iterator[Any]]
 
 
 def one_npy(path: Path, shape: tuple[int, ...], count: int) -> np.ndarray:
-    """A large .npy whose rows say which row they are, as a map."""
+    """Write a large .npy whose rows contain their row number, and map it."""
     data = np.lib.format.open_memmap(path, "w+", np.uint8, (count, *shape))
     data[...] = np.random.default_rng(0).integers(0, 255, (1, *shape))
     number = np.arange(count, dtype=np.uint32).view(np.uint8).reshape(count, 4)
     data.reshape(count, -1)[:, :4] = number
-    del data  # nobody maps a file that somebody has open for writing
+    del data  # ndfeed does not map a file that is open for writing
     return np.load(path, mmap_mode="r")
 
 
 def numbers(batch: Any) -> np.ndarray:
-    """Which rows a batch holds."""
+    """Return the numbers of the rows in a batch."""
     found = np.ascontiguousarray(np.asarray(batch).reshape(len(batch), -1)[:, :4])
     return found.view(np.uint32)[:, 0]
 
 
 def order(n: int, batch: int) -> Iterator[np.ndarray]:
-    """The rows that our loader delivers."""
+    """Yield the rows that ndfeed's loader delivers."""
     for epoch in itertools.count():
         rows = ndfeed.Exact().begin(n, 0, epoch)
         for start in range(0, n - batch + 1, batch):
@@ -100,7 +100,7 @@ def ready(mapped: np.ndarray, batch: int, aligned: bool) -> Way:
 
 
 def placed(batch: np.ndarray, aligned: bool) -> np.ndarray:
-    """The batch where JAX uses it as it is; or 16 bytes behind that, where malloc puts it."""
+    """Copy a batch to where JAX uses it without a copy, or to 16 bytes after, as malloc does."""
     room = np.empty(batch.nbytes + 128, np.uint8)
     start = -room.ctypes.data % 64 + (0 if aligned else 16)
     made = room[start : start + batch.nbytes].reshape(batch.shape)
@@ -117,7 +117,7 @@ def today(mapped: np.ndarray, batch: int) -> Way:
 
 
 class Mapped:
-    """What people write: a mapped array, a row at a time."""
+    """The usual way: a mapped array, one row at a time."""
 
     def __init__(self, mapped: np.ndarray) -> None:
         self.mapped = mapped
@@ -141,7 +141,7 @@ def grained(source: Any, batch: int, threads: int) -> Way:
 
 
 def check(question: str, ways: dict[str, Way], mapped: np.ndarray, batch: int) -> None:
-    """Every batch is made of rows of the file, ours of those that the order says."""
+    """Check that every batch consists of rows of the file, and ours of those in the order."""
     expected = next(order(len(mapped), batch))
     for name, way in ways.items():
         batches = way()
@@ -153,8 +153,8 @@ def check(question: str, ways: dict[str, Way], mapped: np.ndarray, batch: int) -
 
 
 def timed(batches: Iterator[Any], seconds: float) -> float:
-    """Batches a second."""
-    jax.block_until_ready(next(batches))  # threads are started, too
+    """Return batches per second."""
+    jax.block_until_ready(next(batches))  # this also starts the threads
     start = time.perf_counter()
     for done, batch in enumerate(batches, 1):
         jax.block_until_ready(batch)
@@ -203,12 +203,12 @@ def question(label: str, folder: Path, quick: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help=", ".join(ROWS))
-    parser.add_argument("--folder", type=Path, help="where to make the files; a temporary folder")
+    parser.add_argument("--folder", type=Path, help="where to make the files (default: temporary)")
     parser.add_argument("--quick", action="store_true", help="smaller data")
     given = parser.parse_args()
     unknown = set(given.questions) - set(ROWS)
     if unknown:
-        parser.error(f"no question {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
+        parser.error(f"no question {', '.join(sorted(unknown))}; choose from {', '.join(ROWS)}")
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         for label in given.questions or ROWS:
             question(label, Path(folder), given.quick)

@@ -1,12 +1,12 @@
-"""Do shuffled batches get into the memory of a GPU through JAX whole, and how fast?
+"""Check that shuffled batches reach GPU memory through JAX intact, and measure how fast.
 
     held     does JAX keep a NumPy array until its copy to the device is done?
     races    every value of thousands of batches, with a consumer that is faster and one that is
-             slower than the loader, and of batches that are kept while it goes on
+             slower than the loader, and of batches that are kept while it continues
     rates    ours against ``device_put`` of NumPy batches that are ready, and of ``mapped[rows]``
 
-Needs JAX with a CUDA device, NumPy, and ndfeed on the path; nothing else. Prints a JSON line for
-everything it finds out; ``met`` says whether a bar is reached.
+Needs only JAX with a CUDA device, NumPy, and ndfeed on the path. Prints one JSON line per
+measurement; ``met`` says whether a target is reached.
 
     python benchmarks/jax_gpu.py [QUESTION ...] [--folder DIR] [--quick]
 """
@@ -28,7 +28,7 @@ import numpy as np
 import ndfeed
 import ndfeed.jax
 
-# Type and shape of a row, rows a batch, rows in the file. The odd ones begin anywhere in memory.
+# Dtype and shape of a row, rows per batch, rows in the file. Odd sizes are not aligned in memory.
 ROWS = {
     "150KB": ("u1", (224, 224, 3), 256, 20_000),
     "3KB": ("u1", (32, 32, 3), 1024, 500_000),
@@ -39,12 +39,12 @@ ROWS = {
 
 
 def say(**facts: Any) -> None:
-    """One JSON line."""
+    """Print one JSON line."""
     print(json.dumps(facts), flush=True)
 
 
 def make(label: str, folder: Path, quick: bool) -> Path:
-    """A file of rows that all differ, in every part of them."""
+    """Write a file of rows that differ everywhere."""
     dtype, shape, _, count = ROWS[label]
     count //= 10 if quick else 1
     path = folder / f"{label}.npy"
@@ -68,14 +68,14 @@ def loader_of(path: Path, label: str, **options: Any) -> Any:
 
 
 def held(folder: Path, quick: bool) -> None:
-    """If memory were given back before its copy is done, batches would change on their way."""
+    """Check that memory is not reused before its copy is done, which would change batches."""
     for size in (1 << 16, 1 << 22, 1 << 28):
         early = wrong = 0
         for turn in range(20):
             host = np.full(size, turn, np.uint8)
             gone: list[bool] = []
             on_device = jax.device_put(host)
-            # Whoever gets the memory next writes to it at once, as a pool's next batch would.
+            # The next owner of the memory writes to it at once, as a pool's next batch would.
             weakref.finalize(host, lambda a, g=gone: g.append(a.is_ready()), on_device)
             del host
             again = np.full(size, 255, np.uint8)
@@ -100,7 +100,7 @@ def work(x: jax.Array) -> jax.Array:
 
 
 def races(folder: Path, quick: bool) -> None:
-    """Every value, against a copy of the whole file on the device."""
+    """Compare every value with a copy of the file on the device."""
     wanted = 200 if quick else 3000
     for label in ROWS:
         path = make(label, folder, quick)
@@ -145,7 +145,7 @@ def _wrong(
 
 
 def rate(batches: Iterator[Any], rows: int, seconds: float = 2.0) -> float:
-    """Rows a second; at most four batches are waited for at a time, as in training."""
+    """Return rows per second; at most four batches are in flight at a time, as in training."""
     for _ in range(8):
         jax.block_until_ready(next(batches))
     waiting: list[Any] = []
@@ -165,7 +165,7 @@ def endless(loader: Any) -> Iterator[Any]:
 
 
 def rates(folder: Path, quick: bool) -> None:
-    """Ways in turns, the best of three."""
+    """Measure each way in turn; the best of three rounds counts."""
     for label, (_, _, batch, _) in ROWS.items():
         path = make(label, folder, quick)
         mapped = np.load(path, mmap_mode="r")
@@ -206,7 +206,7 @@ QUESTIONS = {function.__name__: function for function in (held, races, rates)}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help=", ".join(QUESTIONS))
-    parser.add_argument("--folder", type=Path, help="where to make the files; a temporary folder")
+    parser.add_argument("--folder", type=Path, help="where to make the files (default: temporary)")
     parser.add_argument("--quick", action="store_true", help="smaller data")
     given = parser.parse_args()
     device = jax.devices()[0]

@@ -1,15 +1,15 @@
-"""How much of the time of ``fit``, ``evaluate`` and ``predict`` is ours, and how much Keras's?
+"""Measure how much of the time of ``fit``, ``evaluate`` and ``predict`` is ndfeed's and Keras's.
 
-A model that does nothing, raw rows in the page cache, exact shuffle. Compared are
+The model does nothing, rows are raw and in the page cache, the shuffle is exact. Compared are
 
     loader   a loop over ``ndfeed.loader`` and nothing else
-    feed     the same batches as Keras asks for them, without a model
+    feed     the same batches as Keras requests them, without a model
     ndfeed   Keras with ``ndfeed.keras.dataset``
-    memory   Keras with batches that lie in memory already, as the backend's own tensors: its floor
-    arrays   Keras with whole arrays in memory, as people without a loader give them
+    memory   Keras with batches already in memory, as tensors of the backend: its lower bound
+    arrays   Keras with entire arrays in memory, as used without a loader
 
-The backend is that of KERAS_BACKEND. Ways take turns, the best of all rounds counts. Prints a JSON
-line for every way, in microseconds a batch.
+KERAS_BACKEND selects the backend. The timings alternate, and the best of all rounds counts. Prints
+one JSON line per measurement, in microseconds per batch.
 
     KERAS_BACKEND=torch python benchmarks/keras_batches.py [--folder DIR] [--rounds N]
 """
@@ -63,11 +63,11 @@ def tensors(array):
 
 
 def feed(data):
-    """The batches as the trainer of the backend gets them."""
+    """Yield the batches as the trainer of the backend gets them."""
     from keras.src.trainers.data_adapters import get_data_adapter
 
     adapter = get_data_adapter(data)
-    yield from {  # the adapter lives as long as this does
+    yield from {  # the adapter stays alive as long as this generator
         "torch": adapter.get_torch_dataloader,
         "jax": adapter.get_jax_iterator,
         "tensorflow": adapter.get_tf_dataset,

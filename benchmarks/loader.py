@@ -1,4 +1,4 @@
-"""How fast do shuffled batches come, from warm and cold files, in how much memory?
+"""Measure how fast shuffled batches arrive, from warm and cold files, and in how much memory.
 
     warm        one .npy of 150 KB, 3 KB and 128 B rows in the page cache, exact shuffle
     cold        one .npy of 150 KB rows, not in the page cache, exact shuffle
@@ -13,10 +13,10 @@
     u6          tables: three fields in four files each, in order and in shuffled blocks
     u8          200,000 arbitrary rows of one large array at a time
 
-Every way of a question is given the same rows in the same order, its first batch is compared,
-and ways are timed in turns. Batches are NumPy arrays; what people use today is torch's
-DataLoader, ``np.load``, maps and threads. Prints a JSON line for every way, with the peak of
-anonymous memory while it ran, and one for every bar. Needs the ``test`` extra.
+All solutions to a question read the same rows in the same order, their first batches are compared,
+and the timings alternate. Batches are NumPy arrays; "today" is what people use now: torch's
+DataLoader, ``np.load``, maps and threads. Prints one JSON line per measurement, with the peak of
+anonymous memory while it ran, and one per target. Needs the ``test`` extra.
 
     python benchmarks/loader.py [QUESTION ...] [--folder DIR] [--quick]
 """
@@ -42,7 +42,7 @@ from measure import bar, report
 
 import ndfeed
 
-# A way makes, from batches of row numbers without end, batches without end.
+# A way turns an endless iterator of row numbers into an endless iterator of batches.
 Rows = Iterator[np.ndarray]
 Way = Callable[[Rows], Iterator[Any]]
 
@@ -59,14 +59,14 @@ rng = np.random.default_rng(0)
 
 
 def anonymous() -> int:
-    """Bytes of this process's memory that are not pages of files."""
+    """Return the bytes of this process's memory that are not pages of files."""
     with open("/proc/self/status") as status:
         found = dict(line.split(":", 1) for line in status)
     return (int(found["RssAnon"].split()[0]) + int(found["RssShmem"].split()[0])) * 1024
 
 
 class Peak:
-    """The most anonymous memory within a context."""
+    """Measures the peak of anonymous memory within a context."""
 
     def __enter__(self) -> "Peak":
         self.bytes = anonymous()
@@ -85,7 +85,7 @@ class Peak:
 
 
 def order_of(n: int, batch: int, seed: int = 0) -> Rows:
-    """The rows that ``ndfeed.loader(..., shuffle=True)`` delivers, epoch after epoch."""
+    """Yield the rows that ``ndfeed.loader(..., shuffle=True)`` delivers, epoch after epoch."""
     for epoch in itertools.count():
         rows = ndfeed.Exact().begin(n, seed, epoch)
         for start in range(0, n - batch + 1, batch):
@@ -93,7 +93,7 @@ def order_of(n: int, batch: int, seed: int = 0) -> Rows:
 
 
 def first_array(batch: Any) -> np.ndarray:
-    """The first field of a batch, whatever holds it."""
+    """Return the first field of a batch, whatever its type."""
     if isinstance(batch, dict):
         batch = next(iter(batch.values()))
     elif isinstance(batch, tuple):
@@ -112,7 +112,7 @@ def compare(
     rounds: int = 3,
     before: Callable[[], None] | None = None,
 ) -> dict[str, float]:
-    """Median rows a second of every way; ``before`` is called before each is timed."""
+    """Return the median rows per second of every way; ``before`` is called before each timing."""
     rates: dict[str, list[float]] = {name: [] for name in ways}
     peaks = dict.fromkeys(ways, 0)
     for turn in range(rounds):
@@ -122,9 +122,9 @@ def compare(
             batches = way(order())
             with Peak() as peak:
                 if not before:
-                    found = first_array(next(batches))  # threads and workers are started, too
+                    found = first_array(next(batches))  # this also starts threads and workers
                     if isinstance(found, list) and not isinstance(expected, list):
-                        found = np.asarray(found[0])  # DataLoader's way with tuples
+                        found = np.asarray(found[0])  # DataLoader returns tuples as lists
                     if turn == 0:
                         _same(found, expected, f"{question}: {name}")
                     del found
@@ -146,7 +146,7 @@ def _same(found: Any, expected: Any, name: str) -> None:
 
 
 def _timed(batches: Iterator[Any], seconds: float) -> float:
-    """Batches a second."""
+    """Return batches per second."""
     start = now = time.perf_counter()
     for done, batch in enumerate(batches, 1):
         del batch
@@ -157,7 +157,7 @@ def _timed(batches: Iterator[Any], seconds: float) -> float:
 
 
 def ours(source: Any, batch: int, **options: Any) -> Way:
-    """Our loader over a dataset, epoch after epoch. It has the order built in."""
+    """Return our loader over a dataset, epoch after epoch; it makes its own order."""
 
     def way(rows: Rows) -> Iterator[Any]:
         ds = source if isinstance(source, ndfeed.Dataset) else ndfeed.open(source)
@@ -169,7 +169,7 @@ def ours(source: Any, batch: int, **options: Any) -> Way:
 
 
 def tensors(path: Path, batch: int) -> Way:
-    """The same as tensors."""
+    """Return our loader with torch tensors."""
 
     def way(rows: Rows) -> Iterator[Any]:
         import ndfeed.torch
@@ -183,12 +183,12 @@ def tensors(path: Path, batch: int) -> Way:
 
 
 def each(function: Callable[[np.ndarray], Any]) -> Way:
-    """A function of row numbers, batch after batch."""
+    """Return a way that calls a function of row numbers, batch after batch."""
     return lambda rows: map(function, rows)
 
 
 def pooled(function: Callable[[np.ndarray], Any], threads: int, ahead: int = 2) -> Way:
-    """The same in a pool of threads, ``ahead`` batches under way for each."""
+    """Return the same in a pool of threads, with ``ahead`` batches in flight for each."""
 
     def way(rows: Rows) -> Iterator[Any]:
         with ThreadPoolExecutor(threads) as pool:
@@ -202,7 +202,7 @@ def pooled(function: Callable[[np.ndarray], Any], threads: int, ahead: int = 2) 
 
 
 def dataloader(dataset: Any, workers: int) -> Way:
-    """torch's DataLoader over a map-style dataset."""
+    """Return torch's DataLoader over a map-style dataset."""
 
     def way(rows: Rows) -> Iterator[Any]:
         from torch.utils.data import DataLoader
@@ -217,7 +217,7 @@ def dataloader(dataset: Any, workers: int) -> Way:
 
 
 class Endless:
-    """Batches of row numbers as a sampler."""
+    """A sampler of batches of row numbers."""
 
     def __init__(self, batches: Iterator[list[int]]) -> None:
         self._batches = batches
@@ -227,7 +227,7 @@ class Endless:
 
 
 class Mapped:
-    """What people write: a mapped array, a row at a time."""
+    """The usual way: a mapped array, one row at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -261,17 +261,17 @@ class Batched(Mapped):
 
 
 def one_npy(path: Path, shape: tuple[int, ...], count: int) -> np.ndarray:
-    """A large .npy whose rows differ, as a map."""
+    """Write a large .npy whose rows differ, and map it."""
     data = np.lib.format.open_memmap(path, "w+", np.uint8, (count, *shape))
     data[...] = rng.integers(0, 255, (1, *shape))
     data.reshape(count, -1)[:, 0] = np.arange(count) % 251
     data.flush()
-    del data  # nobody maps a file that somebody has open for writing
+    del data  # ndfeed does not map a file that is open for writing
     return np.load(path, mmap_mode="r")
 
 
 def take_ready(mapped: np.ndarray, batch: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Floor: ``np.take`` of the mapped file into memory that is ready."""
+    """Return the floor: ``np.take`` from the mapped file into memory that is ready."""
     size = mapped[0].nbytes
     records = np.asarray(mapped).reshape(-1).view(np.uint8).view(f"V{size}")
     memory = threading.local()
@@ -289,17 +289,17 @@ def take_ready(mapped: np.ndarray, batch: int) -> Callable[[np.ndarray], np.ndar
 
 
 def as_it_is(path: Path) -> Path:
-    """A .npy is read where it lies."""
+    """Return the .npy itself: it is read in place."""
     return path
 
 
 def itself(path: Path, read: Path, batch: int) -> dict[str, Way]:
-    """Ours over the .npy too, where another way of ours reads something else."""
+    """Return our loader over the .npy too, where the other one reads something else."""
     return {} if read == path else {ITSELF: ours(path, batch)}
 
 
 def beside(question: str, rates: dict[str, float]) -> None:
-    """What was made of a .npy must not be slower than it."""
+    """Check that what was made from a .npy is not slower than the .npy."""
     if ITSELF in rates:
         bar(question, "ours / the .npy itself", rates["ours"] / rates[ITSELF], 0.95)
 
@@ -307,7 +307,7 @@ def beside(question: str, rates: dict[str, float]) -> None:
 def warm(
     folder: Path, quick: bool, name: str = "warm", source: Callable[[Path], Path] = as_it_is
 ) -> None:
-    """One .npy after the other; ours reads what ``source`` makes of it."""
+    """Measure one .npy after another; our loader reads what ``source`` makes of it."""
     for label, (shape, batch, count) in ROWS.items():
         count //= 4 if quick else 1
         path = folder / f"{label}.npy"
@@ -325,7 +325,7 @@ def warm(
             "ours, torch tensors": tensors(read, batch),
         }
         ways |= itself(path, read, batch)
-        # The rows of the floor and of today's ways are worked out beforehand.
+        # The rows for the floor and for today's solutions are computed beforehand.
         known = list(itertools.islice(order_of(count, batch), min(count // batch, 2000)))
         rates = compare(f"{name} {label}", ways, lambda known=known: itertools.cycle(known),
                         mapped[known[0]], per_batch=batch)  # fmt: skip
@@ -342,7 +342,7 @@ def warm(
 
 
 def forget(paths: list[Path]) -> None:
-    """Have the system drop what it keeps of some files; nobody may have them mapped."""
+    """Drop files from the page cache; nobody may have them mapped."""
     gc.collect()
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
@@ -357,7 +357,7 @@ def cold(
     question: str = "cold 150KB",
     source: Callable[[Path], Path] = as_it_is,
 ) -> None:
-    """A .npy that is not in memory; ours reads what ``source`` makes of it."""
+    """Measure a .npy that is not in memory; our loader reads what ``source`` makes of it."""
     shape, batch, count = ROWS["150KB"]
     count = 8_000 if quick else 24_000
     path = folder / "cold.npy"
@@ -465,12 +465,12 @@ def huge(folder: Path, quick: bool) -> None:
     for n in (10**4, 10**10):
         path = folder / f"{n}.bin"
         with open(path, "wb") as file:
-            file.truncate(n)  # a hole: it takes no room on disk
+            file.truncate(n)  # a hole: it takes no space on disk
         loader = ndfeed.loader(ndfeed.open(path, dtype="uint8", shape=()), 256, shuffle=True)
         starts = []
         for _ in range(31):
             loader.close()
-            loader.epoch = 0  # the same rows, so that all but the first find them in memory
+            loader.epoch = 0  # the same rows, so that all rounds but the first find them in memory
             began = time.perf_counter()
             batches = iter(loader)
             next(batches)
@@ -483,7 +483,7 @@ def huge(folder: Path, quick: bool) -> None:
 
 
 def in_turn(paths: list[Path], rows: int, threads: int) -> Way:
-    """Files in turn, rows shuffled within each, as an iterable dataset does."""
+    """Return files in turn, rows shuffled within each, as an iterable dataset does."""
 
     def load(path: Path) -> tuple[np.ndarray, np.ndarray]:
         with np.load(path) as archive:
@@ -503,7 +503,7 @@ def in_turn(paths: list[Path], rows: int, threads: int) -> Way:
 
 
 def compressed(folder: Path, quick: bool) -> None:
-    """Deflated, many rows a file, four times larger than memory when inflated."""
+    """Measure deflated files of many rows each, inflated four times larger than memory."""
     files, rows = (24, 256) if quick else (64, 512)
     place = folder / "compressed"
     place.mkdir()
@@ -535,12 +535,12 @@ def compressed(folder: Path, quick: bool) -> None:
 
 
 def files(folder: Path, quick: bool) -> None:
-    """One sample per file, as images with a label."""
+    """Measure one sample per file: images with a label."""
     count = 1_000 if quick else 4_000
     for kind, save, wanted in (("stored", np.savez, 10), ("deflated", np.savez_compressed, 5)):
         place = folder / kind
         place.mkdir()
-        # About half the size when deflated, as pictures in uint8 are at best.
+        # Deflates to about half the size, as uint8 images do at best.
         image = (rng.integers(0, 255, (128, 128, 3)) // 32 * 8).astype(np.uint8)
         for i in range(count):
             image[0, 0, 0] = i % 251
@@ -565,7 +565,7 @@ def files(folder: Path, quick: bool) -> None:
 
 
 class Npz:
-    """An image and a label per .npz."""
+    """One image and one label per .npz."""
 
     def __init__(self, paths: list[Path]) -> None:
         self.paths = paths
@@ -584,7 +584,7 @@ def sample_batch(dataset: Any, rows: np.ndarray) -> np.ndarray:
 
 
 def u1(folder: Path, quick: bool) -> None:
-    """MLPerf Storage unet3d: volumes of different sizes, one stored .npz each."""
+    """Measure MLPerf Storage unet3d: volumes of different sizes, one stored .npz each."""
     place = folder / "u1"
     place.mkdir()
     count, mean = (16, 8 << 20) if quick else (64, 32 << 20)
@@ -614,7 +614,7 @@ def u1(folder: Path, quick: bool) -> None:
 
 
 def u3(folder: Path, quick: bool) -> None:
-    """nanoGPT: rows of tokens out of one raw file; x and y, shifted by one, as int64."""
+    """Measure nanoGPT: rows of tokens from one raw file; x and y, shifted by one, as int64."""
     for batch, length in ((12, 1024), (512, 2048)):
         path = folder / f"{length}.bin"
         rows = (100 if quick else 500) * 10**6 // (length + 1)
@@ -644,7 +644,7 @@ def u3(folder: Path, quick: bool) -> None:
 
 
 class Pairs:
-    """Two small .npy files a sample."""
+    """Two small .npy files per sample."""
 
     def __init__(self, features: list[Path], labels: list[Path]) -> None:
         self.features, self.labels = features, labels
@@ -657,7 +657,7 @@ class Pairs:
 
 
 def u4(folder: Path, quick: bool) -> None:
-    """Cached latents: features/i.npy and labels/i.npy."""
+    """Measure cached latents: features/i.npy and labels/i.npy."""
     count = 5_000 if quick else 100_000
     for name in ("features", "labels"):
         (folder / name).mkdir()
@@ -671,7 +671,7 @@ def u4(folder: Path, quick: bool) -> None:
     ds = ndfeed.open(
         {name: str(folder / name) for name in sources}, sample=dict.fromkeys(sources, "file")
     )
-    # Sorted by name as people write them: 10 stands before 2 there, and we sort by number.
+    # People sort by name, which puts 10 before 2; ndfeed sorts by number.
     names = [Path(path).name for path in ds.files[:count]]
     pairs = Pairs(
         [folder / "features" / one for one in names], [folder / "labels" / one for one in names]
@@ -692,11 +692,11 @@ def u4(folder: Path, quick: bool) -> None:
     bar("u4", "ours / best of today", rates["ours"] / best, 3)
 
 
-Maps = list[list[np.ndarray]]  # a map for every field and day
+Maps = list[list[np.ndarray]]  # one map per field and day
 
 
 def contiguous(maps: Maps, batch: int) -> Way:
-    """Slices of every field, day by day."""
+    """Return slices of every field, day by day."""
 
     def way(_: Rows) -> Iterator[Any]:
         rows = len(maps[0][0])
@@ -708,7 +708,7 @@ def contiguous(maps: Maps, batch: int) -> Way:
 
 
 def mixed(maps: Maps, batch: int) -> Way:
-    """A block of neighbouring rows at a time, anywhere, shuffled within."""
+    """Return blocks of neighbouring rows, each from a random position and shuffled within."""
 
     def way(_: Rows) -> Iterator[Any]:
         rows = len(maps[0][0])
@@ -722,7 +722,7 @@ def mixed(maps: Maps, batch: int) -> Way:
 
 
 def u6(folder: Path, quick: bool) -> None:
-    """Criteo: dense, sparse and labels, four files each."""
+    """Measure Criteo: dense, sparse and labels, four files each."""
     rows = 500_000 if quick else 4_000_000
     kinds = {"dense": (np.float32, 13), "sparse": (np.int32, 26), "labels": (np.int32, 1)}
     for name, (dtype, width) in kinds.items():
@@ -756,7 +756,7 @@ def u6(folder: Path, quick: bool) -> None:
 
 
 def u8(folder: Path, quick: bool) -> None:
-    """Node features: arbitrary rows of a large array, many at a time."""
+    """Measure node features: arbitrary rows of a large array, many at a time."""
     count, batch = (200_000, 20_000) if quick else (2_000_000, 200_000)
     path = folder / "node_feat.npy"
     data = np.lib.format.open_memmap(path, "w+", np.float16, (count, 1024))
@@ -788,15 +788,17 @@ def main() -> None:
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help=", ".join(QUESTIONS))
-    parser.add_argument("--folder", type=Path, help="where to make the files; a temporary folder")
+    parser.add_argument("--folder", type=Path, help="where to make the files (default: temporary)")
     parser.add_argument("--quick", action="store_true", help="smaller data")
     given = parser.parse_args()
     unknown = set(given.questions) - set(QUESTIONS)
     if unknown:
-        parser.error(f"no question {', '.join(sorted(unknown))}; there are {', '.join(QUESTIONS)}")
+        parser.error(
+            f"no question {', '.join(sorted(unknown))}; choose from {', '.join(QUESTIONS)}"
+        )
     wanted = given.questions or list(QUESTIONS)
     if len(wanted) > 1:
-        # Each in a process of its own: what one leaves in memory is not counted for the next.
+        # Each runs in its own process: memory left over by one is not counted for the next.
         for name in wanted:
             command = [sys.executable, __file__, name]
             command += ["--folder", str(given.folder)] if given.folder else []

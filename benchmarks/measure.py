@@ -1,8 +1,8 @@
-"""What every benchmark shares: timing in turns, one JSON line a way, ratios against bars.
+"""Shared by all benchmarks: alternating timings, one JSON line per measurement, targets.
 
-Ways of one question are timed in turns, round by round, so that a noisy machine disturbs all
-of them alike. Every way is called with the same arguments, and its answer is compared before
-anything is timed: a fast wrong answer is no answer.
+The solutions to a question are timed in turn, round by round, so that a noisy machine disturbs all
+of them alike. Each is called with the same arguments, and its result is compared before anything
+is timed: a fast wrong answer is not an answer.
 """
 
 import itertools
@@ -28,9 +28,9 @@ def compare(
     rounds: int = 9,
     seconds: float = 0.2,
 ) -> dict[str, float]:
-    """Median rate of every way over ``batches`` of row numbers, in rows a second.
+    """Return the median rate of every way over ``batches`` of row numbers, in rows per second.
 
-    ``expected`` is the right answer for the first batch.
+    ``expected`` is the right result for the first batch.
     """
     for name, way in ways.items():
         found = way(batches[0])
@@ -50,19 +50,19 @@ def compare(
 
 
 class Threads:
-    """A way that several threads go at once, each with batches of its own, as a loader's do."""
+    """A way run by several threads at once, each with its own batches, like a loader's threads."""
 
     def __init__(self, way: Way, count: int = 2) -> None:
         self.way = way
         self.count = count
 
     def __call__(self, rows: np.ndarray) -> Any:
-        """One batch, for comparing answers."""
+        """Return one batch, to compare results."""
         return self.way(rows)
 
 
 def _once(way: Way, batches: Sequence[np.ndarray], seconds: float) -> float:
-    """Seconds a batch, over at least ``seconds``."""
+    """Return seconds per batch, measured over at least ``seconds``."""
     if not isinstance(way, Threads):
         return _loop(way, batches, seconds)
     with ThreadPoolExecutor(way.count) as pool:
@@ -81,10 +81,10 @@ def _loop(way: Way, batches: Sequence[np.ndarray], seconds: float) -> float:
 
 
 def report(**facts: Any) -> None:
-    """One JSON line."""
+    """Print one JSON line."""
     print(json.dumps(facts), flush=True)
 
 
 def bar(question: str, what: str, ratio: float, wanted: float) -> None:
-    """One line that holds a ratio against its bar."""
+    """Print one line that compares a ratio with its target."""
     report(question=question, bar=what, ratio=round(ratio, 2), wanted=wanted, met=ratio >= wanted)

@@ -1,16 +1,16 @@
-"""What does packing cost, and what does it buy?
+"""Measure what packing costs and what it gains.
 
-    compressed   2,000 compressed .npz, an image and a label in each
+    compressed   2,000 compressed .npz with an image and a label each
     tiny         100,000 .npy of 3 KB
     stored       one stored .npz of 2 GB
-    buys         shuffled batches of the users' cases (``cases.py``), before and after; where
-                 users ask for a speed, that one beside it
+    buys         shuffled batches of the users' datasets (``cases.py``), before and after packing;
+                 where users require a speed, that speed, too
 
 Packing is compared with what people write today: a loop of ``np.load`` and ``np.save`` per array,
-and the same in a ``ProcessPoolExecutor``, neither of which syncs what it wrote, as ours does; and
-for one large file with what the disk takes: ``dd conv=fsync``. Sources are warm, in the page cache;
-every way writes to a new folder, and what is written is compared before it counts. Prints a JSON
-line for every way and for every bar.
+and the same in a ``ProcessPoolExecutor``, neither of which syncs to disk, as ours does; for one
+large file it is compared with the disk: ``dd conv=fsync``. Sources are in the page cache; each
+measurement writes to a new folder, and the result is compared before it counts. Prints one JSON
+line per measurement and per target.
 
     python benchmarks/pack.py [QUESTION ...] [--folder DIR] [--quick]
 """
@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 from cases import CASES
-from loading import forget
+from loader import forget
 from measure import bar, report
 
 import ndfeed
@@ -41,7 +41,7 @@ rng = np.random.default_rng(0)
 
 
 def convert(path, to):
-    """Today: one file, every array of it to a .npy of its own."""
+    """Write every array of a file to its own .npy, as people do today."""
     loaded = np.load(path)
     if isinstance(loaded, np.ndarray):
         np.save(to / f"{path.stem}.npy", loaded)
@@ -52,14 +52,14 @@ def convert(path, to):
 
 
 def loop(paths, to):
-    """Today, in a loop."""
+    """Convert files in a loop."""
     to.mkdir()
     for path in paths:
         convert(path, to)
 
 
 def pool(paths, to):
-    """Today, with every core."""
+    """Convert files with every core."""
     to.mkdir()
     with ProcessPoolExecutor() as workers:
         for _ in workers.map(partial(convert, to=to), paths, chunksize=64):
@@ -67,12 +67,12 @@ def pool(paths, to):
 
 
 def ours(source, to, **options):
-    """Ours, synced."""
+    """Pack with ndfeed, which syncs to disk."""
     return ndfeed.pack(source, to, **options)
 
 
 def timed(question, ways, folder, nbytes):
-    """Median seconds of every way, in turns, each into a new folder."""
+    """Return the median seconds of every way, run in turn, each into a new folder."""
     times = {name: [] for name in ways}
     for _ in range(ROUNDS):
         for name, way in ways.items():
@@ -96,13 +96,13 @@ def timed(question, ways, folder, nbytes):
 
 
 def bars(question, seconds):
-    """How much sooner ours is done."""
+    """Report how much sooner ours is done."""
     bar(question, "the loop / ours", seconds["loop"] / seconds["ours"], 3)
     bar(question, "the pool / ours", seconds["pool"] / seconds["ours"], 1.5)
 
 
 def compressed(folder, quick):
-    """Small compressed archives, one sample in each."""
+    """Measure small compressed archives of one sample each."""
     source = folder / "source"
     source.mkdir()
     for i in range(200 if quick else 2000):
@@ -122,7 +122,7 @@ def compressed(folder, quick):
 
 
 def tiny(folder, quick):
-    """Very many very small files."""
+    """Measure very many very small files."""
     source = folder / "source"
     source.mkdir()
     for i in range(5_000 if quick else 100_000):
@@ -141,13 +141,13 @@ def tiny(folder, quick):
 
 
 def dd(source, to):
-    """The disk: the same bytes, copied and synced."""
+    """Copy and sync the same bytes: the speed of the disk."""
     command = ["dd", f"if={source}", f"of={to}", "bs=1M", "conv=fsync", "status=none"]
     subprocess.run(command, check=True)
 
 
 def stored(folder, quick):
-    """One large stored archive, its rows copied as they are."""
+    """Measure one large stored archive, whose rows are copied unchanged."""
     rows = 2_000 if quick else 20_000
     data = rng.integers(0, 255, (rows, 100_000), dtype=np.uint8)
     np.savez(folder / "big.npz", x=data, y=np.arange(rows))
@@ -168,8 +168,8 @@ def stored(folder, quick):
 
 
 def batches(opened, case, shuffle):
-    """Samples a second of a new loader, its start counted in, over an epoch or some seconds."""
-    ds = opened()  # anew: what is mapped is not forgotten
+    """Return samples per second of a new loader, including its start; one epoch if cold."""
+    ds = opened()  # opened again: mapped files stay in the page cache
     if case.cold:
         forget(ds.files)
     rows, began = 0, time.perf_counter()
@@ -179,12 +179,12 @@ def batches(opened, case, shuffle):
                 rows += len(next(iter(one.values())))
                 if time.perf_counter() - began > SECONDS:
                     return rows / (time.perf_counter() - began)
-            if case.cold:  # the next epoch would not be
+            if case.cold:  # the next epoch would not be cold
                 return rows / (time.perf_counter() - began)
 
 
 def compared(case, opened):
-    """Has every packed row that is looked at the values of the row it was made from?"""
+    """Check that every packed row that is sampled has the values of its source row."""
     ds, packed = case.open(), opened()
     assert len(ds) == len(packed)
     rows = np.unique(rng.integers(0, len(ds), 2 * case.batch))
@@ -198,7 +198,7 @@ def compared(case, opened):
 
 
 def copies(folder, count):
-    """What U2 asks for, the speed of .npy: every case copied out of the mapped columns."""
+    """Return what U2 requires, the speed of .npy: every case copied out of the mapped columns."""
     fields = [
         [np.load(folder / f"{name}.{role}.npy", mmap_mode="r") for role in ("values", "offsets")]
         for name in ("data", "seg")
@@ -213,7 +213,7 @@ def copies(folder, count):
 
 
 def in_a_row(folder, count):
-    """What U10 asks for, the speed of reading in order: all columns, megabyte by megabyte."""
+    """Return what U10 requires, the speed of sequential reading: all columns in 1 MB reads."""
     paths = list(folder.iterdir())
     forget(paths)
     memory = bytearray(1 << 20)
@@ -226,7 +226,7 @@ def in_a_row(folder, count):
 
 
 def files_wanted(folder, count):
-    """What U4 asks for: 200,000 files a second, two to a sample."""
+    """Return what U4 requires: 200,000 files per second, two per sample."""
     return 100_000.0
 
 
@@ -238,7 +238,7 @@ ASKED = {
 
 
 def buys(folder, quick):
-    """Shuffled batches before and after, in turns, and what users ask for where they say."""
+    """Measure shuffled batches before and after packing, in turn, and what users require."""
     for name, make in CASES.items():
         place = Path(tempfile.mkdtemp(dir=folder))
         case, to = make(place, quick), place / "packed"
@@ -278,11 +278,11 @@ QUESTIONS = {"compressed": compressed, "tiny": tiny, "stored": stored, "buys": b
 
 
 def main():
-    """Ask some or all questions."""
+    """Run some or all questions."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("questions", nargs="*", metavar="QUESTION")
-    parser.add_argument("--folder", help="where to make files; a new folder in it is used")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the data and less")
+    parser.add_argument("--folder", help="where to make a new folder for files")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the data or less")
     args = parser.parse_args()
     for name in args.questions or QUESTIONS:
         folder = Path(tempfile.mkdtemp(prefix="ndfeed-", dir=args.folder))

@@ -1,18 +1,18 @@
-"""What does reading a packed dataset cost, and verifying it?
+"""Measure what it costs to read and to verify a packed dataset.
 
-    warm      shuffled batches of packed rows of 150 KB, 3 KB and 128 B, held to loader.py's bars
+    warm      shuffled batches of packed rows of 150 KB, 3 KB and 128 B, with loader.py's targets
     cold      the same from the disk, 150 KB rows
     parts     random batches of a packed column: one part, and 64 of them
     ragged    random batches of samples of different lengths, found by their offsets
     verify    reading everything and comparing checksums
     checked   shuffled epochs with verify=True at open, the first and later ones, and without it
 
-Shuffled batches are held to the bars of one large file, against the floors and the ways of today
-over the .npy that was packed, and to ours over that .npy: packing must cost nothing. Ragged samples
-are compared with what people write today (a copy for each sample out of np.load(mmap_mode="r")) and
-with a floor (everything known, memory ready), verify with a loop that reads the same files and does
-nothing. Files are warm, in the page cache, unless said. Prints a JSON line for every way and for
-every bar.
+Shuffled batches have the targets of one large file: against the floors and today's solutions over
+the .npy that was packed, and against ours over that .npy, since packing must not slow reading down.
+Ragged samples are compared with what people write today (a copy per sample from
+np.load(mmap_mode="r")) and with a floor (everything known, memory ready), verify with a loop that
+only reads the same files. Files are in the page cache unless noted. Prints one JSON line per
+measurement and per target.
 
     python benchmarks/packed.py [QUESTION ...] [--folder DIR] [--quick]
 """
@@ -40,7 +40,7 @@ LENGTHS = {"10": 10, "100": 100, "1000": 1000}
 
 
 def packed(path):
-    """What packing makes of a .npy; the packed ones before it are removed."""
+    """Pack a .npy, after removing those packed before."""
     to = path.with_suffix("")
     for old in path.parent.glob("*/ndfeed.json"):
         shutil.rmtree(old.parent)
@@ -49,17 +49,17 @@ def packed(path):
 
 
 def warm(folder, quick):
-    """The bars of one large file, in memory."""
+    """Check the targets of one large file, in memory."""
     loader.warm(folder, quick, "packed", packed)
 
 
 def cold(folder, quick):
-    """The bars of one large file, from the disk."""
+    """Check the targets of one large file, from the disk."""
     loader.cold(folder, quick, "packed cold 150KB", packed)
 
 
 def parts(folder, quick):
-    """A packed column is a .npy: it must not cost more."""
+    """Check that a packed column, which is a .npy, costs no more than one."""
     count = 20_000 if quick else 200_000
     data = np.random.default_rng(0).integers(0, 255, (count, 3072), dtype=np.uint8)
     np.save(folder / "plain.npy", data)
@@ -77,7 +77,7 @@ def parts(folder, quick):
 
 
 def ragged(folder, quick):
-    """Samples of uint16, end to end, as the loader packs them."""
+    """Measure samples of uint16, end to end, as the loader packs them."""
     count = 5_000 if quick else 50_000
     for name, mean in LENGTHS.items():
         rng = np.random.default_rng(0)
@@ -109,13 +109,13 @@ def ragged(folder, quick):
 
 
 def joined(batch):
-    """The samples of a batch end to end, without a copy: they lie so."""
+    """Return the samples of a batch end to end, without a copy: they are stored that way."""
     first = batch["data"][0]
     return first.base.view(first.dtype) if first.base is not None else first
 
 
 def verify(folder, quick):
-    """Every byte, against a loop that only reads."""
+    """Compare every byte, against a loop that only reads."""
     count = 2_000 if quick else 20_000
     data = np.random.default_rng(0).integers(0, 255, (count, 150_528), dtype=np.uint8)
     packed_making.write(folder / "large", {"data": data})
@@ -150,7 +150,7 @@ def verify(folder, quick):
 
 
 def checked(folder, quick):
-    """The first and the second epoch of new loaders, with every block compared in the first."""
+    """Time the first and second epoch of new loaders; every block is checked in the first."""
     for name, size in {"150KB": 150_528, "3KB": 3072, "128B": 128}.items():
         count = min((200 << 20 if quick else 1 << 30) // size, 4_000_000)
         data = np.random.default_rng(0).integers(0, 255, (count, size), dtype=np.uint8)

@@ -1,32 +1,32 @@
-"""How fast do shuffled torch batches come from ndfeed, and from its peers?
+"""Compare how fast ndfeed and other loaders deliver shuffled torch batches.
 
-Rows of 150 KB, 3 KB and 128 B, noise in bytes, made as one .npy. Each peer converts it into its
-own format (timed, and its size on disk shown), its batches are checked, each of its settings is
-tried, and the fastest is timed in turns with ndfeed, which reads the .npy as it is:
+The data is one .npy with rows of 150 KB, 3 KB or 128 B of random bytes. Each peer converts it into
+its own format (timed, and its size on disk recorded), its batches are checked, each of its settings
+is tried, and the fastest alternates with ndfeed, which reads the .npy directly:
 
-- An epoch of a small set made the same way must hold every row once, true to the byte, and not
-  in order; with each setting. A setting that fails is reported and not used.
+- With each setting, an epoch of a small set made the same way must contain every row once, with
+  identical bytes, and not in order. A setting that fails is reported and not used.
 - The first batch of what is timed is compared, too.
-- A batch is a torch tensor that belongs to the consumer. Starting up and the first batches are
-  not timed; the page cache is warm; epochs follow one another, so an epoch's end is part of the
-  rate. Between turns a peer's batches wait: none is broken off within an epoch.
-- Every setting is tried in a process of its own.
-- ``--quick`` shows that everything works. Its epochs have 16 batches, which a peer that takes
-  long to begin an epoch pays for, and its data fits a cache: its ratios are not to be quoted.
-- All peers together have ``--minutes``, each an equal share and what those before it have left; its
-  row sizes do the same. What does not answer in time is ended and reported, and settings that
-  there was no time for are named.
-- ``ratio`` is ndfeed's rate over the peer's, measured in the same minute. It is to be believed
+- A batch is a torch tensor that belongs to the consumer. Startup and the first batches are not
+  timed; the page cache is warm; epochs follow each other, so the end of an epoch is part of the
+  rate. Between turns a peer's batches wait: no epoch is interrupted.
+- Every setting is tried in its own process.
+- ``--quick`` shows that everything works. Its epochs have 16 batches, which penalises peers that
+  are slow to start an epoch, and its data fits into a CPU cache: do not quote its ratios.
+- All peers together have ``--minutes``: each has an equal share plus what the ones before it left
+  over, and so have its row sizes. What does not answer in time is ended and reported, and settings
+  that were not tried for lack of time are named.
+- ``ratio`` is ndfeed's rate divided by the peer's, measured in the same minute. It is reliable
   where ``steady`` is true: the rates of the setting that was kept are within a factor of two.
 
-Each peer has a virtual environment, made on its first run below ``--environments``, and a
-process of its own; all share one torch. Set ``PIP_EXTRA_INDEX_URL`` to a CPU build's index where
-pip would fetch CUDA's. What cannot be installed is reported with pip's reason, and not tried again
-until its environment is removed. Prints a JSON line for every peer and row size, and appends each
-at once to ``--output``: a run that was broken off has given what it measured.
+Each peer has its own virtual environment, made below ``--environments`` on its first run, and its
+own process; all share one torch. Set ``PIP_EXTRA_INDEX_URL`` to the index of a CPU build where pip
+would fetch CUDA. What cannot be installed is reported with pip's reason, and not tried again until
+its environment is removed. Prints one JSON line per peer and row size, and appends each to
+``--output`` immediately, so an interrupted run keeps what it measured.
 
-    python benchmarks/peers.py --output FILE               # all, anew
-    python benchmarks/peers.py --output FILE --only PEER   # these again, in the place of theirs
+    python benchmarks/peers.py --output FILE               # all of them
+    python benchmarks/peers.py --output FILE --only PEER   # these again, replacing their lines
 """
 
 import argparse
@@ -51,7 +51,7 @@ from peer.environment import Environments, NotInstalled
 from peer.process import Failed, Process
 
 OURS = "ndfeed"
-# Slow ones last: they may use the time that others have left.
+# Slow ones last: they may use the time that others left over.
 PEERS = (
     "dataloader",
     "torchdata",
@@ -68,16 +68,16 @@ PEERS = (
     "lance",
     "zarr",
 )
-# Shape of a row, rows of a batch, rows in all.
+# Shape of a row, rows per batch, rows in total.
 ROWS = {
     "150KB": ((224, 224, 3), 64, 4_096),
     "3KB": ((32, 32, 3), 256, 65_536),
     "128B": ((128,), 1024, 524_288),
 }
 MINUTES = 24
-TURNS = 15  # seconds kept for the turns when settings are tried
-UNSTEADY = 2  # rates of one setting that far apart say more of the machine than of the peer
-SMALL = 16  # batches of the set whose whole epoch is checked
+TURNS = 15  # seconds reserved for the alternating turns while settings are tried
+UNSTEADY = 2  # rates of one setting this far apart say more about the machine than the peer
+SMALL = 16  # batches of the set of which an entire epoch is checked
 
 
 class Bench:
@@ -92,21 +92,21 @@ class Bench:
         self.ours: Process | None = None
 
     def report(self, **facts: Any) -> None:
-        """One JSON line, kept at once: a run takes long."""
+        """Print one JSON line, and write it to the file immediately, since a run takes long."""
         print(json.dumps(facts), flush=True)
         if self.output:
             with self.output.open("a") as file:
                 file.write(json.dumps(facts) + "\n")
 
     def forget(self, peer: str) -> None:
-        """Take the lines of an earlier run of this peer out of the file."""
+        """Remove the lines of an earlier run of this peer from the file."""
         if self.output:
             lines = self.output.read_text().splitlines(keepends=True)
             kept = [line for line in lines if json.loads(line).get("peer") != peer]
             self.output.write_text("".join(kept))
 
     def source(self, label: str, small: bool) -> Path:
-        """A .npy of rows that begin with their number."""
+        """Return a .npy of rows that begin with their number."""
         shape, batch, count = ROWS[label]
         count = SMALL * batch if small else count
         path = self.folder / f"{label}-{count}.npy"
@@ -117,13 +117,13 @@ class Bench:
         return path
 
     def start(self, name: str, module: ModuleType) -> Process:
-        """The process of a peer, in its environment."""
+        """Start the process of a peer in its environment."""
         environment = getattr(module, "ENVIRONMENT", name)
         python = self.environments.python(environment, module.PACKAGES)
         return Process(python, name, self.folder / f"{name}.log")
 
     def peer(self, name: str, until: float) -> None:
-        """All row sizes of one peer, until then; what goes wrong is reported, whatever it is."""
+        """Measure all row sizes of one peer until a given time; report any failure."""
         module = importlib.import_module(f"peer.{name}")
         self.forget(module.NAME)
         try:
@@ -131,12 +131,12 @@ class Bench:
                 self.sizes(process, module, until)
         except NotInstalled as error:
             self.report(peer=module.NAME, not_installed=str(error))
-        except Exception as error:  # noqa: BLE001 - the peers behind it are to have their turn
+        except Exception as error:  # noqa: BLE001 - the peers after it must get their turn
             traceback.print_exc()
             self.report(peer=module.NAME, failed=f"{type(error).__name__}: {error}")
 
     def sizes(self, process: Process, module: ModuleType, until: float) -> None:
-        """Every row size in its share of the time."""
+        """Measure every row size in its share of the time."""
         process.until = until
         versions = process.ask("versions")
         facts = {"peer": module.NAME}
@@ -155,7 +155,7 @@ class Bench:
             self.report(**facts, rows=label, **found, took_s=round(time.monotonic() - now))
 
     def measure(self, process: Process, module: ModuleType, label: str) -> dict[str, Any]:
-        """One peer at one row size."""
+        """Measure one peer at one row size."""
         small = self.converted(process, module, label, small=True)
         full = small if self.quick else self.converted(process, module, label, small=False)
         try:
@@ -169,7 +169,7 @@ class Bench:
                 mine.append(rate(self.ours, full | {"target": full["source"]}, {}, self.turn))
                 theirs.append(rate(process, full, best, self.turn))
         finally:
-            process.close()  # before its files are gone
+            process.close()  # before its files are removed
             for data in (small, full):
                 remove(data)
         seen = [*theirs, tried[words(best)]]
@@ -189,10 +189,10 @@ class Bench:
     def settings(
         self, process: Process, module: ModuleType, small: dict[str, Any], full: dict[str, Any]
     ) -> tuple[dict[str, float], dict[str, str]]:
-        """The rate of every setting that gives true batches, and what is wrong with the others.
+        """Return the rate of every setting with correct batches, and what is wrong with others.
 
-        Each runs in a process of its own: what one leaves behind shall not slow the next. None may
-        take more than half of the time that is left.
+        Each runs in its own process, so that nothing left over by one slows the next. None may
+        take more than half of the remaining time.
         """
         tried, failed = {}, {}
         last = process.until
@@ -212,54 +212,54 @@ class Bench:
     def converted(
         self, process: Process, module: ModuleType, label: str, small: bool
     ) -> dict[str, Any]:
-        """Where the peer's data lies, what it took to make it, and its source."""
+        """Convert the data for a peer; return where it is, what that cost, and its source."""
         source = self.source(label, small)
         facts = {"source": str(source), "target": str(source), "batch": ROWS[label][1]}
         if not hasattr(module, "convert"):
             return facts | {"seconds": 0, "bytes": source.stat().st_size}
         target = self.folder / f"{module.__name__}-{source.stem}"
         made = process.ask("convert", source=str(source), target=str(target))
-        os.sync()  # or the disk is busy while others are timed
+        os.sync()  # otherwise the disk is busy while others are timed
         return facts | {"target": str(target)} | made
 
 
 def rate(who: Process, data: dict[str, Any], setting: dict[str, Any], seconds: float) -> float:
-    """Rows a second of a peer's data."""
+    """Return rows per second of a peer's data."""
     asked = {name: data[name] for name in ("source", "target", "batch")}
     return who.ask("time", **asked, setting=setting, seconds=seconds)["rows_per_s"]
 
 
 def words(setting: dict[str, Any]) -> str:
-    """A setting as it is read: ``workers 2``."""
+    """Return a setting as text: ``workers 2``."""
     parts = [name if value is True else f"{name} {value}" for name, value in setting.items()]
     return ", ".join(parts) or "as it is"
 
 
 def remove(data: dict[str, Any]) -> None:
-    """Delete a peer's files, not the source."""
+    """Delete a peer's files, but not the source."""
     target = Path(data["target"])
     if data["target"] != data["source"] and target.exists():
         shutil.rmtree(target) if target.is_dir() else target.unlink()
 
 
 def arguments() -> argparse.Namespace:
-    """What the user wants."""
+    """Parse the command line."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="PEER", choices=PEERS, default=PEERS,
                         help=", ".join(PEERS))  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="the small sets alone, shorter turns")
+    parser.add_argument("--quick", action="store_true", help="only the small sets, shorter turns")
     parser.add_argument("--environments", type=Path, default=cache / "ndfeed-peers",
                         help="where virtual environments are kept")  # fmt: skip
-    parser.add_argument("--folder", type=Path, help="where to make the files; a temporary folder")
+    parser.add_argument("--folder", type=Path, help="where to make the files (default: temporary)")
     parser.add_argument("--minutes", type=float, default=MINUTES,
-                        help=f"time for all peers together, {MINUTES} unless said")  # fmt: skip
-    parser.add_argument("--output", type=Path, help="a file for the lines")
+                        help=f"time for all peers together (default: {MINUTES})")  # fmt: skip
+    parser.add_argument("--output", type=Path, help="a file to which lines are appended")
     return parser.parse_args()
 
 
 def begun(given: argparse.Namespace) -> dict[str, Any]:
-    """The first line of a run; a file that goes on must have begun with the same."""
+    """Return the first line of a run; a file that is continued must start with the same line."""
     first = {
         "cores": os.cpu_count(),
         "python": sys.version.split()[0],
@@ -271,22 +271,22 @@ def begun(given: argparse.Namespace) -> dict[str, Any]:
     output = given.output
     if output and given.only != PEERS and output.exists():
         if json.loads(output.read_text().split("\n")[0]) != first:
-            sys.exit(f"{output}: of another machine or another size; choose another --output")
+            sys.exit(f"{output}: from another machine or size; choose another --output")
     elif output:
         output.write_text(json.dumps(first) + "\n")
     return first
 
 
 def main() -> None:
-    """Every peer in turn."""
+    """Measure one peer after another."""
     given = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # peers and files shall go, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also ends peers and removes files
     print(json.dumps(begun(given)), flush=True)
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         bench = Bench(Path(folder), Environments(given.environments), given.quick, given.output)
         ours = importlib.import_module(f"peer.{OURS}")
         with bench.start(OURS, ours) as bench.ours:
-            for name in given.only:  # first, as it takes long
+            for name in given.only:  # install first, since it takes long
                 with contextlib.suppress(NotInstalled, subprocess.SubprocessError):
                     bench.start(name, importlib.import_module(f"peer.{name}"))
             start = time.monotonic()

@@ -1,10 +1,10 @@
-"""Draw the rates of a results file as a picture for the documentation.
+"""Draw the rates of a results file as a chart for the documentation.
 
     python benchmarks/plot.py benchmarks/results/torch_gpu-DATE.jsonl docs/images/gpu.svg
     python benchmarks/plot.py benchmarks/results/peers-DATE.jsonl docs/images/peers.svg
 
-Peers are drawn on a logarithmic scale, as the slowest and the fastest are a thousand times
-apart; lines mark the powers of ten, and every bar has its rate written beside it.
+Other loaders are drawn on a logarithmic scale, since the slowest and the fastest differ by a factor
+of a thousand; lines mark the powers of ten, and every bar is labelled with its rate.
 """
 
 import json
@@ -21,14 +21,14 @@ COLOURS = {"ours": "#2b6cb0", "today": "#a0aec0", "limit": "#e2e8f0"}
 ROW_BYTES = {"150KB": 224 * 224 * 3, "3KB": 3072}
 
 ROOM = WIDTH - LEFT - 110
-NEAR = "shuffles within shards, blocks or a buffer; all others mix the whole set"
+NEAR = "shuffles within shards, blocks or a buffer; all others shuffle the entire dataset"
 
-Bars = list[tuple[str, float, str]]  # what, rows a second, whose
-Scale = Callable[[float], float]  # from rows a second to pixels
+Bars = list[tuple[str, float, str]]  # label, rows per second, kind
+Scale = Callable[[float], float]  # from rows per second to pixels
 
 
 def bars(facts: list[dict], label: str) -> Bars:
-    """The ways that rows of one size can take, slowest first."""
+    """Return the rates for rows of one size, slowest first."""
     size = ROW_BYTES[label]
     bus = max(one["gb_per_s"] for one in facts if one.get("way") == "pinned copy") * 1e9 / size
     found: Bars = [("the bus: a pinned copy", bus, "limit")]
@@ -43,7 +43,7 @@ def bars(facts: list[dict], label: str) -> Bars:
 
 
 def peers(facts: list[dict], label: str) -> Bars:
-    """ndfeed and its peers, fastest first; whose buffer is smaller than the data is marked."""
+    """Return the rates of ndfeed and its peers, fastest first; approximate shuffles are marked."""
     near = {one["peer"] for one in facts if one.get("shuffle", "exact") != "exact"}
     found: Bars = [("ndfeed", ours(facts, label), "ours")]
     for one in facts:
@@ -54,7 +54,7 @@ def peers(facts: list[dict], label: str) -> Bars:
 
 
 def drawing(facts: list[dict]) -> str:
-    """The whole picture."""
+    """Return the SVG text of the chart."""
     parts, y = [], 20
     against = any("peer" in one for one in facts)
     for label in facts[0]["rows"] if against else ROW_BYTES:
@@ -62,7 +62,8 @@ def drawing(facts: list[dict]) -> str:
         scale = logarithmic(some) if against else linear(some)
         scaled = ", logarithmic scale" if against else ""
         parts.append(
-            f'<text x="8" y="{y}" font-weight="bold">rows of {label}, rows a second{scaled}</text>'
+            f'<text x="8" y="{y}" font-weight="bold">'
+            f"rows of {label}, rows per second{scaled}</text>"
         )
         y += 10
         if against:
@@ -82,7 +83,7 @@ def drawing(facts: list[dict]) -> str:
 
 
 def one_bar(what: str, rate: float, whose: str, length: float, y: int) -> list[str]:
-    """Name, bar and rate; our own name in bold."""
+    """Return label, bar and rate; ndfeed's label is bold."""
     bold = ' font-weight="bold"' if (what, whose) == ("ndfeed", "ours") else ""
     return [
         f'<text x="{LEFT - 8}" y="{y + 16}" text-anchor="end"{bold}>{escape(what)}</text>',
@@ -92,20 +93,20 @@ def one_bar(what: str, rate: float, whose: str, length: float, y: int) -> list[s
 
 
 def linear(some: Bars) -> Scale:
-    """Lengths in proportion to rates."""
+    """Return a scale in proportion to the rates."""
     most = max(rate for _, rate, _ in some)
     return lambda rate: max(rate / most * ROOM, 1)
 
 
 def logarithmic(some: Bars) -> Scale:
-    """Lengths by powers of ten, from the one below the lowest rate on."""
+    """Return a scale of powers of ten that starts with the one below the lowest rate."""
     low = math.floor(math.log10(min(rate for _, rate, _ in some)))
     high = math.log10(max(rate for _, rate, _ in some))
     return lambda rate: max((math.log10(rate) - low) / (high - low) * ROOM, 1)
 
 
 def grid(some: Bars, scale: Scale, top: int, bottom: int) -> list[str]:
-    """A line at every power of ten among the rates."""
+    """Return a line at every power of ten among the rates."""
     rates = [rate for _, rate, _ in some]
     powers = range(math.ceil(math.log10(min(rates))), math.floor(math.log10(max(rates))) + 1)
     return [

@@ -1,4 +1,4 @@
-"""What does reading random samples cost, from every kind of file, and what is the floor?
+"""Measure what it costs to read random samples from every kind of file, and the floor.
 
     one_npy     random batches of one large .npy: 150 KB, 3 KB and 128 B rows
     scattered   the same from 1,000 multi-row .npy files
@@ -7,9 +7,9 @@
     index       first and second open of 100,000 small .npy and .npz files
 
 Each question has a floor (what the machine allows: the same bytes with everything known and
-memory ready), today's ways (what people write), and ours (``ds.read(rows)``, fresh memory for
-every batch). Files are warm, in the page cache. Prints a JSON line for every way and for every
-bar. Needs the ``test`` extra (torch, safetensors).
+memory ready), today's solutions (what people write), and ours (``ds.read(rows)``, new memory for
+every batch). Files are in the page cache. Prints one JSON line per measurement and per target.
+Needs the ``test`` extra (torch, safetensors).
 
     python benchmarks/read.py [QUESTION ...] [--folder DIR] [--quick]
 """
@@ -30,27 +30,27 @@ from measure import Threads, bar, compare, report
 import ndfeed
 
 IMAGE = (128, 128, 3)
-# Shape of a row, rows a batch, rows in the file, rows in each of the scattered files.
+# Shape of a row, rows per batch, rows in the file, rows in each of the scattered files.
 ROWS = {
     "150KB": ((224, 224, 3), 256, 4_000, 4),
     "3KB": ((32, 32, 3), 256, 200_000, 200),
     "128B": ((128,), 1024, 4_000_000, 2_000),
 }
 ONE_FILE = {"150KB": 0.9, "3KB": 0.8, "128B": 0.6}
-# Large rows are bound by the memory, whoever copies them.
+# Large rows are limited by memory bandwidth, whoever copies them.
 SCATTERED = {"150KB": 1, "3KB": 5, "128B": 5}
 rng = np.random.default_rng(0)
 
 
 def one_npy(folder: Path, quick: bool) -> None:
-    """Random batches of one large .npy."""
+    """Measure random batches of one large .npy."""
     for label, (shape, batch, count, _) in ROWS.items():
         count //= 10 if quick else 1
         path = folder / f"{label}.npy"
         data = np.lib.format.open_memmap(path, "w+", np.uint8, (count, *shape))
         data[...] = rng.integers(0, 255, (1, *shape))
         data.reshape(count, -1)[:, 0] = np.arange(count) % 251
-        del data  # nobody maps a file that somebody has open for writing
+        del data  # ndfeed does not map a file that is open for writing
         mapped = np.load(path, mmap_mode="r")
         plain, memory = np.asarray(mapped), np.array(mapped)
         batches = [rng.integers(0, count, batch) for _ in range(64)]
@@ -75,7 +75,7 @@ def _take(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def scattered(folder: Path, quick: bool) -> None:
-    """Random batches over 1,000 multi-row .npy files."""
+    """Measure random batches over 1,000 multi-row .npy files."""
     for label, (shape, batch, _, each) in ROWS.items():
         place = folder / f"scattered_{label}"
         place.mkdir()
@@ -103,7 +103,7 @@ def scattered(folder: Path, quick: bool) -> None:
 
 
 def npy(folder: Path, quick: bool) -> None:
-    """One .npy per sample."""
+    """Measure one .npy per sample."""
 
     def write(stem: Path, image: np.ndarray, label: int) -> Path:
         np.save(stem.with_suffix(".npy"), image)
@@ -119,7 +119,7 @@ def _load_npz(path: Path) -> np.ndarray:
 
 
 def npz(folder: Path, quick: bool) -> None:
-    """One stored .npz per sample."""
+    """Measure one stored .npz per sample."""
 
     def write(stem: Path, image: np.ndarray, label: int) -> Path:
         np.savez(stem.with_suffix(".npz"), image=image, label=np.int64(label))
@@ -129,7 +129,7 @@ def npz(folder: Path, quick: bool) -> None:
 
 
 def npz_deflated(folder: Path, quick: bool) -> None:
-    """One deflated .npz per sample."""
+    """Measure one deflated .npz per sample."""
 
     def write(stem: Path, image: np.ndarray, label: int) -> Path:
         np.savez_compressed(stem.with_suffix(".npz"), image=image, label=np.int64(label))
@@ -139,7 +139,7 @@ def npz_deflated(folder: Path, quick: bool) -> None:
 
 
 def pt(folder: Path, quick: bool) -> None:
-    """One .pt per sample."""
+    """Measure one .pt per sample."""
     import torch
 
     def write(stem: Path, image: np.ndarray, label: int) -> Path:
@@ -153,7 +153,7 @@ def pt(folder: Path, quick: bool) -> None:
 
 
 def safetensors(folder: Path, quick: bool) -> None:
-    """One .safetensors per sample."""
+    """Measure one .safetensors per sample."""
     from safetensors import safe_open
     from safetensors.numpy import save_file
 
@@ -180,11 +180,11 @@ def _one_per_file(
     floor_at: int = 0,
     workers: bool = False,
 ) -> None:
-    """Write a sample a file, and time every way to read random batches of 64 of them."""
+    """Write one sample per file, and time every way to read random batches of 64 of them."""
     count, batch = (400 if quick else 2000), 64
     place = folder / question
     place.mkdir()
-    # About half the size when deflated, as pictures in uint8 are at best.
+    # Deflates to about half the size, as uint8 images do at best.
     images = (rng.integers(0, 255, (count, *IMAGE)) // 32 * 8).astype(np.uint8)
     paths = [write(place / f"{i:05d}", images[i], i) for i in range(count)]
     batches = [rng.permutation(count)[:batch] for _ in range(16)]
@@ -212,7 +212,7 @@ def _one_per_file(
 
 
 def index(folder: Path, quick: bool) -> None:
-    """First and second open of many small files, each time with a fresh cache."""
+    """Measure the first and second open of many small files, each time with a new cache."""
     count = 10_000 if quick else 100_000
     for kind, wanted in (("npy", 40_000), ("npz", 15_000)):
         place = folder / f"index_{kind}"
@@ -223,7 +223,7 @@ def index(folder: Path, quick: bool) -> None:
                 np.save(place / f"{i}.npy", x)
             else:
                 np.savez(place / f"{i}.npz", x=x, y=np.int64(i))
-        time.sleep(0.2)  # or the newest files count as perhaps still being written
+        time.sleep(0.2)  # otherwise the newest files might still be being written
         times = np.array([_open_twice(place, folder / f"cache_{kind}_{i}") for i in range(5)])
         first, second = np.median(times, axis=0).tolist()
         report(question=f"index {kind}", files=count, first_s=first, second_s=second)
@@ -250,8 +250,8 @@ QUESTIONS = {
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("questions", nargs="*", help=f"of {', '.join(QUESTIONS)}; default all")
-    parser.add_argument("--folder", help="where to make the files; default a temporary folder")
+    parser.add_argument("questions", nargs="*", help=f"{', '.join(QUESTIONS)} (default: all)")
+    parser.add_argument("--folder", help="where to make the files (default: temporary)")
     parser.add_argument("--quick", action="store_true", help="a fifth to a tenth of the data")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as made:

@@ -141,7 +141,7 @@ HEADLINES = [
 
 
 def table(lines: list[str], words: tuple[str, ...] = (), name: str = "") -> str:
-    """A Markdown table of the measurements in ``lines``, which the results file ``name`` has."""
+    """Return a Markdown table of the measurements in ``lines``, from the results file ``name``."""
     facts = [json.loads(line) for line in lines]
     if any("peer" in one for one in facts):
         return peers(facts)
@@ -150,12 +150,12 @@ def table(lines: list[str], words: tuple[str, ...] = (), name: str = "") -> str:
 
 
 def chosen(one: Facts, words: tuple[str, ...]) -> bool:
-    """Whether the benchmark of a line begins with one of ``words``."""
+    """Return whether the benchmark of a line begins with one of ``words``."""
     return not words or one["question"].startswith(words)
 
 
 def before_and_after(facts: list[Facts]) -> str:
-    """Samples per second of the original files and of the packed ones, case by case."""
+    """Return a table of samples per second before and after packing, case by case."""
     head = ["case", "files", "samples", "MB", "samples/s before", "samples/s packed",
             "packed / before", "time to pack"]  # fmt: skip
     rows = [head, ["---"] * 2 + ["--:"] * 6]
@@ -171,7 +171,7 @@ def before_and_after(facts: list[Facts]) -> str:
 
 
 def targets(facts: list[Facts], words: tuple[str, ...], name: str) -> str:
-    """What was compared, the ratio that was measured, and the target."""
+    """Return a table of what was compared, the measured ratio, and the target."""
     rows = ["| benchmark | comparison | measured | target |", "|---|---|--:|--:|"]
     for one in facts:
         if "bar" in one and chosen(one, words):
@@ -186,7 +186,7 @@ def targets(facts: list[Facts], words: tuple[str, ...], name: str) -> str:
 
 
 def target(one: Facts) -> str:
-    """The target of a ratio, and whether it was missed."""
+    """Return the target of a ratio, and whether it was missed."""
     text = f"≥ {one['wanted']:,}"
     if one.get("met", one["ratio"] >= one["wanted"]):
         return text
@@ -194,7 +194,7 @@ def target(one: Facts) -> str:
 
 
 def without_target(one: Facts, facts: list[Facts], name: str) -> list[str]:
-    """The comparisons without a target that belong below a row."""
+    """Return the comparisons without a target that belong below a row."""
     rows = []
     for extra in EXTRAS:
         if (extra.script, extra.below) == (stem(name), one["question"]):
@@ -207,19 +207,19 @@ def without_target(one: Facts, facts: list[Facts], name: str) -> list[str]:
 
 
 def benchmark(question: str) -> str:
-    """The name of a benchmark as readers see it."""
+    """Return the name of a benchmark as readers see it."""
     first, _, rest = question.partition(" ")
     return f"{QUESTIONS.get(first, first)} {rest}".strip()
 
 
 def comparison(one: Facts, facts: list[Facts], name: str) -> str:
-    """Both sides of a ratio, each spelled out."""
+    """Return both sides of a ratio, spelled out."""
     sides = NAMES.get(one["bar"], one["bar"]).split(" / ")
     return " / ".join(spelled_out(side, one["question"], facts, name) for side in sides)
 
 
 def spelled_out(side: str, question: str, facts: list[Facts], name: str) -> str:
-    """One side of a ratio: what it is, with how many workers or threads."""
+    """Return one side of a ratio: what it is, with how many workers or threads."""
     text = NAMES.get(side, side)
     if side.endswith("today"):
         known = f"{stem(name)} {question} "
@@ -228,12 +228,12 @@ def spelled_out(side: str, question: str, facts: list[Facts], name: str) -> str:
 
 
 def ways_of(question: str, facts: list[Facts]) -> list[str]:
-    """The names of all measurements of a benchmark."""
+    """Return the names of all measurements of a benchmark."""
     return [one["way"] for one in facts if one.get("question") == question and "way" in one]
 
 
 def counted(text: str, ways: list[str]) -> str:
-    """``text`` with the numbers of workers or threads that were tried in its braces."""
+    """Return ``text`` with the numbers of workers or threads that were tried in its braces."""
     for unit in ("workers", "threads"):
         found = {
             int(a or b)
@@ -246,17 +246,17 @@ def counted(text: str, ways: list[str]) -> str:
 
 
 def stem(name: str) -> str:
-    """The script that printed a results file."""
+    """Return the name of the script that printed a results file."""
     return name.partition("-")[0]
 
 
 def number(ratio: float) -> str:
-    """A ratio with as many digits as it deserves."""
+    """Return a ratio with an appropriate number of digits."""
     return f"{ratio:,.0f}" if ratio > 99 else f"{ratio:.2f}"
 
 
 def fastest(facts: list[Facts], question: str, begins: str) -> float:
-    """The highest rate among the measurements of a benchmark whose names begin so."""
+    """Return the highest rate among a benchmark's measurements whose names begin so."""
     return max(
         rate_of(facts, question, one["way"])
         for one in facts
@@ -265,7 +265,7 @@ def fastest(facts: list[Facts], question: str, begins: str) -> float:
 
 
 def rate_of(facts: list[Facts], question: str, way: str) -> float:
-    """The rate of one measurement of a benchmark."""
+    """Return the rate of one measurement of a benchmark."""
     (found,) = (
         one.get("rows_per_s", one.get("images_per_s"))
         for one in facts
@@ -275,7 +275,7 @@ def rate_of(facts: list[Facts], question: str, way: str) -> float:
 
 
 def headlines(results: Path) -> str:
-    """The README's table: a few ratios, each with what it is compared with."""
+    """Return the README's table: a few ratios, each with what it is compared with."""
     rows = ["| what is read | compared with | speedup |", "|---|---|--:|"]
     for one in HEADLINES:
         lines = (results / one.results).read_text(encoding="utf-8").splitlines()
@@ -286,7 +286,7 @@ def headlines(results: Path) -> str:
 
 
 def headline(one: Headline, facts: list[Facts]) -> tuple[float, list[str]]:
-    """The ratio, and the names of all that was tried on the other side."""
+    """Return the ratio, and the names of everything tried on the other side."""
     if stem(one.results) == "peers":
         (found,) = (
             f for f in facts if f.get("peer") == one.ndfeed and f.get("rows") == one.question
@@ -304,7 +304,7 @@ def headline(one: Headline, facts: list[Facts]) -> tuple[float, list[str]]:
 
 
 def peers(facts: list[Facts]) -> str:
-    """Rows per second of every other loader, its settings, and what converting costs."""
+    """Return a table of the other loaders: rows per second, settings, and cost of converting."""
     sizes = list(facts[0]["rows"])
     head = ["loader", "shuffle", "fastest settings", *(f"{size} rows/s" for size in sizes),
             "time to convert", "on disk"]  # fmt: skip
@@ -330,19 +330,19 @@ def peers(facts: list[Facts]) -> str:
 
 
 def times(some: list[Facts]) -> float:
-    """How many times a peer's rate ndfeed's is, all row sizes together."""
+    """Return ndfeed's rate divided by a peer's: the geometric mean over all row sizes."""
     ratios = [one["ratio"] for one in some if "ratio" in one]
     return statistics.geometric_mean(ratios) if ratios else math.inf
 
 
 def own_row(facts: list[Facts], sizes: list[str]) -> list[str]:
-    """ndfeed's own row: the median of its rates beside every peer."""
+    """Return ndfeed's own row: the median of its rates next to every peer."""
     rates = [f"{rate(facts, size):,.0f}" for size in sizes]
     return ["**ndfeed**", "exact", "defaults", *rates, "none", "the .npy"]
 
 
 def rate(facts: list[Facts], size: str) -> float:
-    """ndfeed's rows per second at one row size."""
+    """Return ndfeed's rows per second at one row size."""
     found = sorted(
         one["ndfeed_rows_per_s"]
         for one in facts
@@ -352,7 +352,7 @@ def rate(facts: list[Facts], size: str) -> float:
 
 
 def settings(found: dict[str, Facts], sizes: list[str]) -> str:
-    """The setting that was fastest, or one for each row size."""
+    """Return the fastest setting, or one for each row size."""
     words = {"getitems": "per batch", "each": "per row", "npy": ".npy", "arrow": "Arrow"}
     used = []
     for size in sizes:
@@ -363,7 +363,7 @@ def settings(found: dict[str, Facts], sizes: list[str]) -> str:
 
 
 def cell(one: Facts) -> str:
-    """A rate, and how much slower or faster than ndfeed that is."""
+    """Return a rate, and how much slower or faster than ndfeed it is."""
     if "rows_per_s" not in one:
         return "left out" if "left_out" in one else "failed"
     slower = f"{one['ratio']:,.0f}" if one["ratio"] >= 10 else f"{one['ratio']:.2g}"
@@ -374,7 +374,7 @@ def cell(one: Facts) -> str:
 
 
 def together(found: dict[str, Facts], sizes: list[str], key: str, unit: str) -> str:
-    """A fact at every row size."""
+    """Return a value for every row size."""
     values = [found.get(size, {}).get(key) for size in sizes]
     if key == "convert_s" and not any(values):
         return "none"
@@ -382,7 +382,7 @@ def together(found: dict[str, Facts], sizes: list[str], key: str, unit: str) -> 
 
 
 def filled(page: str, results: Path = ROOT / "benchmarks/results") -> str:
-    """The page with all its tables as the results files have them."""
+    """Return the page with all its tables filled from the results files."""
 
     def block(match: re.Match[str]) -> str:
         if match[2] == "headlines":

@@ -1,19 +1,19 @@
-"""How fast do shuffled batches come into TensorFlow, and in how much memory?
+"""Measure how fast shuffled batches get into TensorFlow, and in how much memory.
 
     rows        one .npy of 150 KB, 3 KB and 128 B rows in the page cache, exact shuffle
     compressed  500 deflated .npz of many rows each, shuffled
     memory      data four times larger than ``memory``: anonymous memory over three epochs
 
-The ways that people go today: a generator of whole batches out of the mapped file, the whole
-array in ``from_tensor_slices``, ``numpy_function`` around the mapped file, an interleave of the
-files that are each loaded whole. And one nobody should: the mapped file as a tensor that
-TensorFlow gathers from by itself, which nothing guards against writers. The floor are batches that
-are ready in memory, the same ones again and again, handed over and cut as ours are: no file is
-read, and what is left is TensorFlow's own time. These two have our iterator, the others, as
-people write them, TensorFlow's.
+Today's solutions are a generator of batches from the mapped file, the entire array in
+``from_tensor_slices``, ``numpy_function`` around the mapped file, and an interleave of files that
+are each loaded completely. One solution is unsafe: the mapped file as a tensor that TensorFlow
+gathers from by itself, which nothing protects against writers. The floor is the same ready batches
+in memory again and again, handed over and divided as ours are: no file is read, and the remaining
+time is TensorFlow's own. These two use our iterator; the others, as people write them, use
+TensorFlow's.
 
-All rows of one question come in the same order, where a way has one; the first batch is compared
-before anything is timed. Prints a JSON line for every way and for every bar.
+All rows of one question come in the same order, where a solution has one; the first batch is
+compared before anything is timed. Prints one JSON line per measurement and per target.
 
     python benchmarks/tf_batches.py [QUESTION ...] [--folder DIR] [--quick]
 """
@@ -31,7 +31,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
-from loading import Peak, anonymous, order_of
+from loader import Peak, anonymous, order_of
 from measure import bar, report
 
 import ndfeed
@@ -47,13 +47,13 @@ ROWS = {
 }
 IMAGE = (32, 32, 3)
 BARS = {"150KB": 4, "3KB": 2.5, "128B": 4}
-AT_A_TIME = 64  # index batches that the unguarded way is given at a time
-PIECE = 16 << 20  # bytes of ready batches that are handed over at a time
+AT_A_TIME = 64  # index batches passed to the unguarded solution at a time
+PIECE = 16 << 20  # bytes of ready batches handed over at a time
 
 
 def compare(question: str, ways: dict[str, Way], expected: np.ndarray | None, size: int,
             seconds: float, rounds: int) -> dict[str, float]:  # fmt: skip
-    """Median rows a second of every way, timed in turns."""
+    """Return the median rows per second of every way, timed in turn."""
     rates: dict[str, list[float]] = {name: [] for name in ways}
     peaks = dict.fromkeys(ways, 0)
     for turn in range(rounds):
@@ -74,7 +74,7 @@ def compare(question: str, ways: dict[str, Way], expected: np.ndarray | None, si
 
 
 def timed(batches: Iterator[tuple[tf.Tensor, ...]], seconds: float) -> float:
-    """Batches a second, once some have come."""
+    """Return batches per second, after some warm-up batches."""
     for _ in range(8):
         next(batches)
     start = time.perf_counter()
@@ -87,7 +87,7 @@ def timed(batches: Iterator[tuple[tf.Tensor, ...]], seconds: float) -> float:
 
 
 def rows(folder: Path, quick: bool) -> None:
-    """Raw rows of three sizes."""
+    """Measure raw rows of three sizes."""
     for name, (shape, size, count) in ROWS.items():
         some = count // 20 if quick else count
         path = folder / f"{name}.npy"
@@ -101,9 +101,9 @@ def rows(folder: Path, quick: bool) -> None:
 
 
 def row_size(question: str, path: Path, size: int, wanted: float, quick: bool) -> None:
-    """Rows of one size."""
+    """Measure rows of one size."""
     mapped = np.load(path, mmap_mode="c")
-    mapped.reshape(-1)[::4096].sum()  # in the page cache
+    mapped.reshape(-1)[::4096].sum()  # load it into the page cache
     count = len(mapped)
     ds = ndfeed.open(path)
     spec = tf.TensorSpec((size, *mapped.shape[1:]), tf.uint8)
@@ -140,18 +140,18 @@ def row_size(question: str, path: Path, size: int, wanted: float, quick: bool) -
 
 
 def indices(count: int, size: int) -> tf.data.Dataset:
-    """Rows of batches."""
+    """Return a dataset of the row numbers of batches."""
     spec = tf.TensorSpec((size,), tf.int64)
     return tf.data.Dataset.from_generator(lambda: order_of(count, size), output_signature=spec)
 
 
 def looked_up(mapped: np.ndarray, ix: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
-    """A batch, by ``numpy_function``."""
+    """Read a batch with ``numpy_function``."""
     return tf.ensure_shape(tf.numpy_function(lambda i: mapped[i], [ix], tf.uint8), spec.shape)
 
 
 def unguarded(mapped: np.ndarray, count: int, size: int) -> tf.data.Dataset:
-    """TensorFlow gathers from the map: a file that is shortened meanwhile kills the process."""
+    """Let TensorFlow gather from the map: a file truncated meanwhile kills the process."""
     tensor = tf.experimental.dlpack.from_dlpack(np.asarray(mapped).__dlpack__())
     many = min(AT_A_TIME, count // size)
 
@@ -167,7 +167,7 @@ def unguarded(mapped: np.ndarray, count: int, size: int) -> tf.data.Dataset:
 
 
 def ready(mapped: np.ndarray, count: int, size: int) -> tf.data.Dataset:
-    """Batches that are ready, some megabytes of them, where TensorFlow uses them as they are."""
+    """Return some megabytes of ready batches, placed where TensorFlow uses them without a copy."""
     many = min(max(PIECE // (size * mapped[0].nbytes), 1), count // size)
     rows = np.concatenate(list(itertools.islice(order_of(count, size), many)))
     room = np.empty(len(rows) * mapped[0].nbytes + 64, np.uint8)
@@ -184,20 +184,20 @@ def ready(mapped: np.ndarray, count: int, size: int) -> tf.data.Dataset:
 
 
 def load(path: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """A file, whole."""
+    """Load an entire file."""
     with np.load(path.decode()) as file:
         return file["x"], file["n"]
 
 
 def loaded(path: tf.Tensor) -> tf.data.Dataset:
-    """The rows of a file."""
+    """Return a dataset of the rows of a file."""
     x, n = tf.numpy_function(load, [path], (tf.uint8, tf.int64))
     x, n = tf.ensure_shape(x, (None, *IMAGE)), tf.ensure_shape(n, (None,))
     return tf.data.Dataset.from_tensor_slices((x, n))
 
 
 def windows(paths: list[str], size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Sixteen files at a time, their rows shuffled."""
+    """Yield batches from sixteen files at a time, their rows shuffled."""
     rng = np.random.default_rng(0)
     while True:
         for some in np.array_split(rng.permutation(len(paths)), max(len(paths) // 16, 1)):
@@ -209,7 +209,7 @@ def windows(paths: list[str], size: int) -> Iterator[tuple[np.ndarray, np.ndarra
 
 
 def compressed(folder: Path, quick: bool) -> None:
-    """Deflated files of many rows each."""
+    """Measure deflated files of many rows each."""
     files, each, size = (50 if quick else 500), 200, 256
     (folder / "npz").mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
@@ -237,7 +237,7 @@ def compressed(folder: Path, quick: bool) -> None:
             ds, size, shuffle=True, drop_last=True, fields=("x", "n"), epochs=None
         ),
     }
-    for name, way in ways.items():  # each has an order of its own
+    for name, way in ways.items():  # each has its own order
         x, n = next(iter(way()))
         np.testing.assert_array_equal(x.numpy(), ds.read(n.numpy())["x"], err_msg=name)
     found = compare("compressed", ways, None, size, 1 if quick else 4, 3 if quick else 5)
@@ -246,7 +246,7 @@ def compressed(folder: Path, quick: bool) -> None:
 
 
 def memory(folder: Path, quick: bool) -> None:
-    """Anonymous memory beyond what there was, over three epochs."""
+    """Measure the anonymous memory used over three epochs."""
     given = (64 if quick else 256) << 20
     path = folder / "memory.npy"
     made = np.lib.format.open_memmap(path, "w+", np.uint8, (4 * given >> 15, 1 << 15))
@@ -264,7 +264,7 @@ def memory(folder: Path, quick: bool) -> None:
 
 
 def main() -> None:
-    """Ask all questions, or those that were named."""
+    """Run all questions, or the named ones."""
     questions = {"rows": rows, "compressed": compressed, "memory": memory}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("questions", nargs="*", choices=[*questions, []])

@@ -1,4 +1,4 @@
-"""What people write today, and the floors: each a function of row numbers."""
+"""Today's solutions and the floors, each as a function of row numbers."""
 
 import os
 import zipfile
@@ -19,7 +19,7 @@ Way = Callable[[np.ndarray], Any]
 
 
 def take_ready(memory: np.ndarray, batch: int) -> Way:
-    """Floor: ``np.take`` from memory into ready memory, rows as opaque bytes."""
+    """Return a floor: ``np.take`` from memory into ready memory, rows as opaque bytes."""
     size = memory[0].nbytes
     out = np.empty((batch, *memory.shape[1:]), memory.dtype)
     records = memory.reshape(-1).view(np.uint8).view(f"V{size}")
@@ -33,7 +33,7 @@ def take_ready(memory: np.ndarray, batch: int) -> Way:
 
 
 def loop(sources: list[np.ndarray]) -> Way:
-    """A row at a time out of arrays of equal length."""
+    """Return a way that copies one row at a time from arrays of equal length."""
     each, shape, dtype = len(sources[0]), sources[0].shape[1:], sources[0].dtype
 
     def way(rows: np.ndarray) -> np.ndarray:
@@ -46,7 +46,7 @@ def loop(sources: list[np.ndarray]) -> Way:
 
 
 def grouped(sources: list[np.ndarray]) -> Way:
-    """The rows of each array with one fancy index."""
+    """Return a way that reads the rows of each array with one fancy index."""
     each, shape, dtype = len(sources[0]), sources[0].shape[1:], sources[0].dtype
 
     def way(rows: np.ndarray) -> np.ndarray:
@@ -61,12 +61,12 @@ def grouped(sources: list[np.ndarray]) -> Way:
 
 
 def stacked(paths: list[Path], load: Load) -> Way:
-    """A file at a time, then ``np.stack``."""
+    """Return a way that loads one file at a time, then calls ``np.stack``."""
     return lambda rows: np.stack([load(paths[i]) for i in rows.tolist()])
 
 
 def dataloader(paths: list[Path], load: Load) -> Way:
-    """torch's DataLoader with two persistent workers, four batches under way."""
+    """Return torch's DataLoader with two persistent workers and four batches in flight."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -88,7 +88,7 @@ def dataloader(paths: list[Path], load: Load) -> Way:
 
 
 def read_ready(paths: list[Path], offset: int, batch: int, shape: tuple[int, ...]) -> Way:
-    """Floor: open, read into ready memory, close; place and size known beforehand."""
+    """Return a floor: open, read into ready memory, close; offset and size are known."""
     out = np.empty((batch, *shape), np.uint8)
     memory, size = out.reshape(-1).data, out[0].nbytes
     names = [os.fsencode(path) for path in paths]
@@ -104,7 +104,7 @@ def read_ready(paths: list[Path], offset: int, batch: int, shape: tuple[int, ...
 
 
 def inflate_ready(paths: list[Path], shape: tuple[int, ...]) -> Way:
-    """Floor: decode the first member of each archive out of memory."""
+    """Return a floor: decode the first member of each archive from memory."""
     streams = [_first_stream(path) for path in paths]
 
     def way(rows: np.ndarray) -> list[np.ndarray]:

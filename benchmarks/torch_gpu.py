@@ -1,4 +1,4 @@
-"""How fast do shuffled batches get from files into GPU memory, and are they the right ones?
+"""Measure how fast shuffled batches get from files into GPU memory, and check their values.
 
     bus        what a pinned copy reaches, and what 16 threads gather into pinned memory
     files      the GPU reads the mapped file itself: 150 KB, 3 KB and 128 B rows
@@ -7,11 +7,11 @@
     today      torch's DataLoader with pinned memory, at its best number of workers
     races      every value of 10,000 batches of each way, with a fast and with a slow consumer
     changes    a file truncated, or replaced, while the GPU reads it; nothing pinned after close
-    ends       a program that ends in the middle of a pass: does it say anything?
+    ends       a program that ends in the middle of a pass: does it print anything?
     training   a ResNet-50 in bfloat16: fed, and on data that is on the GPU already
 
-Needs a CUDA device, some 20 GB of disk and as much memory, and PyTorch with Triton. Prints a
-JSON line for every way and every bar.
+Needs a CUDA device, about 20 GB of disk and as much memory, and PyTorch with Triton. Prints one
+JSON line per measurement and per target.
 
     python benchmarks/torch_gpu.py [QUESTION ...] [--folder DIR] [--quick]
 """
@@ -40,7 +40,7 @@ from ndfeed.files import platform_calls
 from ndfeed.torch.cuda import feed
 
 DEVICE = torch.device("cuda:0")
-# Shape of a row, rows a batch, rows in the file.
+# Shape of a row, rows per batch, rows in the file.
 ROWS = {
     "150KB": ((224, 224, 3), 256, 80_000),
     "3KB": ((32, 32, 3), 4096, 3_000_000),
@@ -51,7 +51,7 @@ _suited = feed.unsuited
 
 
 class Bench:
-    """What the questions share: files, and what the machine can give."""
+    """Shared by the questions: files, and what the machine can deliver."""
 
     def __init__(self, folder: Path, quick: bool) -> None:
         self.folder = folder
@@ -60,7 +60,7 @@ class Bench:
         self.gather: dict[str, float] = {}
 
     def path(self, label: str) -> Path:
-        """A file of rows that say which row they are, in several places."""
+        """Return a file of rows that contain their row number in several places."""
         shape, _, count = ROWS[label]
         count //= 10 if self.quick else 1
         path = self.folder / f"{label}.npy"
@@ -77,7 +77,7 @@ class Bench:
 
 
 def sync_rate(call: Callable[[], int], seconds: float = 1.0) -> float:
-    """Bytes a second of something that returns how many it moved."""
+    """Return bytes per second of a function that returns how many it moved."""
     call()
     torch.cuda.synchronize()
     began, moved = time.perf_counter(), 0
@@ -88,7 +88,7 @@ def sync_rate(call: Callable[[], int], seconds: float = 1.0) -> float:
 
 
 def bus(bench: Bench) -> None:
-    """What the hardware allows."""
+    """Measure what the hardware allows."""
     host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
     device = torch.empty(1 << 30, dtype=torch.uint8, device=DEVICE)
 
@@ -128,7 +128,7 @@ def _gather(bench: Bench, label: str) -> float:
 
 
 def loader_of(path: Path, batch: int, way: str, **options: Any) -> Any:
-    """A loader that goes one of the ways."""
+    """Return a loader that uses one of the ways."""
     feed.unsuited = (lambda ds: "asked for") if way == "pinned" else _suited
     ds = ndfeed.open(path)
     return ndfeed.torch.loader(
@@ -138,7 +138,7 @@ def loader_of(path: Path, batch: int, way: str, **options: Any) -> Any:
 
 
 def floats(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A function on the CPU that makes arrays of its own."""
+    """Convert to float on the CPU, in new arrays."""
     return {"data": batch["data"].astype(np.float32)}
 
 
@@ -148,13 +148,13 @@ def endless(loader: Any) -> Iterator[Any]:
 
 
 def measured(label: str, way: str, bench: Bench, batch: int = 0) -> float:
-    """Bytes a second, as a consumer that does nothing gets them."""
+    """Return bytes per second, for a consumer that does nothing."""
     batch = batch or ROWS[label][1]
     best = 0.0
     for _ in range(3):
         loader = loader_of(bench.path(label), batch, way)
         batches = endless(loader)
-        sync_rate(lambda batches=batches: next(batches)["data"].nbytes, 0.7)  # memory is made
+        sync_rate(lambda batches=batches: next(batches)["data"].nbytes, 0.7)  # allocates memory
         best = max(best, sync_rate(lambda batches=batches: next(batches)["data"].nbytes, 1.5))
         found = loader.report()
         loader.close()
@@ -166,7 +166,7 @@ def measured(label: str, way: str, bench: Bench, batch: int = 0) -> float:
 
 
 def files(bench: Bench) -> None:
-    """The GPU reads the file."""
+    """Measure the GPU reading the file."""
     for label in ROWS:
         rate = measured(label, "files", bench)
         if label in FILES:
@@ -176,7 +176,7 @@ def files(bench: Bench) -> None:
 
 
 def pinned(bench: Bench) -> None:
-    """Through pinned memory."""
+    """Measure copies through pinned memory."""
     for label in ("150KB", "3KB"):
         rate = measured(label, "pinned", bench)
         most = min(bench.bus, bench.gather[label])
@@ -184,19 +184,19 @@ def pinned(bench: Bench) -> None:
 
 
 def resident(bench: Bench) -> None:
-    """All of it on the device."""
+    """Measure data that is entirely on the device."""
     rate = measured("3KB", "resident", bench, batch=1024)
     bar("resident 3KB", "M rows/s at batch 1024", rate / 3072 / 1e6, 10)
 
 
 def maps(bench: Bench) -> None:
-    """Batches that a function makes on the CPU, there and on the GPU."""
+    """Measure batches that a function makes on the CPU, for the CPU and for the GPU."""
     path, batch = bench.path("150KB"), ROWS["150KB"][1]
     rates = {}
     for device in ("cpu", "cuda"):
         with loader_of(path, batch, "maps", device=device) as loader:
             batches = endless(loader)
-            sync_rate(lambda batches=batches: len(next(batches)["data"]), 2.0)  # memory is made
+            sync_rate(lambda batches=batches: len(next(batches)["data"]), 2.0)  # allocates memory
             rates[device] = sync_rate(lambda batches=batches: len(next(batches)["data"]), 3.0)
             report(question="maps 150KB", way=f"ours, {device}", rows_per_s=round(rates[device]),
                    took=loader.report().way)  # fmt: skip
@@ -204,7 +204,7 @@ def maps(bench: Bench) -> None:
 
 
 class Mapped(torch.utils.data.Dataset[torch.Tensor]):
-    """What people write: a mapped array, a row at a time."""
+    """The usual way: a mapped array, one row at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -230,7 +230,7 @@ def today_batches(path: Path, batch: int, workers: int) -> Iterator[torch.Tensor
 
 
 def today(bench: Bench) -> None:
-    """torch's DataLoader."""
+    """Measure torch's DataLoader."""
     for label in ("150KB", "3KB"):
         rates = {}
         for workers in (0, 8, 16):
@@ -245,7 +245,7 @@ def today(bench: Bench) -> None:
 
 
 def races(bench: Bench) -> None:
-    """Every value, with a consumer that is faster and one that is slower than the loader."""
+    """Check every value, with a consumer that is faster and one that is slower than the loader."""
     most = 500 if bench.quick else 10_000
     busy = torch.randn(2048, 2048, device=DEVICE, dtype=torch.bfloat16)
     for label, batch in (("150KB", 64), ("3KB", 1024)):
@@ -256,7 +256,7 @@ def races(bench: Bench) -> None:
             truth[at : at + 4096] = torch.from_numpy(np.array(mapped[at : at + 4096])).to(DEVICE)
         for way in ("files", "pinned", "resident", "maps"):
             for slow in (False, True):
-                wanted = most if way != "maps" else most // 5  # they are made of more bytes
+                wanted = most if way != "maps" else most // 5  # these have more bytes
                 wrong = _wrong(path, batch, way, truth, wanted, busy if slow else None)
                 report(question="races", way=f"{way} {label}", slow=slow, batches=wanted,
                        wrong=wrong)  # fmt: skip
@@ -280,7 +280,7 @@ def _wrong(
                 bad += (one["data"] != truth[rows]).any().long()
                 at, done = at + batch, done + 1
                 if done % 97 == 0:
-                    kept.append((one["data"], rows))  # kept ones must not change either
+                    kept.append((one["data"], rows))  # batches that are kept must not change
                 for _ in range(8 if busy is not None else 0):
                     busy = busy @ busy * 0.01
                 if done >= wanted:
@@ -292,7 +292,7 @@ def _wrong(
 
 @contextlib.contextmanager
 def without(capability: str) -> Iterator[None]:
-    """As on a platform that lacks something."""
+    """Simulate a platform that lacks a capability."""
     had = getattr(platform_calls.can, capability)
     object.__setattr__(platform_calls.can, capability, False)
     try:
@@ -302,7 +302,7 @@ def without(capability: str) -> Iterator[None]:
 
 
 def changes(bench: Bench) -> None:
-    """A writer while the GPU reads, and what is left after close."""
+    """Check for writers while the GPU reads, and for what is left after close."""
     for how in ("truncated", "replaced"):
         path = bench.folder / "changing.npy"
         np.save(path, np.full((20_000, 4096), 7, np.uint8))
@@ -360,7 +360,7 @@ if sys.argv[1] == "closed":
 
 
 def ends(bench: Bench) -> None:
-    """What a program says that leaves a loader as it is, threads and GPU at work."""
+    """Check what a program prints that exits with a loader still running on threads and GPU."""
     for way in ("files", "maps", "resident", "closed"):
         for label in ("3KB", "128B"):
             done = subprocess.run(
@@ -374,7 +374,7 @@ def ends(bench: Bench) -> None:
 
 
 def training(bench: Bench) -> None:
-    """A network beside it: one that computes much for an image, and one that computes little."""
+    """Measure training: a network that computes much per image, and one that computes little."""
     import torchvision
 
     small = torch.nn.Sequential(
@@ -422,7 +422,7 @@ def _train(bench: Bench, name_of_net: str, model: torch.nn.Module) -> None:
     for name, found in rates.items():
         report(question=f"training {name_of_net}", way=name, images_per_s=round(256 * max(found)),
                waiting=round(max(1 - max(found) / base, 0), 4))  # fmt: skip
-    if name_of_net == "ResNet-50":  # the small one is held up by its own launches
+    if name_of_net == "ResNet-50":  # the small one is limited by its own kernel launches
         bar(f"training {name_of_net}", "fed / on the GPU already", max(rates["ours"]) / base, 0.97)
 
 
@@ -436,7 +436,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("questions", nargs="*", help=", ".join(QUESTIONS))
-    parser.add_argument("--folder", type=Path, help="where to make the files; a temporary folder")
+    parser.add_argument("--folder", type=Path, help="where to make the files (default: temporary)")
     parser.add_argument("--quick", action="store_true", help="smaller data")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:

@@ -1,9 +1,9 @@
 """How are batches laid out on a mesh of devices?
 
-Eight simulated CPU devices, in two directions: samples are cut along "data", the columns of the
-table and the weights along "model". Every device gets its part of every batch, and the jitted
-step has nothing to move before it begins. On real devices, and with several processes after
-``jax.distributed.initialize()``, only the first lines change.
+This example simulates eight CPU devices on a mesh with two axes: samples are divided along "data",
+the columns of the table and the weights along "model". Every device receives its part of every
+batch, so the jitted step moves no data before it starts. On real devices, and with several
+processes after ``jax.distributed.initialize()``, only the first lines change.
 """
 
 import os
@@ -26,7 +26,7 @@ ROWS, COLUMNS = 4096, 16
 
 
 def make(path):
-    """A table whose last column is a sum of the others."""
+    """Write a table whose last column is the sum of the others."""
     x = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
     np.savez(path, x=x, y=x.sum(1), row=np.arange(ROWS))
 
@@ -41,9 +41,9 @@ def step(weights, batch):
 
 
 def train(path, mesh):
-    """Two epochs; the rows of the last in their order, and the last loss."""
+    """Train for two epochs; return the rows of the last, in order, and the last loss."""
     weights = jax.device_put(jnp.zeros(COLUMNS), NamedSharding(mesh, P("model")))
-    # Of "y" and "row", which have no columns, only the samples are cut.
+    # "y" and "row" have no columns, so they are divided by samples only.
     sharding = NamedSharding(mesh, P("data", "model"))
     with ndfeed.jax.loader(
         ndfeed.open(path), 256, shuffle=True, seed=3, sharding=sharding

@@ -1,8 +1,8 @@
-"""How does a JAX training read .npz files, and go on where it was stopped?
+"""How does a JAX training read .npz files and resume where it was stopped?
 
-Labels are stored with 64 bits and come with 32, each of them looked at. The loader's state is a
-few hundred bytes of JSON beside the weights; a run that was stopped within an epoch ends with
-the same weights, bit for bit.
+Labels are stored as int64 and arrive as int32; every value is checked to fit. The loader's state
+is a few hundred bytes of JSON saved next to the weights. A run that was stopped in the middle of an
+epoch ends with the same weights, bit for bit.
 """
 
 import json
@@ -20,7 +20,7 @@ EPOCHS = 4
 
 
 def make(folder):
-    """Ten files of a hundred images; the label is the brightest quarter."""
+    """Write ten files of a hundred images each; the label is the brightest quarter."""
     rng = np.random.default_rng(0)
     for i in range(10):
         image = rng.integers(0, 100, (100, 8, 8), np.uint8)
@@ -43,7 +43,7 @@ def step(weights, image, label):
 
 
 def train(folder, checkpoint, stop=None):
-    """To the end, or to step ``stop``, where everything is saved."""
+    """Train to the end, or to step ``stop`` and save a checkpoint there."""
     ds = ndfeed.open(folder, sample="row")
     loader = ndfeed.jax.loader(
         ds, 50, shuffle=True, seed=1, drop_last=True, fields=("image", "label")

@@ -1,7 +1,7 @@
-"""Does the same data come through with every backend of Keras?
+"""Does every Keras backend get the same data?
 
-One file, one seed, one program: TensorFlow, PyTorch and JAX get the same batches in the same
-order.
+With one file, one seed and one program, TensorFlow, PyTorch and JAX get the same batches in the
+same order.
 """
 
 import os
@@ -15,8 +15,8 @@ import numpy as np
 
 
 def train(path):
-    """With whichever backend this process was started for: what every batch held."""
-    import keras  # noqa: PLC0415 - the backend is chosen by then
+    """Train with the backend this process was started with, and print the loss of each epoch."""
+    import keras  # noqa: PLC0415 - imported after the backend is chosen
 
     import ndfeed  # noqa: PLC0415
     import ndfeed.keras  # noqa: PLC0415

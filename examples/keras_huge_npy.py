@@ -1,9 +1,9 @@
 """How is a Keras model trained on one .npy that is larger than memory?
 
-In sequence, shuffled, or preprocessed. By hand: a generator over a map. (Over ``np.load`` with
-``mmap_mode``: ``np.memmap`` would take the file's header for the first samples.) Python makes one
-batch after the other there while training waits. ndfeed's threads copy rows out of the file
-ahead of use, preprocess them, and stay within the memory that they are given.
+The file is read in sequence, shuffled, or preprocessed. The usual way is a generator over a memory
+map (from ``np.load`` with ``mmap_mode``; ``np.memmap`` would read the file's header as samples):
+Python makes one batch after another while training waits. ndfeed's threads prefetch: they copy
+rows out of the file, preprocess them, and stay within the memory limit.
 
     TMPDIR=/large/disk python examples/keras_huge_npy.py --samples 2000000    # 25 GB
 """
@@ -22,7 +22,7 @@ MEMORY = "100MB"
 
 
 def make(path, samples):
-    """Written piece by piece, as a file larger than memory has to be."""
+    """Write the file in pieces, as a file larger than memory has to be."""
     rng = np.random.default_rng(0)
     rows = np.lib.format.open_memmap(path, "w+", np.float32, (samples, *SHAPE))
     for at in range(0, samples, 1000):
@@ -31,7 +31,7 @@ def make(path, samples):
 
 
 def generated(path, shuffle=False, preprocess=None):
-    """As it is mostly written: a generator of batches, and prefetch."""
+    """Return a dataset as usually written: a generator of batches, and prefetch."""
     rows = np.load(path, mmap_mode="r")
     rng = np.random.default_rng(0)
 
@@ -46,13 +46,13 @@ def generated(path, shuffle=False, preprocess=None):
 
 
 def fractions(batch):
-    """To [0, 1]; in place, since a batch is a copy of our own, and faster than another."""
+    """Scale to [0, 1] in place: the batch is our own copy, and this is faster than another."""
     batch["data"] /= 255
     return batch
 
 
 def targets(batch):
-    """Something to learn: how bright an image is."""
+    """Add a target to learn: the brightness of each image."""
     return {"x": batch["data"], "y": batch["data"].mean((1, 2, 3))}
 
 
@@ -71,8 +71,8 @@ def main(folder, samples):
     ways["ndfeed.tf.dataset"] = shuffled = ndfeed.tf.dataset(ds, BATCH, **words)
     compare("Shuffled", ways)
 
-    # Whatever NumPy can do goes into ds.map. Small batches are better scaled in TensorFlow: those
-    # that come out of ds.map are handed over one by one, others several at a time.
+    # Any NumPy code can go into ds.map. Small batches are better scaled in TensorFlow: batches
+    # from ds.map are handed over one at a time, others several at a time.
     ways = {"a generator over a map": generated(path, True, fractions)}
     ways["ndfeed.tf.dataset of ds.map"] = ndfeed.tf.dataset(ds.map(fractions), BATCH, **words)
     ways["ndfeed.tf.dataset, then map"] = shuffled.map(lambda rows: rows / 255)

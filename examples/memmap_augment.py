@@ -1,9 +1,9 @@
-"""How are samples of a memmap augmented on their way to training?
+"""How are samples of a memmap augmented for training?
 
-By hand: each image for itself, in the workers of a DataLoader, from random generators that every
-worker has to seed. ndfeed's threads augment whole batches ahead of use. What is drawn is fixed by
-seed and place in the order: the same with any number of threads, and after a resume (see
-torch_resume.py). The map is never written to.
+The usual way augments each image separately in the workers of a DataLoader, with random generators
+that every worker has to seed. ndfeed's threads prefetch and augment batches. The random numbers
+depend only on the seed and the position in the order, so they are the same with any number of
+threads and after a resume (see torch_resume.py). The memory-mapped file is never written to.
 """
 
 import numpy as np
@@ -19,12 +19,12 @@ SHAPE = (32, 32, 3)
 
 
 def make(path, samples):
-    """Images in one .npy, as np.save writes them."""
+    """Write images to one .npy, as np.save does."""
     np.save(path, np.random.default_rng(0).integers(0, 255, (samples, *SHAPE), np.uint8))
 
 
 class Augmented(Dataset):
-    """Each image flipped half the time, shifted by up to two pixels, scaled to [0, 1]."""
+    """Each image is flipped half the time, shifted by up to two pixels and scaled to [0, 1]."""
 
     def __init__(self, path):
         self.images = np.load(path, mmap_mode="r")
@@ -41,8 +41,8 @@ class Augmented(Dataset):
 
 
 def augmented(batch, rng):
-    """The same for a batch; all its images are shifted alike."""
-    images = batch["data"]  # a copy of ours, to be written to
+    """Do the same for a batch; all its images are shifted by the same amount."""
+    images = batch["data"]  # a copy, so it may be modified
     flip = rng.random(len(images)) < 0.5
     images[flip] = images[flip, :, ::-1]
     images = np.roll(images, rng.integers(-2, 3, 2), axis=(1, 2))
@@ -50,7 +50,7 @@ def augmented(batch, rng):
 
 
 def brightness(batch):
-    """What neither a flip nor a shift changes: the sum of an image."""
+    """Return what neither a flip nor a shift changes: the sum of each image."""
     image = batch[0] if isinstance(batch, tuple) else batch
     return (image * 255).round().sum((1, 2, 3), dtype=torch.float64)
 

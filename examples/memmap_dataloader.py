@@ -1,8 +1,8 @@
 """How can a memmap be used for training? Another answer: a Dataset around it, in a DataLoader.
 
-Samples are taken out of the map one by one, stacked to batches, and sent to the main process. The
-stronger way by hand is ``__getitems__``: DataLoader then asks for a batch at a time. ndfeed takes
-a batch out of the map in one copy, ahead of use, in threads; or in the DataLoader you have.
+Samples are copied out of the map one by one, stacked into batches, and sent to the main process. A
+faster way by hand is ``__getitems__``, with which DataLoader asks for a batch at a time. ndfeed
+copies a batch out of the map at once, ahead of use, in threads or in the DataLoader you have.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ SHAPE = (3, 32, 32)
 
 
 def make(path, samples):
-    """A raw file, as np.memmap writes it: it does not say what it holds."""
+    """Write a raw file, as np.memmap does; it does not record its dtype and shape."""
     rows = np.memmap(path, np.float32, "w+", shape=(samples, *SHAPE))
     rng = np.random.default_rng(0)
     for at in range(0, samples, 1000):
@@ -36,7 +36,7 @@ class Memmap(Dataset):
         return len(self.rows)
 
     def __getitem__(self, i):
-        return torch.tensor(self.rows[i])  # a copy: the map is read-only, and torch warns of that
+        return torch.tensor(self.rows[i])  # a copy: torch warns about read-only memory
 
 
 class Batches(Memmap):

@@ -1,8 +1,8 @@
 """How can a memmap be used for training? One answer: processes that put batches in a queue.
 
-By hand: processes share the batches among them, every batch is pickled into a pipe and unpickled
-again, nobody shuffles, and who leaves the loop early has to end them. The queue is what a loader
-is: threads make batches ahead of use, copied once, out of the map into the tensor.
+By hand, the batches are divided among processes, every batch is pickled into a pipe and unpickled
+again, nothing is shuffled, and leaving the loop early means ending the processes yourself. A
+loader replaces the queue: threads prefetch batches, copied once, from the map into the tensor.
 """
 
 import multiprocessing
@@ -19,7 +19,7 @@ SHAPE = (3, 32, 32)
 
 
 def make(path, samples):
-    """A raw file, as np.memmap writes it: it does not say what it holds."""
+    """Write a raw file, as np.memmap does; it does not record its dtype and shape."""
     rows = np.memmap(path, np.float32, "w+", shape=(samples, *SHAPE))
     rng = np.random.default_rng(0)
     for at in range(0, samples, 1000):
@@ -28,7 +28,7 @@ def make(path, samples):
 
 
 def fill(queue, path, starts):
-    """Runs in a process: some of the batches, and then None."""
+    """Put some of the batches in the queue, then None; runs in a process of its own."""
     rows = np.memmap(path, np.float32, "r").reshape(-1, *SHAPE)
     for at in starts:
         queue.put(np.array(rows[at : at + BATCH]))
@@ -36,7 +36,7 @@ def fill(queue, path, starts):
 
 
 class Queue:
-    """An epoch of batches, in the order in which processes have them ready."""
+    """An epoch of batches, in the order in which the processes finish them."""
 
     def __init__(self, path, samples):
         self.path, self.starts = path, range(0, samples, BATCH)

@@ -1,8 +1,8 @@
 """How can a raw memory-mapped file be used for training?
 
-Tokens as language models are trained on them: one long file of uint16 and nothing else. ndfeed
-maps it, gathers a batch with one copy, and gives memory of your own, so nothing of the map is
-left in what you keep and nobody writes to the file by mistake.
+The file holds tokens for a language model: one long sequence of uint16 and nothing else. ndfeed
+maps it, gathers each batch with one copy, and returns memory of your own: arrays you keep do not
+keep the map open, and nothing can write to the file by mistake.
 """
 
 import tempfile
@@ -16,7 +16,7 @@ CONTEXT = 64
 
 
 def make(path):
-    """Some tokens, as np.memmap writes them."""
+    """Write some tokens, as np.memmap does."""
     tokens = np.random.default_rng(0).integers(0, 50_257, 1000 * (CONTEXT + 1)).astype(np.uint16)
     written = np.memmap(path, np.uint16, "w+", shape=tokens.shape)
     written[:] = tokens
@@ -25,7 +25,7 @@ def make(path):
 
 
 def next_token(batch):
-    """What a model reads, and what it is to say."""
+    """Return the model's input and the tokens it should predict."""
     tokens = batch["data"].astype(np.int64)
     return {"x": tokens[:, :-1], "y": tokens[:, 1:]}
 
@@ -35,7 +35,7 @@ def main():
         path = Path(name) / "train.bin"
         windows = make(path)
 
-        # The file does not say what it holds: give the dtype, and the shape of one sample.
+        # The file does not record its contents: give the dtype and the shape of one sample.
         ds = ndfeed.open(path, dtype="uint16", shape=(CONTEXT + 1,)).map(next_token)
 
         first = set()

@@ -1,8 +1,8 @@
 """How can .npz files be read with several workers? Another answer: memory-mapped files.
 
-By hand: a raw file for each sample, and the place of every array in it known by heart. A wrong
-offset gives wrong images, and no error. ``ndfeed.pack`` writes one mapped column for each field,
-with names, types and checksums beside it; it can be interrupted, and checked with ndfeed verify.
+By hand: one raw file per sample, and code that knows where each array is in it. A wrong offset
+gives wrong images and no error. ``ndfeed.pack`` writes one mapped column per field, with names,
+dtypes and checksums; it can be interrupted and resumed, and ``ndfeed verify`` checks the result.
 """
 
 import mmap
@@ -27,7 +27,7 @@ def make(folder, samples):
 
 
 def to_raw(source, target):
-    """Once, before training: the bytes of both arrays, one behind the other."""
+    """Write the bytes of both arrays one after the other; done once, before training."""
     target.mkdir()
     for path in source.glob("*.npz"):
         with np.load(path) as arrays:
@@ -36,7 +36,7 @@ def to_raw(source, target):
 
 
 class Mapped(Dataset):
-    """The file is mapped at each access; a million maps would be more than Linux allows."""
+    """Maps the file at each access: a million open maps are more than Linux allows."""
 
     def __init__(self, folder):
         self.paths = sorted(folder.glob("*.dat"))

@@ -1,9 +1,9 @@
 """How can .npz files be read with several workers? One answer: convert them to .npy first.
 
-Three times the same folder, one compressed sample in each file. ``np.load`` in the workers of a
-DataLoader inflates everything anew in Python. Converted to .npy, nothing is inflated any more,
-but there are two files for each sample, and each is opened, read and sent to the main process by
-itself. ndfeed reads the .npz as they are: by threads, a batch at a time, with nothing to send.
+The same folder is read three times, with one compressed sample per file. ``np.load`` in the
+workers of a DataLoader decompresses every sample again, in Python. Converted to .npy, nothing needs
+decompressing, but there are two files per sample, each opened, read and sent to the main process
+separately. ndfeed reads the .npz files as they are: in threads, a batch at a time, without sending.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ def make(folder, samples):
 
 
 def to_npy(source, target):
-    """Once, before training: each array in a file of its own."""
+    """Write each array to a file of its own; done once, before training."""
     target.mkdir()
     for path in source.glob("*.npz"):
         with np.load(path) as arrays:
@@ -34,7 +34,7 @@ def to_npy(source, target):
 
 
 class Npz(Dataset):
-    """What one writes first."""
+    """The first attempt: np.load for every sample."""
 
     def __init__(self, folder):
         self.paths = sorted(folder.glob("*.npz"))
@@ -48,7 +48,7 @@ class Npz(Dataset):
 
 
 class Npy(Npz):
-    """What one writes next."""
+    """The second attempt: load the converted files."""
 
     def __init__(self, folder):
         self.paths = sorted(folder.glob("*_image.npy"))
@@ -68,7 +68,7 @@ def main(folder, samples):
     workers = words | {"num_workers": WORKERS, "persistent_workers": True}
     ds = ndfeed.open(files, sample="file")
     fields = ("image", "label")
-    # For who must keep the DataLoader: the same workers, but a batch is one read.
+    # If you must keep the DataLoader: the same workers, but each batch is one read.
     kept = DataLoader(ndfeed.torch.dataset(ds, fields), collate_fn=ndfeed.torch.collate, **workers)
 
     ways = {

@@ -1,9 +1,9 @@
 """How can .npz files be read with several workers? A third answer: decode once, share memory.
 
-By hand: everything is loaded, copied to a shared array whose size one has to know, and must be
-handed to workers in just the right way, or each gets a copy. Samples still travel one by one.
-``in_memory`` decodes in threads, straight into memory that all processes see, whether forked or
-spawned: what goes to a worker is a handle of some hundred bytes.
+By hand, everything is loaded and copied to a shared array whose size must be known, and that array
+must be passed to workers in the right way, or each gets a copy. Samples still travel one by one.
+``in_memory`` decodes in threads, directly into memory that all processes share, whether forked or
+spawned: a worker is sent only a handle of a few hundred bytes.
 """
 
 import multiprocessing
@@ -29,7 +29,7 @@ def make(folder, samples):
 
 
 class Shared(Dataset):
-    """All images in one array that workers inherit; the labels in another."""
+    """All images in one array that workers inherit, and the labels in another."""
 
     def __init__(self, folder):
         paths = sorted(folder.glob("*.npz"))

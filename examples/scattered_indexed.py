@@ -1,9 +1,9 @@
 """How can samples be loaded that are scattered over many .pt files? With an index of rows.
 
-Files of different lengths, in several folders. By hand: add up how many rows each has, which
-means loading all of them once, and find the file of a sample by bisection. Each sample still
-loads a whole file, unless it is mapped. ndfeed makes that index from headers, keeps it for
-the next time, and copies the rows of a batch together.
+The files have different lengths and lie in several folders. By hand: add up how many rows each
+has, which means loading all of them once, and find the file of a sample by bisection. Each sample
+still loads an entire file, unless it is mapped. ndfeed builds this index from headers, caches it
+for the next run, and copies the rows of a batch together.
 """
 
 from bisect import bisect
@@ -21,7 +21,7 @@ FILES, WIDTH = 20, 64
 
 
 def make(folder, samples):
-    """Files of different lengths, in folders of ten."""
+    """Write files of different lengths, ten per folder."""
     torch.manual_seed(0)
     cuts = torch.randperm(samples - 1)[: FILES - 1].sort().values + 1
     for i, rows in enumerate(torch.randn(samples, WIDTH).tensor_split(cuts)):
@@ -30,7 +30,7 @@ def make(folder, samples):
 
 
 class Indexed(Dataset):
-    """Finds the file at once, and loads it; ``mmap`` helps where files are large."""
+    """Finds the file at once and loads it; ``mmap`` helps where files are large."""
 
     def __init__(self, folder, mmap):
         self.paths, self.mmap = sorted(folder.rglob("*.pt")), mmap
@@ -42,7 +42,7 @@ class Indexed(Dataset):
     def __getitem__(self, i):
         at = bisect(self.ends, i)
         rows = torch.load(self.paths[at], mmap=self.mmap)
-        return rows[i - self.ends[at]].clone()  # counted from the file's end
+        return rows[i - self.ends[at]].clone()  # a negative index, from the file's end
 
 
 def main(folder, samples):

@@ -1,8 +1,8 @@
 """How can samples be loaded that are scattered over many .npy files? With all of them mapped.
 
-One sample in each file. By hand: a list of maps, made before training starts, one for each file,
-until Linux has no more to give (65,530). ndfeed maps files only where that pays, and reads the
-others by position, many at a time; it can have millions of them.
+Each file holds one sample. By hand: a list of maps, one per file, made before training starts,
+until the Linux limit of 65,530 maps is reached. ndfeed maps files only where it helps and reads
+the others by position, many at a time, so it can handle millions of files.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ def make(folder, samples):
 
 
 class Mapped(Dataset):
-    """Maps every file, and keeps the maps."""
+    """Maps every file and keeps the maps."""
 
     def __init__(self, folder):
         paths = sorted(folder.glob("*.npy"))
@@ -33,7 +33,7 @@ class Mapped(Dataset):
         return len(self.maps)
 
     def __getitem__(self, i):
-        return torch.tensor(self.maps[i])  # a copy: the map is read-only, and torch warns of that
+        return torch.tensor(self.maps[i])  # a copy: torch warns about read-only memory
 
 
 def main(folder, samples):

@@ -1,9 +1,9 @@
-"""How can samples be loaded that are scattered over many .pt files? As one writes it first.
+"""How can samples be loaded that are scattered over many .pt files? The first attempt.
 
-A map-style Dataset that looks through the files for every sample loads, for one row, half of all
-the data. ndfeed knows the rows of each file from its header, and reads rows, not files; nothing is
-unpickled. For rows found by an index see scattered_indexed.py, for a training on sequences of
-different lengths torch_scattered_pt.py.
+A map-style Dataset that searches the files for every sample loads half of all the data, on
+average, to return one row. ndfeed knows the rows of each file from its header and reads rows, not
+files; nothing is unpickled. See scattered_indexed.py for an index of rows, and
+torch_scattered_pt.py for training on sequences of different lengths.
 """
 
 import torch
@@ -20,11 +20,11 @@ FILES, WIDTH = 10, 64
 def make(folder, samples):
     torch.manual_seed(0)
     for i, rows in enumerate(torch.randn(samples, WIDTH).tensor_split(FILES)):
-        torch.save(rows.clone(), folder / f"{i:03}.pt")  # a view would save all rows each time
+        torch.save(rows.clone(), folder / f"{i:03}.pt")  # a view would save all rows every time
 
 
 class PerFile(Dataset):
-    """Looks for each sample from the first file on."""
+    """Searches for each sample, starting with the first file."""
 
     def __init__(self, folder):
         self.paths = sorted(folder.glob("*.pt"))

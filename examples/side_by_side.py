@@ -1,9 +1,9 @@
-"""What the comparing examples share: the option for their size, and the comparison.
+"""Shared by the examples that compare: the option for their size, and the comparison.
 
-Not an example itself. Answers come first: every way must deliver the same samples, or nothing is
-timed. Then each has an epoch that does not count and three that do, without a pause: starting
-processes and a cold disk are left out for all alike, and what was read ahead before the clock
-started is made up for by what is read ahead when it stops.
+This is not an example itself. Results are compared first: every approach must deliver the same
+samples before anything is timed. Each then runs one epoch that does not count and three that do,
+without a pause. Starting processes and reading from a cold disk are therefore excluded for all of
+them, and what was prefetched before the clock started is offset by what is prefetched at the end.
 """
 
 import argparse
@@ -19,26 +19,26 @@ EPOCHS = 3
 
 
 def start(main, samples):
-    """Call ``main(folder, samples)``, with a folder for its files and ``--samples`` if given."""
+    """Call ``main(folder, samples)`` with a temporary folder and the value of ``--samples``."""
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=samples, help=f"default {samples}")
-    with tempfile.TemporaryDirectory() as folder:  # TMPDIR=/large/disk puts it elsewhere
+    with tempfile.TemporaryDirectory() as folder:  # set TMPDIR=/large/disk to use another disk
         main(Path(folder), parser.parse_args().samples)
 
 
 def once(work, *args):
-    """How many seconds something takes, done once."""
+    """Return how many seconds one call takes."""
     begun = time.perf_counter()
     work(*args)
     return time.perf_counter() - begun
 
 
 def compare(title, ways, look=None, in_order=False):
-    """Compare and time some ways to read, and print how each compares with the first.
+    """Check that all ways deliver the same samples, time them, and print the results.
 
-    A way is anything that gives an epoch of batches each time it is iterated: arrays or tensors,
-    or tuples of them. ``look`` picks what is compared of a batch; ``in_order`` says that the order
-    must be the same, too.
+    A way is anything that yields an epoch of batches each time it is iterated: arrays, tensors or
+    tuples of them. ``look`` returns the part of a batch that is compared; with ``in_order`` the
+    order must be the same, too.
     """
     answers = [_seen(way, look, in_order) for way in ways.values()]
     for name, answer in zip(ways, answers, strict=True):
@@ -63,7 +63,7 @@ def _epochs(way, count):
 
 
 def _seen(way, look, in_order):
-    """One short digest for each sample that comes."""
+    """Return one short digest per sample."""
     seen = []
     for batch in way:
         looked = look(batch) if look else batch

@@ -1,8 +1,8 @@
 """How do many compressed .npz files become a tf.data.Dataset?
 
-Each file has many samples. By hand: read in sequence, or interleaved, where ``np.load`` runs behind
-``tf.numpy_function`` and holds Python's lock for each file. ndfeed inflates in threads, ahead of
-use, and shuffles over a window of files. For several workers see ``tf_workers.py``.
+Each file has many samples. By hand, files are read in sequence or interleaved; ``np.load`` runs
+inside ``tf.numpy_function`` and holds the GIL for each file. ndfeed decompresses in threads, ahead
+of use, and shuffles over a window of files. For several workers see ``tf_workers.py``.
 """
 
 import numpy as np
@@ -25,13 +25,13 @@ def make(folder, samples):
 
 
 def load(path):
-    """In NumPy: a tensor of a path is no path, so np.load cannot be called in a graph itself."""
+    """Load a file in NumPy: np.load cannot be called in a graph, where the path is a tensor."""
     with np.load(path.decode()) as arrays:
         return arrays["image"], arrays["label"]
 
 
 def rows(path):
-    """The samples of one file."""
+    """Return a dataset of the samples in one file."""
     image, label = tf.numpy_function(load, [path], (tf.uint8, tf.int64))
     shaped = tf.ensure_shape(image, (None, 32, 32, 3)), tf.ensure_shape(label, (None,))
     return tf.data.Dataset.from_tensor_slices(shaped)
@@ -51,7 +51,7 @@ def main(folder, samples):
     make(folder, samples)
     paths = sorted(map(str, folder.iterdir()))
     ds = ndfeed.open(folder, sample="row")
-    words = {"batch_size": BATCH, "fields": ("image", "label")}  # (image, label), as fit wants it
+    words = {"batch_size": BATCH, "fields": ("image", "label")}  # (image, label), as fit expects
 
     ours = ndfeed.tf.dataset(ds, **words)
     ways = {"tf.data, file by file": sequential(paths), "ndfeed.tf.dataset": ours}

@@ -1,7 +1,7 @@
-"""How does a Keras training that was stopped within an epoch go on as if it had not been?
+"""How does a Keras training that was stopped in the middle of an epoch resume?
 
-What was used is counted by a callback, and saved with the model in ``tf.train.Checkpoint``. The
-weights come out the same, bit for bit.
+A callback counts the batches that were used, and ``tf.train.Checkpoint`` saves the count with the
+model. The weights are the same as those of an uninterrupted run, bit for bit.
 """
 
 import tempfile
@@ -18,7 +18,7 @@ EPOCHS = 3
 
 
 class Stop(tf.keras.callbacks.Callback):
-    """As if the machine had gone, behind so many batches."""
+    """Simulates a machine that fails after a number of batches."""
 
     def __init__(self, after):
         super().__init__()
@@ -31,7 +31,7 @@ class Stop(tf.keras.callbacks.Callback):
 
 
 def train(path, folder, stop_after=0):
-    """Go on from the last checkpoint in a folder, if there is one."""
+    """Train, resuming from the last checkpoint in the folder if there is one."""
     tf.keras.utils.set_random_seed(0)
     model = tf.keras.Sequential([tf.keras.Input((8,)), tf.keras.layers.Dense(1)])
     model.compile(tf.keras.optimizers.Adam(0.01), "mse")

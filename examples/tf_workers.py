@@ -1,11 +1,11 @@
 """How do several workers of a strategy train on compressed .npz files?
 
-Two processes under ``MultiWorkerMirroredStrategy``, each with its own ``TF_CONFIG``, go through an
-epoch together, step by step, and add up their gradients. By hand, files are dealt out: who gets
-fewer samples steps with empty batches until the other is done, and samples meet only those of the
-same worker. With ndfeed a worker gets its part of every global batch, whatever the files.
+Two processes under ``MultiWorkerMirroredStrategy``, each with its own ``TF_CONFIG``, run an epoch
+in step and sum their gradients. By hand, files are divided among workers: the one with fewer
+samples continues with empty batches until the other is done, and samples are mixed only with those
+of the same worker. With ndfeed each worker gets its part of every global batch, whatever the files.
 
-Compressed files are inflated by every worker that needs a row of them, so pack them once.
+Compressed files are decompressed by every worker that needs a row of them, so pack them once.
 """
 
 import json
@@ -42,7 +42,7 @@ def make(folder, samples):
 
 
 def sharded(tf, paths, context):
-    """By hand: every other file, interleaved, shuffled in a buffer."""
+    """Return the usual way: every other file, interleaved and shuffled in a buffer."""
 
     def load(path):
         with np.load(path.decode()) as arrays:
@@ -61,19 +61,19 @@ def sharded(tf, paths, context):
 
 
 def dataset(tf, way, folder, context):
-    """One worker's part, as the strategy asks for it."""
+    """Return one worker's part, as the strategy requests it."""
     if way == "sharded":
         paths = sorted(os.path.join(folder, "npz", name) for name in os.listdir(f"{folder}/npz"))
         return sharded(tf, paths, context)
-    import ndfeed.tf  # noqa: PLC0415 - the process that starts workers does without
+    import ndfeed.tf  # noqa: PLC0415 - not needed by the process that starts the workers
 
     ds = ndfeed.open(os.path.join(folder, way), sample="row" if way == "npz" else "auto")
     return ndfeed.tf.dataset(ds, BATCH, shuffle=True, fields=("image", "label"), context=context)
 
 
 def work(folder):
-    """Train an epoch with each way that is asked for, and answer with the labels seen here."""
-    import tensorflow as tf  # noqa: PLC0415 - the same
+    """Train one epoch with each requested way, and reply with the labels seen by this worker."""
+    import tensorflow as tf  # noqa: PLC0415 - not needed by the process that starts the workers
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
@@ -122,7 +122,7 @@ class Epochs:
 
 
 def started(folder):
-    """A process for each worker; all know where the others are."""
+    """Start one process per worker; each knows the addresses of the others."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(WORKERS)]
         for one in sockets:

@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node=2 examples/torch_ddp.py
 
-The loader takes rank and world from torch.distributed: each rank gets its part of every global
-batch, all get as many batches, and no sampler has to be told the epoch. Run without torchrun, it
-is a world of one.
+The loader takes rank and world size from torch.distributed: each rank gets its part of every global
+batch, all ranks get the same number of batches, and there is no sampler whose epoch must be set.
+Without torchrun, the world size is 1.
 """
 
 import os
@@ -23,13 +23,13 @@ ROWS = 2000
 
 
 def make(folder):
-    """A table whose last column is a sum of the others."""
+    """Write a table whose last column is the sum of the others."""
     x = np.random.default_rng(0).normal(size=(ROWS, 8)).astype(np.float32)
     np.savez(folder / "table.npz", x=x, y=x.sum(1, keepdims=True), row=np.arange(ROWS))
 
 
 def train(path):
-    """Two epochs; the rows that this rank saw in the last, and the last loss."""
+    """Train for two epochs; return the rows this rank saw in the last, and the last loss."""
     torch.manual_seed(0)
     model = nn.Linear(8, 1)
     if dist.is_initialized():

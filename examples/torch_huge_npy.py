@@ -1,7 +1,7 @@
 """How is a model trained on one .npy that is larger than memory?
 
 The file is never loaded: each batch copies its rows out of it, in an exact random order, within
-the memory that is allowed. What the rows of coming batches need is asked of the disk ahead.
+a memory limit. The rows of coming batches are prefetched from the disk.
 """
 
 import tempfile
@@ -18,7 +18,7 @@ ROWS, WIDTH = 20_000, 256  # imagine a thousand times as many
 
 
 def make(path):
-    """Rows whose first number, noise aside, is what the others sum up to."""
+    """Write rows whose first number is the sum of the others, apart from noise."""
     rng = np.random.default_rng(0)
     rows = np.lib.format.open_memmap(path, "w+", np.float16, (ROWS, WIDTH))
     for start in range(0, ROWS, 1000):
@@ -37,7 +37,7 @@ def main():
         loader = ndfeed.torch.loader(
             ndfeed.open(path),
             256,
-            shuffle=True,  # or ndfeed.Blocks(), where a disk is slow at single rows
+            shuffle=True,  # or ndfeed.Blocks(), if the disk is slow at reading single rows
             memory="4MB",
             fields=("data",),
             convert={"data": ndfeed.torch.Convert(torch.float32)},

@@ -1,8 +1,8 @@
 """How is a model trained on a folder of .npz files?
 
-One compressed file for each sample, as it is: nothing is converted first. Files are read and
-inflated by threads, ahead of training; bytes become fractions in the layout that convolutions
-like best.
+There is one compressed file per sample, and nothing is converted first. Threads read and
+decompress files ahead of training; bytes become fractions in the memory layout that convolutions
+prefer.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ COUNT = 400
 
 
 def make(folder):
-    """Images of two kinds: bright in the left half, or in the right."""
+    """Write images of two kinds: bright in the left half, or in the right."""
     rng = np.random.default_rng(0)
     for i in range(COUNT):
         image = rng.integers(0, 100, (16, 16, 3), np.uint8)

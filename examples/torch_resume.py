@@ -1,8 +1,8 @@
-"""How does a run that was stopped within an epoch go on as if it had not been?
+"""How does a run that was stopped in the middle of an epoch resume?
 
 The loader's state is a few hundred bytes in the checkpoint. Loading it costs nothing, wherever
-in the epoch it stands; random transforms go on as they would have, too. So the weights come out
-the same, bit for bit.
+in the epoch it was saved, and random transforms continue as they would have. The weights are
+therefore the same as those of an uninterrupted run, bit for bit.
 """
 
 import tempfile
@@ -25,12 +25,12 @@ def make(path):
 
 
 def noisy(batch):
-    """As transforms do it: what is drawn here, the loader's seed and the position fix."""
+    """Add noise, as transforms do; the loader's seed and the position fix the random numbers."""
     return batch | {"x": batch["x"] + 0.1 * torch.randn_like(batch["x"])}
 
 
 class Run:
-    """A model in training, with all that belongs to it."""
+    """A model in training, with its loader and optimizer."""
 
     def __init__(self, path):
         torch.manual_seed(0)
@@ -43,7 +43,7 @@ class Run:
         return {"loader": self.loader, "model": self.model, "optimizer": self.optimizer}
 
     def train(self, save=None, at=None):
-        """To the end; or up to step ``at``, where a checkpoint is saved."""
+        """Train to the end, or up to step ``at`` and save a checkpoint there."""
         step = 0
         while self.loader.epoch < EPOCHS:
             for batch in self.loader:

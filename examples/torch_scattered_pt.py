@@ -1,7 +1,7 @@
-"""How is a model trained on samples that lie scattered in many .pt files?
+"""How is a model trained on samples scattered over many .pt files?
 
-Each file is what ``torch.save`` wrote of a dict: a sequence of some length, and a label. Nothing
-is unpickled. Sequences of different lengths come end to end, with the offsets of each: no padding.
+Each file is a dict saved by ``torch.save``: a sequence of some length, and a label. Nothing is
+unpickled. Sequences of different lengths arrive end to end, with their offsets: no padding.
 """
 
 import tempfile
@@ -17,7 +17,7 @@ COUNT = 300
 
 
 def make(folder):
-    """Sequences of vectors, of two kinds that differ in their mean; in folders of a hundred."""
+    """Write sequences of vectors, of two kinds with different means, in folders of a hundred."""
     torch.manual_seed(0)
     for i in range(COUNT):
         (folder / f"{i // 100}").mkdir(exist_ok=True)
@@ -27,7 +27,7 @@ def make(folder):
 
 
 class Mean(nn.Module):
-    """A layer on every step, and the mean over each sequence."""
+    """A layer applied to every step, and the mean over each sequence."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ def main():
         make(folder)
 
         ds = ndfeed.open(folder, sample="file")
-        # "nested" gives the same as one torch.nested tensor, "pad" with zeros and lengths.
+        # "nested" returns one torch.nested tensor; "pad" pads with zeros and adds the lengths.
         words = {"ragged": "packed", "fields": ("steps", "steps_offsets", "label")}
         loader = ndfeed.torch.loader(ds, 30, shuffle=True, **words)
         model = Mean()

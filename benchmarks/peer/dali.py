@@ -18,7 +18,7 @@ def batches(target: Path, batch: int, workers: int) -> Any:
 
 
 class Gather:
-    """The rows of a batch of an epoch; an epoch's order follows from its number."""
+    """The rows of a batch of an epoch; the order of an epoch follows from its number."""
 
     def __init__(self, path: Path, batch: int, listed: bool) -> None:
         self.path, self.batch, self.listed = path, batch, listed
@@ -75,7 +75,7 @@ class Epochs:
 
 
 def tensor(found: Any) -> Any:
-    """DALI lends the memory of a batch until the next: the consumer gets a copy of its own."""
+    """DALI lends the memory of a batch until the next: the consumer gets its own copy."""
     import torch
 
     return torch.from_numpy(np.array(found.as_tensor()))

@@ -1,4 +1,4 @@
-"""DALI without a GPU: its reader of .npy files, one file a row."""
+"""DALI without a GPU: its reader of .npy files, one file per row."""
 
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,18 @@ ENVIRONMENT = "dali"
 FORMAT = ".npy, a file a row"
 SHUFFLE = "exact"
 SETTINGS = ({"threads": 1}, {"threads": 2}, {"threads": 4})
-LEAST = 1024  # bytes of a row: below, a file takes up more than 4 KB for less than 1
+LEAST = 1024  # bytes per row: below this, a file takes more than 4 KB for less than 1 KB
 
 
 def convert(source: Path, target: Path) -> None:
-    """A file a row."""
+    """Write one file per row."""
     target.mkdir()
     for i, row in enumerate(np.load(source, mmap_mode="r")):
         np.save(target / f"{i:08d}.npy", row)
 
 
 def batches(target: Path, batch: int, threads: int) -> Any:
-    """Headers are kept, as its documentation advises for files of one shape."""
+    """Cache headers, as its documentation advises for files of one shape."""
     return Epochs(target, batch, threads)
 
 

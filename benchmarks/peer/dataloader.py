@@ -1,4 +1,4 @@
-"""torch's DataLoader over a mapped .npy, with a row and with a batch at a time."""
+"""torch's DataLoader over a mapped .npy, one row and one batch at a time."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ SETTINGS = (
 
 
 def batches(target: Path, batch: int, workers: int, getitems: bool = False) -> Any:
-    """Persistent workers; ``__getitems__`` is torch's hook for a batch at a time."""
+    """Use persistent workers; ``__getitems__`` is torch's hook for one batch at a time."""
     from torch.utils.data import DataLoader
 
     options = {"num_workers": workers, "persistent_workers": workers > 0}

@@ -18,7 +18,7 @@ SETTINGS = (
 
 
 def convert(source: Path, target: Path) -> None:
-    """Lists of a fixed length come back without Python objects."""
+    """Write lists of a fixed length, which are read without Python objects."""
     import pyarrow
     from datasets import Features, List, Value
     from datasets.arrow_writer import ArrowWriter
@@ -38,7 +38,7 @@ def convert(source: Path, target: Path) -> None:
 
 
 def batches(target: Path, batch: int, workers: int, arrow: bool = False) -> Any:
-    """A sampler of batches, as its guide for DataLoader says; torch's format or Arrow's."""
+    """Use a sampler of batches, as its guide for DataLoader says, in torch's or Arrow's format."""
     import torch
     from datasets import Dataset
     from torch.utils.data import BatchSampler, DataLoader, RandomSampler
@@ -65,7 +65,7 @@ class Column:
     def __call__(self, found: Any) -> Any:
         import torch
 
-        if not isinstance(found, dict):  # a table of Arrow's
+        if not isinstance(found, dict):  # an Arrow table
             flat = found.column("x").combine_chunks().flatten()
             return torch.from_numpy(flat.to_numpy()).reshape(-1, *self.shape)
         return found["x"].reshape(-1, *self.shape)

@@ -1,7 +1,7 @@
-"""Virtual environments: one with torch and numpy, and one for each peer that sees it.
+"""Virtual environments: one with torch and numpy, and one for each peer that uses it.
 
-A peer's environment has what the peer needs besides, and its own numpy where it insists on
-one. torch is held to one version by a constraint.
+A peer's environment has the other packages that the peer needs, and its own numpy if it requires
+one. A constraint keeps torch at one version.
 """
 
 import json
@@ -18,11 +18,11 @@ PROBLEM = re.compile(r"^\s*(?:\w+Error: .*|ERROR: .*|error: .*)$", re.M)
 
 
 class NotInstalled(Exception):
-    """pip could not install a peer; says why."""
+    """pip could not install a peer; the message says why."""
 
 
 class Environments:
-    """Environments below one folder, made when they are asked for and kept.
+    """Environments below one folder, made on request and kept.
 
     What could not be installed is not tried again until its folder is removed.
     """
@@ -31,7 +31,7 @@ class Environments:
         self.folder = folder.absolute()
 
     def python(self, name: str, packages: tuple[str, ...]) -> Path:
-        """The interpreter of an environment that has ``packages`` and torch."""
+        """Return the interpreter of an environment that has ``packages`` and torch."""
         base = self._made("base", BASE, None)
         return self._made(name, packages, base) / "bin" / "python"
 
@@ -57,12 +57,12 @@ class Environments:
 
 
 def site(place: Path) -> Path:
-    """Where an environment's packages lie."""
+    """Return where an environment's packages are."""
     return Path(sysconfig.get_path("purelib", "venv", {"base": str(place)}))
 
 
 def install(place: Path, packages: tuple[str, ...]) -> None:
-    """With pip, nothing cached; raises what it says is the reason."""
+    """Install with pip, without caching; raise an error with pip's reason."""
     if not packages:
         return
     constraints = place / "constraints.txt"

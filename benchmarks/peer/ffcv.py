@@ -1,4 +1,4 @@
-"""FFCV: one .beton with an array field, its loader's threads.
+"""FFCV: one .beton with an array field, and its loader's threads.
 
 Needs OpenCV, libturbojpeg and a compiler.
 """
@@ -15,14 +15,14 @@ PACKAGES = (
     "opencv-python-headless",
     "pillow",
     "tqdm",
-)  # the rest it does not name
+)  # all but the first are dependencies that it does not declare
 FORMAT = ".beton"
 SHUFFLE = "exact"
-SETTINGS = ({"workers": 1}, {"workers": 2})  # it allows as many as there are cores
+SETTINGS = ({"workers": 1}, {"workers": 2})  # it allows at most one per core
 
 
 class Rows:
-    """Rows as FFCV's writer wants them: tuples."""
+    """Rows as FFCV's writer expects them: tuples."""
 
     def __init__(self, path: Path) -> None:
         self.array = np.load(path, mmap_mode="r")
@@ -35,7 +35,7 @@ class Rows:
 
 
 def convert(source: Path, target: Path) -> None:
-    """Two processes; pages as large as a row needs."""
+    """Convert with two processes; pages are as large as a row needs."""
     from ffcv.fields import NDArrayField
     from ffcv.writer import DatasetWriter
 
@@ -45,7 +45,7 @@ def convert(source: Path, target: Path) -> None:
 
 
 def batches(target: Path, batch: int, workers: int) -> Any:
-    """The file through the system's page cache, in random order."""
+    """Read the file through the system's page cache, in random order."""
     from ffcv.fields.decoders import NDArrayDecoder
     from ffcv.loader import Loader, OrderOption
     from ffcv.transforms import ToTensor
@@ -64,7 +64,7 @@ def batches(target: Path, batch: int, workers: int) -> Any:
 
 
 class Only:
-    """The only field; FFCV uses its memory again, so the consumer gets a copy of its own."""
+    """The only field; FFCV reuses its memory, so the consumer gets its own copy."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader

@@ -1,7 +1,7 @@
-"""Grain: ArrayRecord files with a record a group, as its guide for random access says.
+"""Grain: ArrayRecord files with one record per group, as its guide for random access says.
 
-To read one record takes the longer the more there are, so Grain is also tried over the .npy, by a
-source of random access as its guide has them.
+Reading one record takes longer the more there are, so Grain is also tried over the .npy, with a
+random-access source as in its guide.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ SETTINGS = (
 
 
 def convert(source: Path, target: Path) -> None:
-    """Rows as their bytes, not compressed: noise does not shrink."""
+    """Write rows as their bytes, not compressed, since noise does not shrink."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
     rows = np.load(source, mmap_mode="r")
@@ -38,7 +38,7 @@ def convert(source: Path, target: Path) -> None:
 
 
 def batches(target: Path, batch: int, threads: int, workers: int = 0, npy: bool = False) -> Any:
-    """Source, shuffle, decode, batch; threads that read, and processes that run the whole."""
+    """Source, shuffle, decode, batch; with threads that read, and processes that run all of it."""
     import grain
 
     if npy:
@@ -55,7 +55,7 @@ def batches(target: Path, batch: int, threads: int, workers: int = 0, npy: bool 
 
 
 class Rows:
-    """A mapped array, opened again in a process that gets it."""
+    """A mapped array, opened again in each process that receives it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Lance: a column of fixed-size lists, taken a batch of rows at a time."""
+"""Lance: a column of fixed-size lists, read one batch of rows at a time."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ SETTINGS = ({"workers": 0}, {"threads": 2}, {"threads": 4}, {"workers": 2})
 
 
 def convert(source: Path, target: Path) -> None:
-    """Streamed, a record batch at a time."""
+    """Write a stream, one record batch at a time."""
     import lance
     import pyarrow
 
@@ -35,7 +35,7 @@ def convert(source: Path, target: Path) -> None:
 
 
 class Rows:
-    """``take`` of a batch, with the memory of Arrow's array under the tensor."""
+    """``take`` of a batch; the tensor uses the memory of Arrow's array."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class Rows:
 
     @property
     def data(self) -> Any:
-        """Opened where it is used: a worker process opens its own."""
+        """Opened on first use: each worker process opens its own."""
         if self._data is None:
             import lance
 

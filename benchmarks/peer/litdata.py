@@ -16,7 +16,7 @@ PIECE = 4096
 
 
 def convert(source: Path, target: Path) -> None:
-    """A piece of the array at a time, two processes."""
+    """Write the array in pieces, with two processes."""
     from litdata import optimize
 
     count = len(np.load(source, mmap_mode="r"))
@@ -30,7 +30,7 @@ def convert(source: Path, target: Path) -> None:
 
 
 def rows_from(source: str, start: int) -> Iterator[Any]:
-    """Rows as tensors, from one on."""
+    """Yield rows as tensors, starting with a given one."""
     import torch
 
     array = np.load(source, mmap_mode="r")
@@ -39,7 +39,7 @@ def rows_from(source: str, start: int) -> Iterator[Any]:
 
 
 def batches(target: Path, batch: int, workers: int) -> Any:
-    """What its README shows."""
+    """Read as its README shows."""
     from litdata import StreamingDataLoader, StreamingDataset
 
     data = StreamingDataset(str(target), shuffle=True)

@@ -1,4 +1,4 @@
-"""A mapped .npy as a map-style dataset of torch, a row or a batch at a time."""
+"""A mapped .npy as a map-style dataset of torch, one row or one batch at a time."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Rows:
-    """What people write first: a row at a time."""
+    """The first attempt: one row at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -18,7 +18,7 @@ class Rows:
 
     @property
     def array(self) -> np.ndarray:
-        """The map, opened where it is used: a worker process opens its own."""
+        """The map, opened on first use: each worker process opens its own."""
         if self._array is None:
             self._array = np.load(self.path, mmap_mode="r")
         return self._array
@@ -33,7 +33,7 @@ class Rows:
 
 
 class Batches(Rows):
-    """What people write next: all rows of a batch with one index."""
+    """The second attempt: all rows of a batch with one index."""
 
     def __getitems__(self, rows: list[int]) -> Any:
         import torch
@@ -42,12 +42,12 @@ class Batches(Rows):
 
 
 def same(batch: Any) -> Any:
-    """A batch that needs no collating."""
+    """Return a batch that needs no collating."""
     return batch
 
 
 class Pooled:
-    """Batches of a sampler, fetched in a pool of threads, two under way for each."""
+    """Batches of a sampler, fetched in a pool of threads, with two in flight for each."""
 
     def __init__(self, sampler: Any, fetch: Callable[[list[int]], Any], threads: int) -> None:
         self.sampler, self.fetch, self.threads = sampler, fetch, threads

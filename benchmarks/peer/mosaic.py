@@ -16,7 +16,7 @@ SETTINGS = ({"workers": 0}, {"workers": 2}, {"workers": 4})
 
 
 def convert(source: Path, target: Path) -> None:
-    """Arrays of a shape that the index names, so that a row is its bytes alone."""
+    """Write arrays whose shape is in the index, so that a row is only its bytes."""
     importable()
     from streaming import MDSWriter
 
@@ -28,7 +28,7 @@ def convert(source: Path, target: Path) -> None:
 
 
 def batches(target: Path, batch: int, workers: int) -> Any:
-    """What its quick start shows."""
+    """Read as its quick start shows."""
     importable()
     from streaming import StreamingDataset
     from torch.utils.data import DataLoader
@@ -40,17 +40,17 @@ def batches(target: Path, batch: int, workers: int) -> Any:
 
 
 def stack(samples: list[dict[str, np.ndarray]]) -> Any:
-    """The rows of a batch as one tensor, without torch's slower collating of arrays."""
+    """Return the rows of a batch as one tensor, without torch's slower collating of arrays."""
     import torch
 
     return torch.from_numpy(np.stack([one["x"] for one in samples]))
 
 
 def importable() -> None:
-    """Have Streaming imported beside a torchvision that does not fit torch.
+    """Import Streaming next to a torchvision that does not match torch.
 
-    It imports torchvision for its sets of pictures, and torchvision's wheel for CUDA does not
-    load beside a CPU build of torch. Nothing here uses it, so an empty module takes its place.
+    It imports torchvision for its image datasets, and torchvision's CUDA wheel does not load with
+    a CPU build of torch. Nothing here uses it, so an empty module takes its place.
     """
     try:
         import torchvision  # noqa: F401

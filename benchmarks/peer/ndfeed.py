@@ -1,4 +1,4 @@
-"""ndfeed: the .npy as it is."""
+"""ndfeed: reads the .npy directly."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 
 def batches(target: Path, batch: int) -> Any:
-    """As in the README: nothing is set."""
+    """Use the defaults, as in the README."""
     sys.path.insert(0, str(SOURCE))
     import ndfeed.torch
 

@@ -1,4 +1,4 @@
-"""A peer's process, as the driver sees it: ask, and be answered."""
+"""A peer's process, as the driver sees it: send a request, receive an answer."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 HERE = Path(__file__).parents[1]
 LIMIT = 240  # seconds for one answer
-LEAST = 2  # not worth starting a process for
+LEAST = 2  # seconds; with less it is not worth starting a process
 
 
 class Failed(Exception):
@@ -21,9 +21,9 @@ class Failed(Exception):
 
 
 class Process:
-    """One peer in its own interpreter and its own process group; started anew after it failed.
+    """One peer in its own interpreter and process group; restarted after it failed.
 
-    It fails when it has not answered by ``until``, a time of the monotonic clock.
+    It fails if it has not answered by ``until``, a time of the monotonic clock.
     """
 
     def __init__(self, python: Path, name: str, log: Path) -> None:
@@ -33,7 +33,7 @@ class Process:
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, do: str, **given: Any) -> dict[str, Any]:
-        """The answer to one request."""
+        """Return the answer to one request."""
         limit = min(LIMIT, self.until - time.monotonic())
         if limit < LEAST:
             raise Failed(f"{do}: no time left")
@@ -55,7 +55,7 @@ class Process:
             raise Failed(f"{do}: {why}")
         answer = json.loads(line)
         if "error" in answer:
-            self.close()  # what it left running shall not disturb the next
+            self.close()  # what it left running must not disturb the next
             raise Failed(f"{do}: {answer['error']}")
         return answer
 

@@ -1,8 +1,8 @@
-"""The process of one peer: requests as JSON lines on stdin, answers on stdout.
+"""Run one peer: requests are JSON lines on stdin, answers are JSON lines on stdout.
 
     python -m peer.serve NAME
 
-Whatever the peer prints goes to stderr. An error is an answer, too: its last line.
+Everything the peer prints goes to stderr. An error is an answer, too: its last line.
 """
 
 import importlib
@@ -19,30 +19,30 @@ from typing import Any
 
 import numpy as np
 
-READY = 10  # batches that four workers, two each, may have made ahead
-FEWEST = 8  # batches that are timed
+READY = 10  # batches that four workers may have prefetched, two each
+FEWEST = 8  # batches that are timed at least
 
 
 class Server:
-    """What can be asked of a peer."""
+    """The requests that a peer answers."""
 
     def __init__(self, name: str) -> None:
         self.peer = importlib.import_module(f"peer.{name}")
         self.running: dict[str, Iterator[Any]] = {}
 
     def versions(self) -> dict[str, Any]:
-        """Of the peer's packages, and of the torch and numpy it runs with."""
+        """Return the versions of the peer's packages, and of the torch and numpy it runs with."""
         names = [package.split(">")[0].split("=")[0] for package in self.peer.PACKAGES]
         return {name: importlib.metadata.version(name) for name in [*names, "torch", "numpy"]}
 
     def convert(self, source: str, target: str) -> dict[str, Any]:
-        """Seconds it takes, and bytes it makes."""
+        """Convert the data; return the seconds this takes and the bytes on disk."""
         start = time.perf_counter()
         self.peer.convert(Path(source), Path(target))
         return {"seconds": time.perf_counter() - start, "bytes": disk(Path(target))}
 
     def check(self, source: str, target: str, batch: int, setting: dict) -> dict[str, Any]:
-        """An epoch holds every row once, as it is in the source, and not in order."""
+        """Check that an epoch has every row once, identical to the source, and not in order."""
         rows = np.load(source, mmap_mode="r")
         epoch = self.peer.batches(Path(target), batch, **setting)
         seen = [true_rows(found, rows) for found in epoch]
@@ -58,10 +58,10 @@ class Server:
     def time(
         self, source: str, target: str, batch: int, setting: dict, seconds: float
     ) -> dict[str, Any]:
-        """Rows a second, epoch after epoch.
+        """Return rows per second, epoch after epoch.
 
-        The batches go on where they were left: a loader broken off within an epoch may disturb
-        the next. The first is checked; what may lie ready is taken before the clock starts.
+        Batches continue where they were left: a loader interrupted in the middle of an epoch may
+        disturb the next. The first is checked; prefetched ones are taken before the clock starts.
         """
         if target not in self.running:
             self.running[target] = again(self.peer.batches(Path(target), batch, **setting))
@@ -80,13 +80,13 @@ class Server:
 
 
 def again(loader: Any) -> Iterator[Any]:
-    """Epoch after epoch."""
+    """Yield batches epoch after epoch."""
     while True:
         yield from loader
 
 
 def true_rows(found: Any, rows: np.ndarray) -> np.ndarray:
-    """The numbers of the rows in a batch, which lie in their first eight bytes."""
+    """Return the numbers of the rows in a batch, which are in their first eight bytes."""
     import torch
 
     if not isinstance(found, torch.Tensor) or found.dtype != torch.uint8:
@@ -101,7 +101,7 @@ def true_rows(found: Any, rows: np.ndarray) -> np.ndarray:
 
 
 def disk(path: Path) -> int:
-    """Bytes that a folder's files take on disk."""
+    """Return the bytes that a folder's files take on disk."""
     files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
     return sum(one.lstat().st_blocks * 512 for one in files)
 
@@ -122,7 +122,7 @@ def main(name: str) -> None:
             answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
-    # A peer's threads or workers shall not keep the process.
+    # A peer's threads or workers must not keep the process alive.
     os._exit(0)
 
 

@@ -15,7 +15,7 @@ SETTINGS = ({"threads": 1}, {"threads": 2}, {"threads": 4})
 
 
 def batches(target: Path, batch: int, threads: int) -> Any:
-    """Row numbers, a batch of them at a time, gathered with one index in threads."""
+    """Gather batches of row numbers with one index each, in threads."""
     return Epochs(Batches(target), batch, threads)
 
 
@@ -46,6 +46,6 @@ class Epochs:
 
 
 def endless(sampler: Any) -> Iterator[list[int]]:
-    """Epoch after epoch, each in an order of its own."""
+    """Yield epoch after epoch, each in its own order."""
     while True:
         yield from sampler

@@ -1,4 +1,4 @@
-"""tensordict: a memory-mapped tensor, indexed a batch at a time by torch's DataLoader."""
+"""tensordict: a memory-mapped tensor, indexed one batch at a time by torch's DataLoader."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ SETTINGS = ({"workers": 0}, {"workers": 2}, {"workers": 4})
 
 
 def convert(source: Path, target: Path) -> None:
-    """Filled piece by piece, as its tutorial does."""
+    """Fill it in pieces, as its tutorial does."""
     import torch
     from tensordict import MemoryMappedTensor, TensorDict
 
@@ -28,7 +28,7 @@ def convert(source: Path, target: Path) -> None:
 
 
 def batches(target: Path, batch: int, workers: int) -> Any:
-    """What its tutorial shows: the batch is one index of the tensors."""
+    """Read as its tutorial shows: a batch is one index into the tensors."""
     from tensordict import TensorDict
     from torch.utils.data import DataLoader
 

@@ -19,7 +19,7 @@ SETTINGS = (
 
 
 def batches(target: Path, batch: int, threads: int = 0, workers: int | None = None) -> Any:
-    """Batches of row numbers, each fetched with one index: the fastest way of both."""
+    """Fetch batches of row numbers with one index each: the fastest way for both."""
     data = Batches(target)
     if workers is None:
         return nodes(data, batch, threads)
@@ -36,7 +36,7 @@ def batches(target: Path, batch: int, threads: int = 0, workers: int | None = No
 
 
 def nodes(data: Batches, batch: int, threads: int) -> Any:
-    """A sampler, batched, mapped in threads, two batches ahead."""
+    """Batch a sampler and map it in threads, two batches ahead."""
     from torch.utils.data import BatchSampler, RandomSampler
     from torchdata.nodes import Loader, ParallelMapper, Prefetcher, SamplerWrapper
 

@@ -14,7 +14,7 @@ SHARDS = 8
 
 
 def convert(source: Path, target: Path) -> None:
-    """A member a row: bytes alone, which need no decoding; eight shards, so that workers share."""
+    """Write one member per row: only bytes, which need no decoding; eight shards, for workers."""
     import webdataset
 
     rows = np.load(source, mmap_mode="r")
@@ -27,7 +27,7 @@ def convert(source: Path, target: Path) -> None:
 
 
 def batches(target: Path, batch: int, workers: int) -> Any:
-    """Batched in the workers, as its README advises."""
+    """Batch in the workers, as its README advises."""
     import webdataset
 
     shape = tuple(map(int, (target / "shape").read_text().split()))
@@ -44,7 +44,7 @@ def batches(target: Path, batch: int, workers: int) -> Any:
 
 
 class Stack:
-    """Bytes of rows as one tensor."""
+    """Stacks the bytes of rows into one tensor."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape

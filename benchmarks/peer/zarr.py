@@ -1,4 +1,4 @@
-"""Zarr: version 3, chunks of about 256 KB, or of a row where that is more."""
+"""Zarr: version 3, chunks of about 256 KB, or of one row if that is larger."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ CHUNK = 256 << 10
 
 
 def convert(source: Path, target: Path) -> None:
-    """Not compressed: noise does not shrink."""
+    """Write without compression, since noise does not shrink."""
     import zarr
 
     rows = np.load(source, mmap_mode="r")
@@ -40,7 +40,7 @@ def convert(source: Path, target: Path) -> None:
 
 
 class Rows:
-    """A row at a time."""
+    """One row at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class Rows:
 
     @property
     def array(self) -> Any:
-        """Opened where it is used: a worker process opens its own."""
+        """Opened on first use: each worker process opens its own."""
         if self._array is None:
             import zarr
 
@@ -65,7 +65,7 @@ class Rows:
 
 
 class Batches(Rows):
-    """A batch with one orthogonal index, whose chunks Zarr reads concurrently."""
+    """One batch with one orthogonal index, whose chunks Zarr reads concurrently."""
 
     def __getitems__(self, rows: list[int]) -> Any:
         import torch
@@ -74,7 +74,7 @@ class Batches(Rows):
 
 
 def batches(target: Path, batch: int, workers: int, each: bool = False) -> Any:
-    """Spawned workers: Zarr's event loop does not survive a fork."""
+    """Use spawned workers: Zarr's event loop does not survive a fork."""
     from torch.utils.data import DataLoader
 
     return DataLoader(

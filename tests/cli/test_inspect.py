@@ -51,7 +51,7 @@ def facts(invoke):
 
 @pytest.fixture
 def images(tmp_path):
-    """A sample in each file: the label has no axis, so files it is."""
+    """A sample in each file: the label is a scalar, so each file is a sample."""
     for i in range(3):
         np.savez(tmp_path / f"{i}.npz", image=np.zeros((4, 5), "<f4"), label=i)
     return tmp_path
@@ -86,7 +86,7 @@ def test_json_of_a_folder_is_frozen(facts, images):
         "path": os.fspath(images),
         "sample": "file",
         "samples": 3,
-        "why": "'label' has no axis: there are no rows in it",
+        "why": "'label' is a scalar (0-dimensional), so it has no rows",
         "bytes": 3 * (80 + 8),
         "fields": [
             {
@@ -140,7 +140,7 @@ def test_table_of_a_folder(invoke, images):
     assert "image float32 (4, 5) 80 raw" in text
     assert "label int64 () 8 raw" in text
     assert "3 samples, 264 B decoded" in text
-    assert "a sample is a whole file ('label' has no axis: there are no rows in it)" in text
+    assert "whole file ('label' is a scalar (0-dimensional), so it has no rows)" in text
     assert "3 files (3 npz)" in text
 
 

@@ -450,7 +450,7 @@ def test_repr_is_a_table_that_says_why(tmp_path):
         "  field  dtype  shape      stored",
         "  image  uint8  (8, 8, 3)  deflate",
         "  label  int64  ()         deflate",
-        "  a sample is a whole file ('label' has no axis: there are no rows in it)",
+        "  a sample is a whole file ('label' is a scalar (0-dimensional), so it has no rows)",
     ]
 
 

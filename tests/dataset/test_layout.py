@@ -1,4 +1,4 @@
-"""Lists saved with torch.save: like things are rows, unlike ones are fields."""
+"""Lists saved with torch.save: similar items are rows, different ones are fields."""
 
 import pickle
 
@@ -23,7 +23,7 @@ def test_a_list_of_tensors_is_rows(tmp_path):
     assert len(ds) == 20
     assert ds.fields["data"].shape == (3, 4, 5)
     assert ds[[7, 0, 19]]["data"][:, 2, 3, 4].tolist() == [7, 0, 19]
-    assert "a sample is an item of a list" in repr(ds)
+    assert "a sample is an item of a list (items of the same kind, read as rows)" in repr(ds)
 
 
 @pytest.mark.parametrize("mapped", [True, False])

@@ -37,7 +37,7 @@ def test_an_array_without_axes_makes_files(tmp_path):
     assert len(ds) == 3
     assert ds.fields["image"].shape == (4, 4)
     assert ds[2]["label"] == 2
-    assert "'label' has no axis" in repr(ds)
+    assert "'label' is a scalar (0-dimensional)" in repr(ds)
 
 
 def test_lengths_that_differ_within_a_file_make_files(tmp_path):
@@ -114,7 +114,7 @@ def test_rows_asked_for_where_there_are_none(tmp_path):
     """The message says which field stands in the way."""
     save(tmp_path, s={"x": np.zeros((3, 2)), "n": np.int64(3)})
 
-    with pytest.raises(ndfeed.SchemaError, match=r"s\.npz: 'n' has no axis"):
+    with pytest.raises(ndfeed.SchemaError, match=r"s\.npz: 'n' is a scalar"):
         ndfeed.open(tmp_path, sample="row")
     assert len(ndfeed.open(tmp_path, sample="row", fields="x")) == 3
 

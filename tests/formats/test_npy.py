@@ -266,7 +266,7 @@ def test_rank_0_makes_the_file_a_sample(write):
 
     assert len(ds) == 1
     assert ds[0]["data"] == np.float32(1.5)
-    assert "no axis" in ds.why
+    assert "is a scalar" in ds.why
 
 
 @pytest.mark.parametrize("descr", ["|S0", "|V0", "<U0", "S", "V", "U"])
@@ -325,7 +325,10 @@ def test_bfloat16_is_recognised_with_a_warning(write):
     """np.save writes two opaque bytes; nobody but the caller knows what they are."""
     array = np.arange(6).astype(ml_dtypes.bfloat16)
     path = write(saved(array))
-    with pytest.warns(UserWarning, match=r"x\.npy: two-byte opaque elements are read as bfloat16"):
+    with pytest.warns(
+        UserWarning,
+        match=r"x\.npy: two-byte opaque elements are read as bfloat16.*pass dtype='bfloat16'",
+    ):
         ds = ndfeed.open(path, cache=False)
 
     assert ds.read([5, 0])["data"].dtype == ml_dtypes.bfloat16

@@ -228,7 +228,8 @@ def _typed(table: Table, names: tuple[str, ...], arrays: Ints, dtype: object) ->
         else:
             warnings.warn(
                 f"{shown(table.path(file))}: two-byte opaque elements are read as bfloat16, which "
-                f"np.save writes so; dtype='bfloat16' says you know",
+                f"np.save writes like this; pass dtype='bfloat16' to confirm and silence this "
+                f"warning",
                 UserWarning,
                 stacklevel=6,
             )

@@ -2,7 +2,7 @@
 
 Never by a guess that could be wrong: ``auto`` takes rows for a single file whose arrays share their
 first length, or where the caller gave the shape of a sample (raw files). It takes files where some
-array has no axis, or first lengths differ within a file: rows make no sense then. Everything else
+array is a scalar, or first lengths differ within a file: rows make no sense then. Everything else
 could be read both ways and is refused, with both readings in the message. The items of a list
 (``layout``) are rows; several files of lists of one length could also be samples.
 """
@@ -48,7 +48,7 @@ def readings(found: Layout, sample: Sample) -> list[Reading]:
     if sample == "row":
         return [as_rows._replace(why='sample="row"')]
     if listed:
-        as_rows = as_rows._replace(why="a list of like things, which are rows")
+        as_rows = as_rows._replace(why="items of the same kind, read as rows")
         return [as_rows] if found.as_files is None else [as_files, as_rows]
     if files == 1:
         return [as_rows]
@@ -63,7 +63,7 @@ def _no_rows(found: Layout) -> SchemaError | None:
     if np.count_nonzero(lengths < 0):
         i = int(np.flatnonzero((lengths < 0).any(axis=1))[0])
         file = int(np.flatnonzero(lengths[i] < 0)[0])
-        problem = f"{names[i]!r} has no axis: there are no rows in it"
+        problem = f"{names[i]!r} is a scalar (0-dimensional), so it has no rows"
         return SchemaError(found.table.path(file), problem)
     if len(names) == 1:
         return None

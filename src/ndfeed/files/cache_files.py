@@ -42,7 +42,7 @@ known: dict[bytes, bytes] = {}  # keys that were read, by cache folder
 def cache_folder() -> bytes:
     """Return the folder for this user's caches on this platform."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(chosen):  # the specification says to ignore others
+    if os.path.isabs(chosen):  # the XDG specification says to ignore relative paths
         base = chosen
     elif sys.platform == "darwin":
         base = os.path.expanduser("~/Library/Caches")
@@ -54,13 +54,13 @@ def cache_folder() -> bytes:
 
 
 class PrivateFolder:
-    """A private folder of this user, held open. ``OSError`` where it is missing or not ours."""
+    """A private folder of this user, held open. ``OSError`` if it is missing or not ours."""
 
     def __init__(self, path: bytes, *, make: bool = False) -> None:
         self._path = path
         self._fd: int | None = None
         if make:
-            # Twice: only the last folder gets the mode.
+            # Two calls: only the last folder gets the mode.
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)
@@ -106,14 +106,14 @@ class PrivateFolder:
     ) -> None:
         """Make ``name`` hold ``pieces``: written under another name first, then renamed.
 
-        With ``new``, ``FileExistsError`` where there is such a file. A cache needs no fsync: its
-        reader checks it, and a torn one is simply rebuilt.
+        With ``new``, ``FileExistsError`` if there is such a file. A cache needs no fsync: its
+        reader checks it, and a damaged one is simply rebuilt.
         """
         temporary = b".tmp-" + os.urandom(8).hex().encode()
         fd = os.open(self._at(temporary), _MAKE | _PLAIN, 0o600, dir_fd=self._fd)
         try:
             with os.fdopen(fd, "wb", buffering=0) as file:
-                _check_own(os.fstat(fd), stat.S_IFREG)  # some file systems give it to another user
+                _check_own(os.fstat(fd), stat.S_IFREG)  # some file systems change the owner
                 for piece in pieces:
                     _write_all(file.fileno(), memoryview(piece))
             self._rename(temporary, name, new)
@@ -129,7 +129,7 @@ class PrivateFolder:
             except FileExistsError:
                 raise
             except (OSError, NotImplementedError, AttributeError):
-                pass  # a file system without hard links: then the last writer wins
+                pass  # a file system without hard links: the last writer wins
             else:
                 self.remove(old)
                 return
@@ -164,7 +164,7 @@ def _write_all(fd: int, data: memoryview) -> None:
 
 
 def _is_own(status: os.stat_result, kind: int) -> bool:
-    """Is this of ``kind``, owned by this user, and writable for nobody else?"""
+    """Return whether this is of ``kind``, owned by this user, and writable for nobody else."""
     if stat.S_IFMT(status.st_mode) != kind:
         return False
     if not hasattr(os, "geteuid"):  # Windows: the user's folders are protected by other means
@@ -198,7 +198,7 @@ def age(path: bytes) -> None:
 
 
 def keep_newest(path: bytes, count: int, nbytes: int) -> None:
-    """Remove all but the files of ours written last: ``count`` of them, with ``nbytes`` in all.
+    """Remove all but our newest files: at most ``count`` of them, with ``nbytes`` in total.
 
     The newest is kept whatever its size. Files that we did not write are not counted or removed.
     """
@@ -216,7 +216,7 @@ def secret(*, make: bool = False) -> bytes:
     """Return the random key that signs this user's caches, which only this user can read.
 
     Another user who may write to a cache folder, or prepared a cache elsewhere, cannot sign what
-    they put there. ``make`` creates the key where there is none.
+    they put there. ``make`` creates the key if there is none.
     """
     with PrivateFolder(os.path.join(cache_folder(), b"private"), make=make) as folder:
         try:
@@ -224,14 +224,14 @@ def secret(*, make: bool = False) -> bytes:
         except OSError as error:
             if not make or error.errno not in _NO_KEY:
                 raise
-            folder.remove(b"key")  # in a folder of ours, and not a key
+            folder.remove(b"key")  # in our own folder, but not a valid key
             with contextlib.suppress(FileExistsError):  # another process was faster
                 folder.write(b"key", [os.urandom(_SECRET)], new=True)
             return _key(folder)
 
 
 def user_key(*, make: bool) -> bytes | None:
-    """Return the secret, or ``None`` where this user has no folder in which to store one.
+    """Return the secret, or ``None`` if this user has no folder in which to store one.
 
     It is read once per process.
     """

@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn, Self
 from ndfeed.errors import ChangedError, DeniedError, MissingError, SourceError, TruncatedError
 from ndfeed.files import platform_calls
 
-# O_NONBLOCK: opening a pipe that nobody writes to would otherwise wait for ever.
+# O_NONBLOCK: opening a pipe that nobody writes to would otherwise wait forever.
 FLAGS = (
     os.O_RDONLY
     | getattr(os, "O_CLOEXEC", 0)
@@ -46,7 +46,7 @@ class Identity(NamedTuple):
         return cls(device, inode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
     def same_data(self, other: "Identity") -> bool:
-        """Do the two differ in ``ctime`` at most?"""
+        """Return whether the two differ in ``ctime`` at most."""
         return self[:4] == other[:4]
 
 
@@ -87,7 +87,7 @@ def changed(path: str | bytes, before: Identity, after: Identity) -> ChangedErro
 
 
 class Stretch(NamedTuple):
-    """Bytes of one file to read into ``buffers`` one after the other; ``length`` in all."""
+    """Bytes of one file to read into ``buffers`` one after the other; ``length`` in total."""
 
     path: bytes
     expected: Sequence[int]
@@ -97,7 +97,7 @@ class Stretch(NamedTuple):
 
 
 def fetch(stretches: Iterable[Stretch]) -> None:
-    """Open, read, check the identity, close: whole samples in four system calls each."""
+    """Open, read, check the identity, close: entire samples in four system calls each."""
     preadv = os.preadv if platform_calls.can.preadv else platform_calls.preadv
     for path, expected, start, buffers, length in stretches:
         try:
@@ -108,7 +108,7 @@ def fetch(stretches: Iterable[Stretch]) -> None:
             done = preadv(fd, buffers, start) if len(buffers) <= platform_calls.MOST_BUFFERS else -1
             if done != length:  # interrupted, or more than the kernel copies in one call
                 done = platform_calls.preadv(fd, buffers, start)
-            # After the read: a writer changes the time first, so nothing torn passes.
+            # After the read: a writer changes the time first, so torn data is always detected.
             status = os.fstat(fd)
             if (
                 status.st_mtime_ns != expected[3]
@@ -120,7 +120,7 @@ def fetch(stretches: Iterable[Stretch]) -> None:
                 _expect(path, expected, status)
         except OSError as error:
             with contextlib.suppress(OSError):
-                _expect(path, expected, os.fstat(fd))  # a folder now, or a pipe: that is the cause
+                _expect(path, expected, os.fstat(fd))  # a folder or a pipe by now: the cause
             refuse(path, error)
         finally:
             close_quietly(fd)
@@ -138,7 +138,7 @@ def status_of(path: bytes, fd: int) -> os.stat_result:
 
 
 def close_quietly(fd: int) -> None:
-    """Close a descriptor that nothing was written to; errors tell nothing useful."""
+    """Close a descriptor that nothing was written to, ignoring errors."""
     try:
         os.close(fd)
     except OSError:
@@ -170,9 +170,9 @@ def _expect(path: bytes, expected: Sequence[int], status: os.stat_result) -> Non
 class File:
     """A regular file, open for reading by position. Use as a context manager, in one thread.
 
-    ``head`` and ``tail`` are cached: what lies within them is read once. With an identity in
-    ``expected`` it is ``ChangedError`` if the file is another when opened, or when closed at the
-    end of the context: what was read is consistent.
+    ``head`` and ``tail`` are cached: what is within them is read once. With an identity in
+    ``expected``, a file that differs when opened, or when closed at the end of the context, is a
+    ``ChangedError``: what was read is consistent.
     """
 
     __slots__ = ("_expected", "_head", "_tail", "_tail_start", "fd", "path", "size", "status")
@@ -200,7 +200,7 @@ class File:
 
     @property
     def identity(self) -> Identity:
-        """This file's identity at the time it was opened."""
+        """This file's identity when it was opened."""
         return Identity.of(self.status)
 
     def head(self) -> bytes:
@@ -277,7 +277,7 @@ class File:
 def behind_name(path: bytes, status: os.stat_result) -> Identity | None:
     """Return what now has the name of a file whose attributes changed; ``None`` if deleted.
 
-    Deleting a file changes no more than that, and its bytes stay.
+    Deleting a file changes only its attributes; its bytes stay.
     """
     try:
         return Identity.of(os.stat(path))

@@ -1,10 +1,10 @@
-"""Folders of ours: each is opened once, and its contents are reached from its descriptor.
+"""Folders that ndfeed writes: opened once, their contents reached from the descriptor.
 
 No link is followed below an open folder, whatever others do meanwhile. Anything that is not ours
 where something of ours belongs is a ``ConflictError`` that names it; it is neither written to nor
 removed. Names below a folder may have several parts: ``b"data/00000/x.npy"``.
 
-A ``Layout`` says which names we make in a folder. ``clear`` removes these and nothing else; if it
+A ``Layout`` lists the names we make in a folder. ``clear`` removes these and nothing else; if it
 finds anything else it removes nothing at all.
 
 Where folders have no descriptors (``can.beneath``) paths are joined, and every part is checked
@@ -35,7 +35,7 @@ PRIVATE = 0o700
 
 
 class Folder:
-    """An open folder. Use as a context manager, or drop it: it is closed with its last user.
+    """An open folder. Use as a context manager, or drop it: it is closed with its last reference.
 
     ``followed`` is for folders that the user named: the path may lead through links.
     """
@@ -141,7 +141,7 @@ class Folder:
     def write(self, name: bytes, data: bytes) -> None:
         """Make a file hold ``data``, completely or not at all; the folder is not synced.
 
-        Leftovers of an earlier run, under its name with ``.new``, are replaced. So this is for
+        Leftovers of an earlier run, under this name with ``.new``, are replaced. So this is for
         folders in which nobody else uses that name.
         """
         beside = name + b".new"
@@ -242,7 +242,7 @@ class Layout:
         return next((of for names, of in self.folders.items() if names.fullmatch(name)), None)
 
 
-# What NFS makes of a file that is removed while somebody has it open. It disappears by itself.
+# How NFS renames a file that is removed while it is open. It disappears by itself.
 _STILL_OPEN = re.compile(rb"\.nfs[0-9a-f]+")
 
 
@@ -287,10 +287,10 @@ def _clear(folder: Folder, layout: Layout) -> None:
 
 
 def is_private(folder: Folder, beside: Folder) -> bool:
-    """Does a folder belong to this user, and can nobody else write to it?
+    """Return whether a folder belongs to this user and nobody else can write to it.
 
-    Some file systems give everything one owner or one mode: there a folder is compared with
-    one that is made for this purpose, ``beside``.
+    Some file systems give everything one owner or one mode; there the folder is compared with
+    ``beside``, which is made for this purpose.
     """
     if not hasattr(os, "geteuid"):
         return True

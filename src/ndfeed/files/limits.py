@@ -1,6 +1,6 @@
 """How much memory and how many processors this process may use, whatever the machine has.
 
-The answer is the least of what the machine has, what every control group that the process is in
+The result is the minimum of what the machine has, what every control group of the process
 allows (cgroup v1 and v2: containers, Slurm, systemd) and what resource limits allow (``ulimit``).
 The limit of a parent group applies to its members too, so all groups up to the mount point are
 checked.
@@ -31,28 +31,28 @@ class _Group(NamedTuple):
 
 
 def memory(root: str = "/") -> int:
-    """Bytes of memory that this process may have in total."""
+    """Return the bytes of memory that this process may have in total."""
     found = [_machine(root), _resource_limit("RLIMIT_AS"), _resource_limit("RLIMIT_DATA")]
     found += [limit for _, limit in _limited(root)]
     return min(size for size in found if size is not None)
 
 
 def free_memory(root: str = "/") -> int | None:
-    """Bytes available without swapping, or ``None`` where that is not known."""
+    """Return the bytes available without swapping, or ``None`` if that is not known."""
     found = [_free_on_machine(root), _free_address_space(root), _free_data(root)]
     found += [max(limit - _used_in(group), 0) for group, limit in _limited(root)]
     return min((size for size in found if size is not None), default=None)
 
 
 def cores(root: str = "/") -> int:
-    """Processors that this process may use: by its affinity and by its share of their time."""
+    """Return how many processors this process may use, by CPU affinity and CPU quota."""
     most = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         most = len(os.sched_getaffinity(0))
     return max(min([most, *_quotas(root)]), 1)
 
 
-# Group limits are read once per process: it takes a quarter of a millisecond.
+# Group limits are read once per process, since it takes a quarter of a millisecond.
 
 
 @functools.cache
@@ -64,7 +64,7 @@ def _limited(root: str) -> "list[tuple[_Group, int]]":
 
 @functools.cache
 def _quotas(root: str) -> list[int]:
-    """Return the processors that each group's share of time amounts to."""
+    """Return how many processors each group's quota amounts to."""
     every = map(_quota_of, _groups(root, "cpu"))
     return [-(-quota // period) for quota, period in every if quota > 0 and period > 0]
 
@@ -81,7 +81,7 @@ def _machine(root: str) -> int:
 
 
 def _free_on_machine(root: str) -> int | None:
-    # One line of fifty, and read for every large batch: the others are not parsed.
+    # One line of fifty, read for every large batch: the others are not parsed.
     for line in _lines(os.path.join(root, "proc/meminfo")):
         if line.startswith("MemAvailable:"):
             number = line.split()[1:2]
@@ -133,7 +133,7 @@ def _groups(root: str, controller: str) -> list[_Group]:
 def _upwards(root: str, mount: str, mounted_root: str, path: str, version: int) -> Iterator[_Group]:
     """Yield the group at ``path`` and its parents, as far as they are visible.
 
-    In a container the root of the mount is the container's own group, perhaps by its full name.
+    In a container the root of the mount is the container's own group, possibly by its full name.
     """
     inside = os.path.relpath(path, mounted_root)
     if inside == ".." or inside.startswith("../") or ".." in path.split("/"):
@@ -184,7 +184,7 @@ def _limit_of(group: _Group) -> int | None:
 
 
 def _used_in(group: _Group) -> int:
-    """Return the bytes that a group cannot give up: its page cache is dropped when necessary."""
+    """Return the bytes that a group cannot release: its page cache is dropped when necessary."""
     facts = facts_of(os.path.join(group.folder, "memory.stat"))
     if group.version == 2:
         return sum(facts.get(name, 0) for name in ("anon", "shmem", "kernel"))
@@ -193,7 +193,7 @@ def _used_in(group: _Group) -> int:
 
 
 def _quota_of(group: _Group) -> tuple[int, int]:
-    """Return the microseconds of processor time in each period; 0 where there is no limit."""
+    """Return the microseconds of processor time per period; 0 if there is no limit."""
     if group.version == 2:
         words = " ".join(_lines(os.path.join(group.folder, "cpu.max"))).split()
         if len(words) != 2 or not (words[0].isdigit() and words[1].isdigit()):

@@ -1,13 +1,13 @@
-"""Finds files in folders and by patterns, and stores many paths in little memory.
+"""Find files in folders and by patterns, and store many paths in little memory.
 
-Natural order, links followed, loops refused. A folder's own files come before those of its
-subfolders. Names that start with a dot are left out, unless a pattern starts with one itself.
+Files are in natural order, links are followed, loops refused. A folder's own files come before
+those of its subfolders. Names that start with a dot are left out, unless a pattern starts with one.
 
-A folder that several links lead to is listed once for each path. Links among links can make more
-paths than anybody has time for (22 folders with two links each to the next have two million), so
-the work is bounded by what is there: ``_MOST_TIMES`` the names in all folders, each counted once.
+A folder that several links lead to is listed once per path. Links to links can make an enormous
+number of paths (22 folders with two links each to the next have two million), so the work is
+bounded: ``_MOST_TIMES`` the names in all folders, each counted once.
 
-A million paths in a list take some 100 MB. Here they lie end to end in one buffer, and their
+A million paths in a list take about 100 MB. Here they lie end to end in one buffer, and their
 common prefix is stored once. Paths are bytes: a file name need not be valid text.
 """
 
@@ -142,7 +142,7 @@ class Folders:
         self._there = self._listed = 0
 
     def count(self, path: bytes, own: tuple[int, int], names: int) -> None:
-        """Count the names from listing a folder; refuse where links multiply them."""
+        """Count the names in a folder that was listed; refuse if links multiply them."""
         self._listed += 1 + names
         if own not in self._seen:
             self._seen.add(own)
@@ -168,7 +168,7 @@ class Folders:
         self.facts.extend(others.facts)
 
     def changed_last(self) -> int:
-        """The latest mtime there is, in nanoseconds."""
+        """The latest mtime of all folders, in nanoseconds."""
         return max(self.facts[_FACTS - 1 :: _FACTS], default=0)
 
     def unchanged(self) -> bool:
@@ -205,7 +205,7 @@ def natural_key(name: bytes) -> bytes:
     >>> sorted([b"x10", b"x9", b"x010"], key=natural_key)
     [b'x9', b'x10', b'x010']
     """
-    # One byte string per name, not a tuple: a million of these must fit beside the names.
+    # One byte string per name, not a tuple: a million of these must fit in memory.
     return _DIGITS.sub(_weighed, name)
 
 
@@ -215,12 +215,12 @@ def _weighed(digits: re.Match[bytes]) -> bytes:
 
 
 def is_pattern(path: bytes) -> bool:
-    """Does ``path`` contain a wildcard?"""
+    """Return whether ``path`` contains a wildcard."""
     return _MAGIC.search(path) is not None
 
 
 def is_folder(path: bytes) -> bool:
-    """Is there a folder of that name?"""
+    """Return whether there is a folder of that name."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except OSError:
@@ -228,12 +228,12 @@ def is_folder(path: bytes) -> bool:
 
 
 def exists(path: bytes) -> bool:
-    """Is there anything of that name?"""
+    """Return whether there is anything of that name."""
     return os.path.lexists(path)
 
 
 def is_link(path: bytes) -> bool:
-    """Is this a symbolic link?"""
+    """Return whether this is a symbolic link."""
     return os.path.islink(path)
 
 
@@ -290,7 +290,7 @@ def _matches_below(folder: bytes, rest: list[bytes], folders: Folders) -> Iterat
     for path, listing in _below(folder, folders):
         last = rest[0] if rest else b"*"
         if len(rest) <= 1 and not last.startswith(b"."):
-            # Listed already: these are the most common patterns, so not twice.
+            # Listed already, and the most common patterns: do not list twice.
             yield from _named(path, listing.files, last)
         else:
             yield from _matches(path, rest, folders)
@@ -332,7 +332,7 @@ def _listed(path: bytes, noted: Folders, *, hidden: bool = False) -> _Listing:
         refuse(path, error)
     noted.count(path, own, len(files) + len(folders))
     for names in (files, folders):
-        names.sort()  # the order of names that are equal as numbers
+        names.sort()  # for names that are equal as numbers
         names.sort(key=natural_key)
     return _Listing(files, folders, own)
 

@@ -1,34 +1,34 @@
-"""Guards mapped files against changes: read leases, and a handler of SIGBUS.
+"""Guard mapped files against changes: read leases, and a handler of SIGBUS.
 
-**SIGBUS.** Reading a page of a map that lies beyond the end of its file raises SIGBUS, whose
-default is to end the process. The signal is synchronous: it arrives in the thread that is copying
-from the map, in the middle of a C call of NumPy, so a handler may run Python. Ours finds the map
-that the address lies in, appends it to the list that was given to ``watch``, and replaces the whole
-map by zero pages; the copy then continues, and its caller finds the mark. The same happens for a
-page that the disk or a server fails to deliver.
+**SIGBUS.** Reading a page of a map beyond the end of its file raises SIGBUS, which ends the process
+by default. The signal is synchronous: it arrives in the thread that is copying from the map, in the
+middle of a C call of NumPy, so a handler may run Python. Ours finds the map that contains the
+address, appends it to the list that was given to ``watch``, and replaces the entire map by zero
+pages; the copy then continues, and its caller finds the mark. The same happens for a page that the
+disk or a server fails to deliver.
 
 Guarantees:
 
-- A map is marked before any of its bytes turn to zero. Whoever has copied from it and finds no
+- A map is marked before any of its bytes turn to zero. Code that has copied from it and finds no
   mark has copied the file's own bytes.
 - A bus error at any other address, or a signal that was sent, goes to the previous handler of
-  SIGBUS, or ends the process as it always did.
+  SIGBUS, or ends the process as before.
 - A handler installed after ours (``faulthandler.enable()``, a worker of PyTorch's DataLoader)
-  is put behind it at the next ``ensure``.
+  is chained after it at the next ``ensure``.
 - Nothing is installed before the first file is mapped. Forked children inherit the handler
   together with the maps. The handler takes no lock.
 
 Linux on 64-bit x86 and ARM only, where the layouts below hold in glibc and in musl.
 
-**Leases.** A read lease makes writers of a mapped file wait. There is one keeper per process, and
-only while somebody holds leases. It checks them every quarter of a second, so a writer waits no
+**Leases.** A read lease makes writers of a mapped file wait. There is one keeper per process, which
+runs only while leases are held. It checks them every quarter of a second, so a writer waits no
 longer than that. It ends when nobody has read for a second. It also counts the descriptors that
 maps may hold.
 
-A forked child starts with nothing: neither the thread nor, usually, any lease outlives a fork. A
-fork does not wait for readers, though: leases that are in use then stay the parent's. Should it be
-killed before it gives them up, writers wait as long as the kernel makes them (45 s by default) if
-the child still lives.
+A forked child starts with nothing: neither the thread nor, usually, any lease survives a fork. A
+fork does not wait for readers, though: leases in use at that time stay the parent's. If the parent
+is killed before it gives them up, and the child still lives, writers wait as long as the kernel
+makes them (45 s by default).
 """
 
 import contextlib
@@ -63,7 +63,7 @@ _FAILED = -1
 class _Watched(weakref.ref[NDArray[np.uint8]]):
     """The addresses of one map, known for as long as its array lives.
 
-    An array ends before the memory that it shows is unmapped, and the callback of a weak
+    An array is destroyed before the memory that it shows is unmapped, and the callback of a weak
     reference is a C function here: no interrupt can come between, so memory of others is never
     mistaken for ours.
     """
@@ -114,7 +114,7 @@ class _Handler:
         self._mmap.restype = ctypes.c_ssize_t
         kind = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_size_t, ctypes.c_size_t)
         callback = kind(self._handle)
-        # The kernel keeps its address: it must outlive this module when the interpreter ends.
+        # The kernel keeps its address: it must outlive this module at interpreter exit.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))
         self._ours = Action(ctypes.cast(callback, ctypes.c_void_p), flags=_SA_SIGINFO | _SA_NODEFER)
         self._default = Action()
@@ -123,7 +123,7 @@ class _Handler:
         self._gave_way = False
 
     def ensure(self) -> bool:
-        """Become the handler of SIGBUS; one that was installed meanwhile comes behind us."""
+        """Become the handler of SIGBUS; a handler installed meanwhile is chained after ours."""
         now = self._current()
         if self._sigaction(signal.SIGBUS, None, now):
             return False
@@ -134,18 +134,18 @@ class _Handler:
 
     def _handle(self, number: int, info: int, _: int) -> None:
         code = ctypes.c_int.from_address(info + _SI_CODE).value
-        if code > 0:  # a fault; else somebody sent the signal
+        if code > 0:  # a fault; otherwise somebody sent the signal
             address = ctypes.c_size_t.from_address(info + _SI_ADDR).value
             for one in tuple(_watched):
                 if one.start <= address < one.end:
                     one.lost.append(one.number)
-                    # All of it, not the rest from here on: that would be one more map, and there
-                    # may be as many as the system allows.
+                    # All of it, not only the rest: that would be one more map, and there may
+                    # already be as many as the system allows.
                     size = one.end - one.start
                     if self._mmap(one.start, size, _PROT_READ, _PRIVATE_ZEROS, -1, 0) != _FAILED:
                         return
-        # Not ours: the instruction faults again, into the previous handler. If that one hands it
-        # back to us, as faulthandler does, there is no handler left to try.
+        # Not ours: the instruction faults again, into the previous handler. If that one returns
+        # it to us, as faulthandler does, there is no handler left to try.
         self._sigaction(number, self._default if self._gave_way else self._before, None)
         self._gave_way = True
         if code <= 0:
@@ -156,7 +156,7 @@ _handler: _Handler | None = None
 
 
 def ensure() -> bool:
-    """Make sure that bus errors in watched maps are caught; can they be?"""
+    """Ensure that bus errors in watched maps are caught; return whether they can be."""
     global _handler
     if not can.catch_sigbus:
         return False
@@ -205,7 +205,7 @@ class MappedFile:
             self.refused = True
 
     def look(self) -> None:
-        """Note a writer that waits, or was let in by the kernel."""
+        """Record a writer that waits, or that the kernel let in."""
         if self.leased and self.wanted():
             self.taken = True
 
@@ -217,7 +217,7 @@ class MappedFile:
                 fcntl.fcntl(self.file.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
     def wanted(self) -> bool:
-        """Does a writer wait for the lease, or has the kernel taken it away?"""
+        """Return whether a writer waits for the lease, or the kernel has taken it away."""
         try:
             return fcntl.fcntl(self.file.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK
         except OSError:  # if it cannot be queried it cannot be trusted
@@ -235,7 +235,7 @@ class MappedFile:
         return found
 
     def disturbed(self) -> bool:
-        """Does a writer wait, or may another file have replaced this one?"""
+        """Return whether a writer waits, or another file may have replaced this one."""
         try:
             now = os.fstat(self.file.fd)
         except OSError:
@@ -258,15 +258,15 @@ class Holder(Protocol):
 
     @property
     def used(self) -> bool:
-        """Has anybody read since the last check?"""
+        """Whether anybody has read since the last check."""
         ...
 
     def tend(self) -> bool:
-        """Give up the leases that must be given up; are there any left to look after?"""
+        """Give up the leases that must be given up; return whether any are left."""
         ...
 
     def release(self, until: float) -> bool:
-        """Give up every lease, unless that takes longer than ``until``; were they given up?"""
+        """Give up every lease, unless that takes longer than ``until``; return whether it did."""
         ...
 
 
@@ -287,7 +287,7 @@ class Keeper:
         self._in_use: list[Holder] = []  # during a fork: those whose leases could not be given up
 
     def reserve(self, count: int) -> bool:
-        """May ``count`` more descriptors be held?"""
+        """Return whether ``count`` more descriptors may be held."""
         with self._lock:
             while self._returned:
                 self._used -= self._returned.pop()
@@ -298,7 +298,7 @@ class Keeper:
 
     def release(self, count: int, generation: int) -> None:
         """Give descriptors back, unless they belong to another process."""
-        # Maps are collected at any moment, even while this very thread holds the lock.
+        # Maps may be collected at any moment, even while this very thread holds the lock.
         if generation == self.generation:
             self._returned.append(count)
 
@@ -346,7 +346,7 @@ class Keeper:
             self.keep(one)
 
     def after_fork(self) -> None:
-        """Reset in a child: nothing that lives on has anything mapped."""
+        """Reset in a child: nothing that survives has anything mapped."""
         self.generation += 1
         self._reset()
 

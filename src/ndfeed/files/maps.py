@@ -1,29 +1,29 @@
-"""Mapped files, guarded against writers.
+"""Map files, guarded against writers.
 
 Overwriting a mapped file in place would show a reader torn data, and truncating it would kill the
 process (SIGBUS). So a map is read under a read lease where the system grants one: the kernel makes
-whoever opens the file for writing wait until the lease is given up, 45 s at most by default, and
-tells us that somebody waits.
+processes that open the file for writing wait until the lease is given up, 45 s at most by default,
+and notifies us.
 
 Guarantees:
 
-- What ``read`` returns was copied from the files that were indexed, whole: otherwise it is
+- What ``read`` returns was copied, complete, from the files that were indexed: otherwise it raises
   ``ChangedError``. No lease is given up while ``read`` copies. An interrupt (Ctrl-C) at any moment
-  leaves nobody counted as reading who is not.
-- A writer waits a quarter of a second or two, not 45: while leases are held a thread, the
-  ``keeper``, checks them and gives up what a writer waits for, and everything that was not used
+  leaves no reader counted that is not reading.
+- A writer waits a quarter of a second or two, not 45 s: while leases are held a thread, the
+  ``keeper``, checks them and gives up those that a writer waits for, and all that were not used
   for a second.
 - A lease is trusted for less than a second after the last check, by a clock that runs while the
-  machine sleeps. So a process that was stopped for longer than writers wait finds out.
+  machine sleeps. So a process that was stopped for longer than writers wait detects it.
 - Files that cannot be leased (another user's, a network file system's) are compared with what
   was indexed after every read; one that is truncated while it is read is ``ChangedError`` too
   (``files.map_guard``). Where that cannot work, such a file is ``Unmappable``.
 - A file that somebody has open for writing is ``Unmappable``, and so is one that the system will
   not map for lack of descriptors or maps: it can be read by position.
 
-While leases hold, ``read`` costs a check of a vector of flags and of a clock, and no system call. A
-file that was deleted keeps its bytes for as long as it is mapped; one that was replaced by renaming
-another over it is an error.
+While leases hold, ``read`` checks a vector of flags and a clock, and makes no system call. A file
+that was deleted keeps its bytes as long as it is mapped; one that was replaced by renaming another
+over it is an error.
 """
 
 import math
@@ -133,12 +133,12 @@ class Maps:
     def records(self, size: int, step: int = 1) -> tuple[int, NDArray[np.void]]:
         """Return records of ``size`` bytes from any byte of any file mapped so far.
 
-        Record ``i`` starts at the address returned, plus ``i * step``. There may be unmapped
+        Record ``i`` starts at the returned address, plus ``i * step``. There may be unmapped
         addresses between the files: only addresses within files that were entered may be read.
         """
         found = self._records.get((size, step))
         if found is None:
-            with self._lock:  # or a file mapped meanwhile would be left out for ever
+            with self._lock:  # otherwise a file mapped meanwhile would be left out forever
                 used = np.flatnonzero(self.address)
                 low = int(self.address[used].min())
                 high = max(int(self.address[i]) + len(self.bytes(i)) for i in used.tolist())
@@ -149,8 +149,8 @@ class Maps:
     def read(self, files: int | NDArray[np.int64], copy: Callable[..., T], *args: Any) -> T:
         """Call ``copy(*args)``, which may read the bytes of ``files`` but must not keep a view.
 
-        This is the only way to read mapped bytes. It takes a function since the end of a ``with``
-        statement, if written in Python, can be lost to an interrupt.
+        This is the only way to read mapped bytes. It takes a function because the end of a
+        ``with`` statement, if written in Python, can be lost to an interrupt.
         """
         while True:
             try:
@@ -262,11 +262,11 @@ class Maps:
             if self._guarded:
                 map_guard.watch(one.bytes, start, self._lost, number)
             self._records = {}
-            self._maps[number] = one  # last: an interrupt may come at any call before
+            self._maps[number] = one  # last: any call before may be interrupted
         except BaseException as error:
             self.address[number] = 0
             file.close()
-            if isinstance(error, OSError | ValueError):  # ValueError: it is empty by now
+            if isinstance(error, OSError | ValueError):  # ValueError: the file is empty by now
                 raise Unmappable(path, f"cannot be mapped: {error}") from None
             raise
         return one
@@ -286,7 +286,7 @@ class Maps:
         raise changed(path, expected, one.found)
 
     def tend(self) -> bool:
-        """Give up what writers wait for, or all when idle; are there any left to look after?"""
+        """Give up what writers wait for, or all when idle; return whether any are left."""
         began = elapsed()
         map_guard.ensure()
         with self._lock:
@@ -300,11 +300,11 @@ class Maps:
 
     @property
     def used(self) -> bool:
-        """Has anybody read since the last check?"""
+        """Whether anybody has read since the last check."""
         return not self._unused
 
     def release(self, until: float = math.inf) -> bool:
-        """Give up every lease, as before a fork; not if somebody still reads at ``until``."""
+        """Give up every lease, as before a fork, unless somebody still reads at ``until``."""
         if not acquire_until(self._lock, until):
             return False
         try:
@@ -350,7 +350,7 @@ def _close(maps: list[MappedFile | None], cost: int, generation: int) -> None:
     """Clean up when nobody uses the maps any more."""
     for one in maps:
         if one is not None:
-            if generation == keeper.generation:  # closing it does not end a lease if a child has it
+            if generation == keeper.generation:  # closing does not end a lease that a child has
                 one.give_up()
             one.file.close()
     keeper.release(cost, generation)

@@ -1,4 +1,4 @@
-"""What this platform can do, reading by position, and hints for the page cache.
+"""Platform capabilities, reading by position, and hints for the page cache.
 
 Only ``can`` knows the platform's capabilities. Everything works with every capability switched
 off, only slower; the tests switch them off one by one.
@@ -29,7 +29,7 @@ except ImportError:  # Windows
 MOST_PER_CALL = 1 << 30
 MOST_BUFFERS = 512  # Linux takes 1024 per call
 _DEFAULT_FILES = 1024
-# From this size on every allocation checks whether the memory is available.
+# Allocations of at least this size check whether the memory is available.
 LARGE = 32 << 20
 MORE_MEMORY = "read fewer samples at a time, or raise the limit (ulimit -v, the container's memory)"
 
@@ -170,7 +170,7 @@ def out_of_memory(
 
 
 def open_files_limit() -> int:
-    """How many descriptors this process may have open."""
+    """Return how many descriptors this process may have open."""
     if resource is None:
         return _DEFAULT_FILES
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -178,29 +178,29 @@ def open_files_limit() -> int:
 
 
 def waits() -> int:
-    """How often this thread has waited for a disk, a network or another thread."""
+    """Return how often this thread has waited for a disk, a network or another thread."""
     if not hasattr(resource, "RUSAGE_THREAD"):
         return 0
     return int(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw)
 
 
 def free_memory() -> int | None:
-    """Bytes available to this process without swapping; ``None`` if that is not known."""
+    """Return the bytes available to this process without swapping; ``None`` if not known."""
     return limits.free_memory()
 
 
 def disk_bytes() -> int | None:
-    """Bytes that this process has read from disks so far, where that is known."""
+    """Return the bytes that this process has read from disks so far, if that is known."""
     return limits.facts_of("/proc/self/io").get("read_bytes:")
 
 
 def cores() -> int:
-    """Processors that this process may use."""
+    """Return how many processors this process may use."""
     return limits.cores()
 
 
 def memory_bytes() -> int:
-    """Memory that this process may have: the machine's, or less where there is a limit."""
+    """Return the memory that this process may have: the machine's, or less if limited."""
     return limits.memory()
 
 
@@ -208,7 +208,7 @@ _one = [bytearray(1)]  # what is read into it is never used
 
 
 def resident(fd: int, offset: int) -> bool:
-    """Is the byte at ``offset`` in memory? True where that is not known."""
+    """Return whether the byte at ``offset`` is in memory; true if that is not known."""
     if not can.probe:
         return True
     try:
@@ -234,13 +234,13 @@ def will_need(fd: int, stretches: Iterable[tuple[int, int]]) -> None:
 def drop(fd: int) -> None:
     """Drop a file from the page cache, so that it is read from disk again.
 
-    Only copies of what the disk has are dropped, and none that some process has mapped: nobody
-    reads other bytes, only later. Does nothing where the platform cannot.
+    Only copies of what the disk has are dropped, and none that some process has mapped, so nobody
+    reads different bytes. Does nothing if the platform cannot.
     """
     if not can.advise:
         return
     try:
-        # All of it: what the system caches in one large page is dropped as a whole or not at all.
+        # All of it: a large page is dropped entirely or not at all.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     except OSError:
         return

@@ -30,12 +30,12 @@ from ndfeed.files.platform_calls import can, out_of_memory
 
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 _ALIGNED = mmap.ALLOCATIONGRANULARITY
-# Addresses that take no memory until they are used. Python has no name for it before 3.13.
+# Addresses that take no memory until they are used. Python names the flag only since 3.13.
 _NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 ELSEWHERE = "set TMPDIR to a folder on a disk with more room"
-# Divisor of the free space: the share that is left to others.
+# Divisor of the free space: the share that is left for others.
 _LEFT_FREE = 10
-# Sizes of files that hold several pieces: small at first, then so large that they stay few.
+# Sizes of files that hold several pieces: small at first, then large, so that they stay few.
 _FIRST_SLAB = 4 << 20
 _MOST_SLAB = 256 << 20
 _FILES = 64
@@ -50,7 +50,7 @@ def folder() -> str | None:
 
 
 def room_in(place: str | None) -> int:
-    """Bytes that may be written to a folder."""
+    """Return how many bytes may be written to a folder."""
     if place is None:
         return 0
     try:
@@ -84,7 +84,7 @@ class Scratch:
         self._fd, remove = _made(place)
         self._remove = weakref.finalize(self, remove)
         try:
-            # Reserved first: writing to a map that has no disk space behind it would be fatal.
+            # Reserved first: writing to a map without disk space would end the process.
             if can.allocate:
                 os.posix_fallocate(self._fd, 0, size)
             else:
@@ -95,7 +95,7 @@ class Scratch:
             self._remove()
             raise self._refused(error) from None
         if hasattr(mmap, "MADV_RANDOM"):
-            # Or the system reads a hundred pages for each that it does not have in memory.
+            # Otherwise the system reads a hundred pages for each that is not in memory.
             self._map.madvise(mmap.MADV_RANDOM)
         self.data: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
         self.data.flags.writeable = False
@@ -161,7 +161,7 @@ class Piece:
         self._scratch = scratch
         self._start = start
         self.data = scratch.data[start : start + size]
-        self.given_up = False  # its space is needed for others; ``data`` stays valid all the same
+        self.given_up = False  # its space is needed for others; ``data`` stays valid
 
     def write(self, at: int, data: memoryview) -> None:
         """Write ``data`` at ``at``, relative to the piece's start."""
@@ -171,7 +171,7 @@ class Piece:
 class Slabs:
     """Pieces of a few large files in one folder; the oldest are dropped when space is short.
 
-    A file for each piece would take a descriptor each. Thread-safe.
+    One file per piece would need one descriptor each. Thread-safe.
     """
 
     def __init__(self, place: str) -> None:

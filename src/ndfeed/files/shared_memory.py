@@ -5,8 +5,8 @@ freed when the last process releases it. It never touches /dev/shm. Elsewhere it
 file, removed by the process that made it.
 
 A pickled handle names the process that has the memory, so it can be opened by any process of
-the same user on the same machine while that process lives; once opened it does not depend
-on it.
+the same user on the same machine while that process lives; once opened, the memory no longer
+depends on it.
 """
 
 import os
@@ -81,7 +81,7 @@ class Shared:
             close_quietly(fd)
 
     def handle(self) -> Handle:
-        """Return what another process needs to ``attach``."""
+        """Return what another process needs for ``attach``."""
         return _handle(self._fd, self.path, self.size)
 
     def __reduce__(self) -> "tuple[Callable[[Handle], Shared], tuple[Handle]]":
@@ -89,7 +89,7 @@ class Shared:
 
     @staticmethod
     def attach(handle: Handle) -> "Shared":
-        """Open the memory of a handle; ``MissingError`` where it cannot be reached."""
+        """Open the memory of a handle; ``MissingError`` if it cannot be reached."""
         fd = _opened(handle, FLAGS)
         made = object.__new__(Shared)
         made.size, made._fd = handle.size, fd
@@ -148,7 +148,7 @@ def _made(size: int) -> tuple[int, bytes]:
     """Return a descriptor of new memory, and the path by which this process finds it."""
     free = free_memory()
     if can.memfd and free is not None and size > free:
-        # The system would not refuse it, but kill some process to free memory.
+        # The system would not refuse, but kill some process to free memory.
         problem = f"{size} bytes cannot be had, {free} are free"
         raise ResourceError("shared memory", problem, remedy=_LESS)
     try:
@@ -158,7 +158,7 @@ def _made(size: int) -> tuple[int, bytes]:
             "shared memory", f"cannot be made: {error.strerror}", remedy=_LESS
         ) from None
     try:
-        # Reserve first: filling a hole that the machine cannot back would be SIGBUS.
+        # Reserve first: filling a hole that the machine cannot back would raise SIGBUS.
         if hasattr(os, "posix_fallocate") and size:
             os.posix_fallocate(fd, 0, size)
         else:

@@ -1,20 +1,20 @@
-"""Creates, fills, syncs and locks files.
+"""Create, fill, sync and lock files.
 
-``files.write`` and ``files.folder`` make every call by which packing changes the disk, as
-``os.…``, so that tests can count them, let each fail and end the process at each.
+``files.write`` and ``files.folder`` make every call with which packing changes the disk, as
+``os.…``, so that tests can count the calls, make each fail, and end the process at each.
 
 A file is created exclusively. An existing one is written to only if it is a plain file without
 other hard links: nothing is ever written through a symbolic or hard link. With ``at``, the
 descriptor of an open folder, the last part of ``path`` is looked up there and the rest of it is
 only for messages.
 
-What must survive a crash of the machine is synced: a file's bytes by ``Output.sync``, names in a
-folder by ``Folder.sync``. A sync that fails has lost bytes, and a second one would not report it,
+Data that must survive a crash of the machine is synced: a file's bytes by ``Output.sync``, names in
+a folder by ``Folder.sync``. A failed sync has lost bytes, and a second one would not report it,
 since the system forgets which they were. So there is no second one: what was written since the last
 successful sync counts as not written.
 
 A lock belongs to an open file and ends with its process, however that ends. It never depends on
-whether some file exists or how old it is. Where the file system has no locks ``Lock`` says so;
+whether some file exists or how old it is. If the file system has no locks, ``Lock`` says so;
 code that relies on it must be correct without.
 """
 
@@ -189,7 +189,7 @@ class Output:
 def _pwrite(fd: int, data: memoryview, start: int) -> int:
     if can.pwrite:
         return os.pwrite(fd, data, start)
-    with _seek:  # one offset per descriptor: nobody may move it in between
+    with _seek:  # a descriptor has one offset: nobody may move it in between
         os.lseek(fd, start, os.SEEK_SET)
         return os.write(fd, data)
 
@@ -217,12 +217,12 @@ def write_file(path: bytes, data: bytes) -> None:
 
 
 def present(path: bytes) -> bool:
-    """Is there anything of that name?"""
+    """Return whether there is anything of that name."""
     return os.path.lexists(path)
 
 
 def free_bytes(path: bytes) -> int | None:
-    """Bytes that may still be written to the disk of ``path``, where that is known."""
+    """Return how many bytes may still be written to the disk of ``path``, if known."""
     try:
         found = os.statvfs(path)
     except (AttributeError, OSError):
@@ -233,7 +233,7 @@ def free_bytes(path: bytes) -> int | None:
 class Lock:
     """A lock on a file, which is made if necessary: ``held``, or ``None`` if locks do not work.
 
-    ``ConflictError``, or what is given as ``refused``, where somebody else has it. A forked child
+    ``ConflictError``, or what is given as ``refused``, if somebody else has it. A forked child
     does not keep it.
     """
 
@@ -270,7 +270,7 @@ class Lock:
         return True
 
     def current(self) -> bool:
-        """Is the file still the one of that name? Else somebody removed it before it was locked."""
+        """Return whether the file still has its name; otherwise it was removed before locking."""
         name = self.path if self._at is None else os.path.basename(self.path)
         try:
             named = os.stat(name, dir_fd=self._at, follow_symlinks=False)
@@ -292,7 +292,7 @@ class Lock:
         fd, self.fd = self.fd, -1
         _locks.discard(self)
         if fd >= 0:
-            with contextlib.suppress(OSError):  # the descriptor is gone, and the lock with it
+            with contextlib.suppress(OSError):  # the descriptor and its lock are gone
                 os.close(fd)
 
 

@@ -1,15 +1,12 @@
-"""CRC-32 of joined pieces, and the checksummed blocks of packed columns.
+"""Combine CRC-32 checksums, and check the blocks of packed columns.
 
-CRC-32 of bytes in two pieces, from those of the pieces: also where isal is not installed.
+The CRC-32 of joined bytes is computed from those of the two pieces, also without isal. Appending
+a zero bit to a message is a linear map of its checksum over GF(2), so appending n of them is a
+product of such maps: one for each bit of n, each the square of the one before.
 
-Appending a zero bit to a message is a linear map of its checksum over GF(2), so appending n of
-them is a product of such maps: one for each bit of n, each the square of the one before.
-
-The blocks of one column of a packed dataset: where they lie, and which of them are damaged.
-
-Block 0 is the header, block i the rows [(i - 1) * k, i * k) with k rows to a block, as in the
-manifest's list of checksums. They are read by position in pieces of bounded size, so a block may
-be larger than memory; reading and checking let other threads run.
+The blocks of a packed column are numbered as in the manifest's list of checksums: block 0 is the
+header, block i the rows [(i - 1) * k, i * k), with k rows per block. They are read by position in
+pieces of bounded size, so a block may be larger than memory; reading and checking release the GIL.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -27,7 +24,7 @@ _Matrix = list[int]
 
 
 def combine_crc32(first: int, second: int, length: int) -> int:
-    """The checksum of bytes with checksum ``first``, then ``length`` with ``second``."""
+    """Return the checksum of bytes with checksum ``first``, then ``length`` with ``second``."""
     power = _squared(_squared([_POLYNOMIAL, *(1 << bit for bit in range(31))]))
     while length:
         power = _squared(power)
@@ -61,7 +58,7 @@ Look = Callable[[int, NDArray[np.uint8]], None]
 
 
 def block_span(column: Column, row_bytes: int, block: int) -> tuple[int, int]:
-    """The bytes [start, end) of a block."""
+    """Return the bytes [start, end) of a block."""
     if block == 0:
         return 0, column.header
     first, last = block_rows(column, block)
@@ -69,7 +66,7 @@ def block_span(column: Column, row_bytes: int, block: int) -> tuple[int, int]:
 
 
 def block_rows(column: Column, block: int) -> tuple[int, int]:
-    """The rows [first, last) of a block other than the header."""
+    """Return the rows [first, last) of a block other than the header."""
     first = (block - 1) * column.rows_per_block
     return first, min(first + column.rows_per_block, column.rows)
 
@@ -77,9 +74,9 @@ def block_rows(column: Column, block: int) -> tuple[int, int]:
 def find_damaged(
     file: File, column: Column, row_bytes: int, blocks: Iterable[int], look: Look | None = None
 ) -> list[int]:
-    """Those of ``blocks`` that cannot be read or have another checksum than the manifest's.
+    """Return those of ``blocks`` that are unreadable or whose checksum is not the manifest's.
 
-    ``look`` is shown every piece of a block with the block's number.
+    ``look`` is called with the number of a block and every piece of it.
     """
     memory = np.empty(_PIECE, np.uint8)
     found = []
@@ -102,7 +99,7 @@ def find_damaged(
 def _pieces(
     file: File, start: int, end: int, memory: NDArray[np.uint8]
 ) -> Iterator[NDArray[np.uint8]]:
-    """The bytes [start, end), in turn in the same memory."""
+    """Yield the bytes [start, end) in pieces, reusing the same memory."""
     for at in range(start, end, len(memory)):
         piece = memory[: min(len(memory), end - at)]
         file.read_into(at, [piece.data])

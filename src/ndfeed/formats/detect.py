@@ -1,7 +1,7 @@
-"""Choose the format of a file by its first bytes, and describe what it holds.
+"""Choose the format of a file by its first bytes, and describe its arrays.
 
-What a file is called decides nothing, but for one thing: bytes before an archive are looked
-past where the name ends in .npz, .pt or .pth. Raw files are those that no format claims.
+The name of a file decides nothing, with one exception: bytes before an archive are skipped if
+the name ends in .npz, .pt or .pth. Raw files are those that no format claims.
 """
 
 from ndfeed.errors import FormatError, UnsupportedError
@@ -11,9 +11,9 @@ from ndfeed.formats.description import Description, Wanted
 
 SUFFIXES = (b".npy", b".npz", b".npy.gz", b".pt", b".pth", b".safetensors")
 _ARCHIVES = (b".npz", b".pt", b".pth")
-# Members that only archives of torch have.
+# Members that only torch archives have.
 _TORCH = ("/data.pkl", "/constants.pkl", "/archive_format")
-# Formats of others, by first bytes that no raw file has by chance.
+# Formats that are not supported, by first bytes that no raw file has by chance.
 _KNOWN = {
     b"\x89HDF\r\n\x1a\n": ("HDF5", "read it with h5py and save the arrays with np.save"),
     b"\x28\xb5\x2f\xfd": ("zstd", "unpack it first"),
@@ -25,16 +25,16 @@ _KNOWN = {
     b"\xff\xd8\xff\xe0": ("a JPEG image", "decode it and save the pixels with np.save"),
     b"\xff\xd8\xff\xe1": ("a JPEG image", "decode it and save the pixels with np.save"),
 }
-_BZIP2 = b"1AY&SY"  # the first block's magic, behind "BZh" and a digit
+_BZIP2 = b"1AY&SY"  # the magic of the first block, after "BZh" and a digit
 _PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
 def describe(
     file: File, layout: raw.Layout | None = None, wanted: Wanted | None = None
 ) -> Description:
-    """What ``file`` holds. ``layout`` is for files that no format claims.
+    """Describe the arrays of ``file``; ``layout`` is for files that no format claims.
 
-    Members of archives that cannot be read are left out if they are not ``wanted``.
+    Unreadable members of archives are left out if they are not ``wanted``.
     """
     if file.size == 0:
         raise FormatError(file.path, "expected an array file, found 0 bytes")
@@ -57,7 +57,7 @@ def describe(
 
 
 def is_recognised(file: File) -> bool:
-    """Does some format claim the file?"""
+    """Return whether some format claims the file."""
     head = file.head()
     return (
         head.startswith((npy.MAGIC, ziparchive.MAGIC, ziparchive.EMPTY, gz.MAGIC))
@@ -75,7 +75,7 @@ def _archive(file: File, wanted: Wanted | None) -> Description:
 
 
 def _refuse_known(path: bytes, head: bytes) -> None:
-    """Name a format that is not read, so that nobody takes it for a raw one."""
+    """Refuse formats that are not supported, so that nobody reads one as a raw file."""
     for magic, (what, remedy) in _KNOWN.items():
         if head.startswith(magic):
             raise UnsupportedError(path, f"found {what}", remedy=remedy)

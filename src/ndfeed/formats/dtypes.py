@@ -1,25 +1,21 @@
 """Element types: their names and widths in files, what NumPy delivers, and checked casts.
 
-Element types by name: what files may say, how wide it is, what NumPy delivers.
-
 A type's name is NumPy's own string with its byte order (``<f4``, ``|u1``, ``>M8[ns]``), or
 one of ``EXTENDED``: the small numbers that NumPy lacks. Those are delivered as the types of
 ml_dtypes where it is installed, and as their bits in unsigned integers otherwise.
 
-What ``np.save`` makes of the types of ml_dtypes says less than they are. ``<f1`` can only be
-float8_e5m2 and is read as that; ``|V2`` and ``|V1`` stay opaque here, and ``dataset`` gives them
-the type the caller names (or takes two bytes for bfloat16, with a warning). ``<W4`` is two
-types of ml_dtypes and ``<g2`` is none: unknown. So are C's own letters (``l``, ``d``), whose
-width is the writer's secret.
+``np.save`` loses information about the types of ml_dtypes. ``<f1`` can only be float8_e5m2 and is
+read as that; ``|V2`` and ``|V1`` stay opaque here, and ``dataset`` gives them the type the caller
+names (or takes two bytes for bfloat16, with a warning). ``<W4`` could be two types of ml_dtypes
+and ``<g2`` is none: both are unknown. So are C's own letters (``l``, ``d``), whose width depends
+on the machine that wrote them.
 
-Text from a file reaches ``np.dtype`` only after the grammar here: NumPy compiles some such
-text, and divides by the zero in ``M8[s/0]``, which ends the process.
+Text from a file reaches ``np.dtype`` only after it matches the grammar here: NumPy compiles some
+such text, and divides by the zero in ``M8[s/0]``, which ends the process.
 
-Values in the type they are stored in, or an error that names the first that does not fit.
-
-What is outside the range of the new type is refused; what it can only hold less precisely (a
-float in fewer bits, the fraction of a number that becomes an integer) is not: that is what a
-cast is for.
+Casts refuse values outside the range of the new type, with an error that names the first. Values
+that only lose precision (a float in fewer bits, the fraction of a number that becomes an integer)
+are accepted: that is what a cast is for.
 """
 
 import re
@@ -30,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# Name to bytes. complex32 is two float16. The narrow ones take a byte each.
+# Name to bytes. complex32 is two float16. The narrow types take one byte each.
 EXTENDED = {
     "bfloat16": 2,
     "float8_e3m4": 1,
@@ -72,12 +68,12 @@ _NAMED = {"?": "|b1"} | {
         *("float16", "float32", "float64", "complex64", "complex128"),
     )
 }
-_MOST_LETTERS = (1 << 29) - 1  # of four bytes each; beyond, NumPy 1 counts from 0 again
+_MOST_LETTERS = (1 << 29) - 1  # of four bytes each; beyond this, NumPy 1 overflows
 
 
 @lru_cache(maxsize=1024)
 def canonical(text: str) -> str:
-    """The name of the type a file calls ``text``; ``ValueError`` where there is none.
+    """Return the name of the type that a file calls ``text``; ``ValueError`` if there is none.
 
     >>> canonical("=f4"), canonical(">i1"), canonical("bool"), canonical("<f1")
     ('<f4', '|i1', '|b1', 'float8_e5m2')
@@ -94,7 +90,7 @@ def canonical(text: str) -> str:
         return "float8_e5m2"
     try:
         found = np.dtype(order + (f"S{kind[1:]}" if kind[0] == "a" else kind))
-    except (TypeError, ValueError):  # too wide, or a long double of another machine
+    except (TypeError, ValueError):  # too wide, or a long double of another platform
         raise ValueError(f"unknown dtype {text[:80]!r}") from None
     if not found.itemsize:
         raise ValueError(f"dtype {text[:80]!r} has elements of no bytes")
@@ -103,13 +99,13 @@ def canonical(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def itemsize(name: str) -> int:
-    """Bytes of one element."""
+    """Return the bytes of one element."""
     return EXTENDED[name] if name in EXTENDED else np.dtype(name).itemsize
 
 
 @lru_cache(maxsize=1024)
 def delivered(name: str) -> np.dtype:
-    """The native NumPy dtype in which elements are handed out."""
+    """Return the native NumPy dtype in which elements are delivered."""
     if name in EXTENDED:
         return _SMALL.get(name) or np.dtype(f"u{EXTENDED[name]}")
     return np.dtype(name).newbyteorder("=")
@@ -117,17 +113,17 @@ def delivered(name: str) -> np.dtype:
 
 @lru_cache(maxsize=1024)
 def swapped(name: str) -> bool:
-    """Are the bytes of an element in the other order than this machine's?"""
+    """Return whether the byte order of an element is not this machine's."""
     return name not in EXTENDED and not np.dtype(name).isnative
 
 
 def plain(name: str) -> str:
-    """``name`` without its byte order: two files that differ in it alone hold one field."""
+    """Return ``name`` without its byte order: files that differ only in it have the same field."""
     return name if name in EXTENDED else delivered(name).str
 
 
 def named(dtype: object) -> str:
-    """The name of a dtype that a caller wrote, as text or as anything NumPy understands."""
+    """Return the name of a dtype given by a caller, as text or anything NumPy understands."""
     if isinstance(dtype, str) and dtype in EXTENDED:
         return dtype
     found: np.dtype = np.dtype(dtype)  # type: ignore[call-overload]
@@ -139,7 +135,7 @@ def named(dtype: object) -> str:
 
 
 def widest_text(names: Collection[str]) -> str | None:
-    """The widest of several types, if all of them are text or all are bytes.
+    """Return the widest of several types, if all of them are text or all are bytes.
 
     >>> widest_text({"<U2", "<U6"}), widest_text({"<U2", "|S6"}), widest_text({"<f4", "<f8"})
     ('<U6', None, None)
@@ -152,19 +148,19 @@ _TEXT = {"S": "bytes", "U": "text", "M": "a date", "m": "a duration", "V": "opaq
 
 
 class Misfit(NamedTuple):
-    """The first value that does not fit: its place in the values, and itself as text."""
+    """The first value that does not fit: its position, and the value as text."""
 
     at: int
     value: str
 
 
 def on_disk(name: str) -> str:
-    """The name of a type as columns have it: little-endian."""
+    """Return the name of a type as stored in columns: little-endian."""
     return name if name in EXTENDED else np.dtype(name).newbyteorder("<").str
 
 
 def check_possible(field: str, old: str, new: str) -> None:
-    """Refuse to turn one type into another if there is no telling what that should mean."""
+    """Refuse a conversion between two types if it has no clear meaning."""
     a, b = _kind(old), _kind(new)
     numbers = "biufcE"
     fits = (a in numbers and b in numbers and not (a == "c" and b != "c")) or a == b
@@ -186,7 +182,7 @@ def _kind(name: str) -> str:
 
 
 def cast(values: NDArray[Any], new: str) -> tuple[NDArray[Any], Misfit | None]:
-    """``values`` in the type called ``new``, in C order, and the first that does not fit."""
+    """Return ``values`` as the type ``new``, in C order, and the first that does not fit."""
     dtype = delivered(new) if new in EXTENDED else np.dtype(new)
     values = np.asarray(values)
     if values.dtype == dtype:
@@ -205,8 +201,8 @@ def cast(values: NDArray[Any], new: str) -> tuple[NDArray[Any], Misfit | None]:
 
 
 def _first_overflow(flat: NDArray[Any], dtype: np.dtype[Any]) -> int:
-    """The place of the first value that cannot be cast, where there is one."""
-    fits, fails = 0, len(flat)  # how many values from the first on can be cast together, and not
+    """Return the position of the first value that cannot be cast; there must be one."""
+    fits, fails = 0, len(flat)  # the first ``fits`` values can be cast, the first ``fails`` cannot
     while fails - fits > 1:
         middle = (fits + fails) // 2
         try:
@@ -218,8 +214,8 @@ def _first_overflow(flat: NDArray[Any], dtype: np.dtype[Any]) -> int:
 
 
 def _wrong(old: NDArray[Any], new: NDArray[Any]) -> NDArray[np.bool_] | None:
-    """Where a value does not fit, or nothing where all must."""
-    if new.dtype.kind in "Mm":  # NumPy calls it safe to count centuries in nanoseconds
+    """Return where values do not fit, or ``None`` if all must."""
+    if new.dtype.kind in "Mm":  # NumPy considers counting centuries in nanoseconds safe
         return np.asarray((new.astype(old.dtype) != old) & ~np.isnat(old))
     if np.can_cast(old.dtype, new.dtype, "safe"):
         return None
@@ -237,7 +233,7 @@ def _outside(old: NDArray[Any], info: "np.iinfo[Any]") -> NDArray[np.bool_]:
         low, high = int(old.min(initial=0)), int(old.max(initial=0))
         if info.min <= low and high <= info.max:
             return np.zeros(old.shape, bool)
-        # As objects: no type of NumPy's holds both ends of int64 and uint64.
+        # As objects: no NumPy type holds both ends of int64 and uint64.
         wide = old.astype(object)
         return np.asarray((wide < info.min) | (wide > info.max), bool)
     whole = np.trunc(old.astype(np.float64) if old.dtype.itemsize < 8 else old)

@@ -1,11 +1,11 @@
-"""File names for fields of any name: ASCII, one folder deep, distinct also without case.
+"""Make file names for fields of any name: ASCII, one folder deep, distinct even without case.
 
-A name is its UTF-8 bytes, percent-encoded where they are not letters, digits, ``_``, ``-`` or
-dots; ``urllib.parse.unquote`` undoes it. Encoded as well are
+A name is its UTF-8 bytes, percent-encoded unless they are letters, digits, ``_``, ``-`` or
+dots; ``urllib.parse.unquote`` reverses it. Also encoded are
 
-- capitals, where two names would differ in them alone (on a disk that ignores case);
+- capitals, if two names differ in nothing else (for file systems that ignore case);
 - a dot at the start, the dot of a name that ends like a column's role (``a.values``), and the
-  first letter of names that Windows keeps for itself (``con``, ``nul``).
+  first letter of names that Windows reserves (``con``, ``nul``).
 
 A name too long for a file system is cut, and ends in the start of its SHA-256.
 """
@@ -18,13 +18,13 @@ from collections.abc import Sequence
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
 _SMALL = _PLAIN - frozenset(range(ord("A"), ord("Z") + 1))
 _OF_A_ROLE = re.compile(r"\.(?=(?:values|offsets|shapes)\Z)", re.IGNORECASE)
-# Names that Windows keeps for itself, whatever follows their first dot.
+# Names that Windows reserves, whatever follows their first dot.
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\.|\Z)", re.IGNORECASE)
 _MOST_STEM = 200
 
 
 def make_stems(names: Sequence[str]) -> list[str]:
-    """What the files of each field are called, before their suffix."""
+    """Return the file names of each field, without their suffix."""
     found = [_escaped(name.encode(), _PLAIN) for name in names]
     shared = Counter(stem.lower() for stem in found)
     return [

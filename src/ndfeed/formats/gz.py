@@ -1,10 +1,10 @@
 """The .npy.gz format: a .npy stream in one or more gzip members.
 
-The stream's length is not stored anywhere that can be trusted (ISIZE is a remainder, and of
-the last member only), so it comes from the .npy header inside, and the stream must be just
-that long. Such a file is decoded whole, members in turn (``cat a.gz b.gz``, pigz, bgzip);
-there is no index for parts of one, since what is read more than once is kept decoded. Zeros
-may follow the last member, anything else is an error that says where.
+The stream's length is not stored anywhere that can be trusted (ISIZE is a remainder, and covers
+the last member only), so it comes from the .npy header inside, and the stream must have exactly
+that length. Such a file is decoded completely, one member after another (``cat a.gz b.gz``, pigz,
+bgzip); there is no index for partial reads, since what is read more than once is kept decoded.
+Zeros may follow the last member; anything else is an error that names the offset.
 """
 
 from ndfeed.errors import LimitError, TruncatedError, UnsupportedError
@@ -12,11 +12,11 @@ from ndfeed.files.file import File
 from ndfeed.formats import inflate, npy
 from ndfeed.formats.description import GZIP, MOST_RATIO, Description, Stream
 
-MAGIC = b"\x1f\x8b\x08"  # with the only method there is: two bytes would claim many a raw file
+MAGIC = b"\x1f\x8b\x08"  # with the only method there is: two bytes would match many raw files
 
 
 def describe(file: File) -> Description:
-    """The array in a gzip file."""
+    """Describe the array in a gzip file."""
     place = 0, file.size
     most = MOST_RATIO * file.size
     begin = inflate.head(file, place, GZIP, npy.PREFIX)

@@ -1,8 +1,8 @@
-"""Undo the codings of array streams, with bounded output.
+"""Decode the codings of array streams, with bounded output.
 
-isal where it is installed, about three times as fast as zlib, which stands in for it.
-Nothing here writes more than the caller's buffer holds: a stream that goes on behind it is
-an error, whatever its container said. A decompressor serves one stream and is dropped.
+Uses isal where it is installed, which is about three times as fast as zlib, and zlib otherwise.
+Nothing here writes more than the caller's buffer holds: a stream that is longer is an error,
+whatever its container states. A decompressor is used for one stream only.
 """
 
 import zlib
@@ -25,10 +25,10 @@ else:
 crc32: Callable[..., int] = engine.crc32
 
 _BITS = {DEFLATE: -15, GZIP: 31}
-# Pieces that stay in the second-level cache between decoding and copying.
+# Pieces that stay in the L2 cache between decoding and copying.
 _PIECE_IN = 64 << 10
 _PIECE_OUT = 1 << 20
-# Most headers lie in so many bytes, before and after decoding.
+# Most headers fit into this many bytes, before and after decoding.
 _HEAD_IN = 1024
 _HEAD_OUT = 512
 _FEW = 2048
@@ -45,10 +45,10 @@ class _Stream(Protocol):
 
 
 def head(file: File, place: tuple[int, int], coding: int, wanted: int) -> bytes:
-    """The beginning of the stream at ``place``: ``wanted`` bytes or more, unless it ends."""
+    """Return the beginning of the stream at ``place``: ``wanted`` bytes or more, unless it ends."""
     offset, length = place
     data = file.read(offset, min(_HEAD_IN, length))
-    # zlib here: for so few bytes it is the faster one.
+    # zlib is faster for so few bytes.
     decoder = zlib.decompressobj(_BITS[coding])
     try:
         begin = decoder.decompress(data, _HEAD_OUT)
@@ -68,7 +68,7 @@ def whole(
     path: bytes, data: bytes | memoryview, size: int, skip: int, out: memoryview, crc: int
 ) -> None:
     """Decode a deflate stream of ``size`` bytes held in memory; ``out`` begins at ``skip``."""
-    # zlib for a label's few bytes: isal is slower to begin than zlib to finish.
+    # zlib for a label's few bytes: it finishes before isal has started.
     decoder = zlib if size < _FEW else engine
     stream: _Stream = decoder.decompressobj(wbits=_BITS[DEFLATE])
     try:
@@ -82,10 +82,10 @@ def whole(
 
 
 def again(path: bytes, data: bytes | memoryview, size: int, skip: int, out: memoryview) -> None:
-    """Decode a deflate stream that was compared with its checksum before, and so has ``size``.
+    """Decode a deflate stream whose checksum and ``size`` have been verified before.
 
-    In one step, which lets go of the interpreter once and not for every piece: with two
-    threads half as long again as ``whole``, whose output is bounded.
+    This takes one step, which releases the GIL once instead of once per piece; with several
+    threads it is faster than ``whole``, whose output is bounded.
     """
     decoder = zlib if size < _FEW else engine
     try:
@@ -101,9 +101,9 @@ def stream(
 ) -> None:
     """Decode the stream at ``place`` (offset and length) of ``file``; ``out`` begins at ``skip``.
 
-    Reads and decodes piece by piece, holding nothing but ``out``. The stream must have
-    ``size`` bytes when decoded, and the checksum ``crc`` unless that is negative; gzip has
-    its own, which its decoder checks.
+    Reads and decodes in pieces, holding nothing but ``out``. The decoded stream must have
+    ``size`` bytes, and the checksum ``crc`` unless that is negative; gzip has its own, which
+    its decoder checks.
     """
     decoding = Decoding(file, place, coding, size, crc)
     decoding.skip(skip)
@@ -112,10 +112,10 @@ def stream(
 
 
 class Decoding:
-    """A stream of ``file`` at ``place``, decoded from its beginning on in bounded memory.
+    """A stream of ``file`` at ``place``, decoded sequentially in bounded memory.
 
-    It must have ``size`` bytes when decoded and the checksum ``crc``, unless that is negative:
-    ``finish`` says so. ``at`` is how many of them were read or skipped.
+    The decoded stream must have ``size`` bytes and the checksum ``crc``, unless that is negative:
+    ``finish`` checks both. ``at`` is how many bytes were read or skipped.
     """
 
     def __init__(
@@ -138,12 +138,12 @@ class Decoding:
             out = out[len(piece) :]
 
     def skip(self, count: int) -> None:
-        """Pass over the next ``count`` bytes."""
+        """Skip the next ``count`` bytes."""
         while count:
             count -= len(self._next(count))
 
     def finish(self) -> None:
-        """Decode what is left, and compare length and checksum of the whole."""
+        """Decode the rest, and check the length and checksum of the entire stream."""
         while self._more():
             self._rest = self._rest[:0]
         self.at = self._decoded
@@ -160,7 +160,7 @@ class Decoding:
         return found
 
     def _more(self) -> bool:
-        """Is there anything decoded that was not handed out, or could be?"""
+        """Return whether there are, or may be, decoded bytes that were not returned yet."""
         while not self._rest:
             piece = next(self._pieces, None)
             if piece is None:
@@ -175,12 +175,12 @@ class Decoding:
 
 
 def _pieces(file: File, offset: int, length: int, coding: int) -> Iterator[bytes]:
-    """The decoded stream in pieces; several gzip members in a row count as one stream."""
+    """Yield the decoded stream in pieces; consecutive gzip members count as one stream."""
     end = offset + length
     decoder: _Stream = engine.decompressobj(wbits=_BITS[coding])
     data = piece = b""
     while True:
-        # A full piece may have left output behind for which no more input is needed.
+        # After a full piece, more output may be left that needs no more input.
         if not data and len(piece) < _PIECE_OUT:
             if offset == end:
                 raise TruncatedError(file.path, "the compressed stream ends early", offset)
@@ -200,13 +200,13 @@ def _pieces(file: File, offset: int, length: int, coding: int) -> Iterator[bytes
 
 
 def _input(file: File, offset: int, end: int) -> tuple[bytes, int]:
-    """The next bytes to decode, and where those behind them begin."""
+    """Return the next bytes to decode, and the offset of those after them."""
     size = min(_PIECE_IN, end - offset)
     return file.read(offset, size), offset + size
 
 
 def _next_member(file: File, data: bytes, offset: int, end: int) -> tuple[bytes, int]:
-    """What follows a gzip member: another one, or zeros up to the end and nothing else."""
+    """Return what follows a gzip member: another member, or only zeros up to the end."""
     while True:
         data = data.lstrip(b"\0")
         if len(data) < 2 and offset < end:
@@ -241,7 +241,7 @@ def _check_length(path: bytes, found: int, wanted: int) -> None:
 
 
 def checksum_error(path: bytes, wanted: int, found: int) -> ChecksumError:
-    """The error for bytes whose checksum is not the one stored beside them."""
+    """Make the error for bytes whose checksum differs from the stored one."""
     return ChecksumError(
         path,
         f"expected checksum {wanted:08x}, found {found:08x}: the bytes are damaged",

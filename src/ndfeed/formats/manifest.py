@@ -1,36 +1,36 @@
-"""The manifest of a packed dataset: ``ndfeed.json``, beside folders of plain ``.npy`` columns.
+"""The manifest of a packed dataset: ``ndfeed.json``, next to folders of plain ``.npy`` columns.
 
 UTF-8 JSON, the same bytes for the same dataset, at most 256 MiB:
 
     {"ndfeed":1,                                    the format's version
     "rows":n,                                       samples in all parts
     "fields":[
-    {"name":"image","dtype":"<f4","shape":[3,null]}, …],      null: samples differ
+    {"name":"image","dtype":"<f4","shape":[3,null]}, …],      null: varies between samples
     "parts":[
     {"folder":"00000","rows":n,"columns":[
     {"field":"image","role":"values","file":"image.values.npy","rows":…,"bytes":…,"header":128,
      "rows_per_block":k,"crc32":"…"}, …]}, …],                (on one line)
-    "source":{…},                                   optional: what it was made from
+    "source":{…},                                   optional: what the dataset was made from
     "digest":"…"}                                   SHA-256, and a line break
 
-The digest is that of all bytes before ``,"digest":`` with its line break. Keys stand in this
+The digest covers all bytes before ``,"digest":`` with its line break. Keys are in this
 order; there are no others. A part has the columns of every field, in the order of the fields:
 
     role     of                          dtype, shape
     rows     fields of one shape         the field's, (n, *shape)
-    values   ragged fields               the field's, (values, *shape[1:]) if samples differ
-                                         in their first length alone, else (elements,)
+    values   ragged fields               the field's, (values, *shape[1:]) if only the first
+                                         length varies, else (elements,)
     offsets  ragged fields               <i8, (n + 1,): sample i has values [offsets[i],
-                                         offsets[i + 1]), from 0 to all of them
-    shapes   ragged fields that differ   <i8, (n, rank)
-             in other lengths too
+                                         offsets[i + 1]), from 0 to the number of values
+    shapes   ragged fields in which      <i8, (n, rank)
+             other lengths vary, too
 
 A column is a .npy file of version 1.0, C order, little-endian, whose ``header`` (magic to line
-break) is a multiple of 64 bytes. Types that NumPy lacks (bfloat16, float8 and their like) are
-opaque elements there, ``|V2`` or ``|V1``, and have their name here. ``crc32`` has eight hex
-digits for the header, then for every ``rows_per_block`` rows.
+break) is a multiple of 64 bytes. Types that NumPy lacks (bfloat16, float8 and so on) are opaque
+elements in it, ``|V2`` or ``|V1``, and are named in the manifest. ``crc32`` has eight hex digits
+for the header, then for every ``rows_per_block`` rows.
 
-Values are checked when they are made, so a manifest that is written can be read.
+Values are checked when they are created, so every manifest that is written can be read.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ _DIGEST = re.compile(rb',\n"digest":"([0-9a-f]{64})"\}\n\Z')
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field. ``shape`` is that of a sample, with ``None`` for lengths that differ."""
+    """One field. ``shape`` is that of a sample, with ``None`` for lengths that vary."""
 
     name: str
     dtype: str
@@ -94,13 +94,13 @@ class Field:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """What each column of the field holds, in order."""
+        """The contents of each column of the field, in order."""
         if None not in self.shape:
             return ("rows",)
         return ("values", "offsets", "shapes") if None in self.shape[1:] else ("values", "offsets")
 
     def stored(self, role: Role) -> tuple[str, tuple[int, ...]]:
-        """The dtype that a column's header spells, and the shape of one of its rows."""
+        """Return the dtype in a column's header, and the shape of one of its rows."""
         if role == "offsets":
             return "<i8", ()
         if role == "shapes":
@@ -112,7 +112,7 @@ class Field:
         return dtype, tuple(n for n in kept if n is not None)
 
     def row_bytes(self, role: Role) -> int:
-        """Bytes of one row of a column."""
+        """Return the bytes of one row of a column."""
         dtype, shape = self.stored(role)
         return math.prod(shape) * itemsize(dtype)
 
@@ -122,7 +122,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One .npy file of a part: how large it is, and the checksums of its blocks.
+    """One .npy file of a part: its size, and the checksums of its blocks.
 
     ``crc32`` has eight hex digits for the header's ``header`` bytes and for each block.
     """
@@ -150,15 +150,15 @@ class Column:
 
     @property
     def blocks(self) -> int:
-        """Blocks of rows, the header not among them."""
+        """The number of blocks of rows, without the header."""
         return -(-self.rows // self.rows_per_block)
 
     def checksum(self, block: int) -> int:
-        """That of block 0, the header, or of one of the others."""
+        """Return the checksum of a block; block 0 is the header."""
         return int(self.crc32[8 * block : 8 * block + 8], 16)
 
     def checksums(self) -> list[int]:
-        """The header's, then those of the blocks."""
+        """Return the checksums of the header and of all blocks."""
         return [int.from_bytes(b, "big") for b in _fours(bytes.fromhex(self.crc32))]
 
     def __str__(self) -> str:
@@ -167,7 +167,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some samples: a folder with the columns of every field."""
+    """Some of the samples: a folder with the columns of every field."""
 
     folder: str
     rows: int
@@ -183,9 +183,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All that is known of a packed dataset without its data.
+    """Everything known about a packed dataset except its data.
 
-    ``source`` is an object of plain JSON: texts, whole numbers from 0 up, ``True``, ``False``,
+    ``source`` is a plain JSON object: text, non-negative integers, ``True``, ``False``,
     ``None``, lists and dicts.
     """
 
@@ -210,16 +210,16 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """Samples in all parts."""
+        """The number of samples in all parts."""
         return sum(part.rows for part in self.parts)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the manifest, in hex: two datasets with the same one hold the same data."""
+        """SHA-256 of the manifest, in hex: datasets with the same digest hold the same data."""
         return hashlib.sha256(self._signed()).hexdigest()
 
     def encoded(self) -> bytes:
-        """The bytes of ``ndfeed.json``."""
+        """Return the bytes of ``ndfeed.json``."""
         signed = self._signed()
         digest = hashlib.sha256(signed).hexdigest()
         return signed + f',\n"digest":"{digest}"}}\n'.encode()
@@ -237,7 +237,7 @@ class Manifest:
 
 
 def parse(data: bytes, path: bytes) -> Manifest:
-    """The manifest that ``data``, read from ``path``, spells; the digest is compared first."""
+    """Parse a manifest ``data`` that was read from ``path``; the digest is compared first."""
     if len(data) > MOST_MANIFEST:
         raise ManifestError(path, f"expected at most {MOST_MANIFEST} bytes, found {len(data)}")
     match = _DIGEST.search(data[-80:])
@@ -265,7 +265,7 @@ def parse(data: bytes, path: bytes) -> Manifest:
 
 
 def file_names(fields: Sequence[Field]) -> dict[tuple[str, Role], str]:
-    """The file of each column, by field and role."""
+    """Return the file name of each column, by field and role."""
     named = zip(fields, make_stems([one.name for one in fields]), strict=True)
     return {
         (one.name, role): f"{stem}.npy" if role == "rows" else f"{stem}.{role}.npy"
@@ -275,18 +275,18 @@ def file_names(fields: Sequence[Field]) -> dict[tuple[str, Role], str]:
 
 
 def rows_per_block(row_bytes: int, rows: int) -> int:
-    """How many rows share a checksum: about a mebibyte, and at most 65,536 blocks a column."""
+    """Return how many rows share a checksum: about 1 MiB, and at most 65,536 blocks per column."""
     return max(_BLOCK // max(row_bytes, 1), -(-rows // MOST_BLOCKS), 1)
 
 
 def _check_name(name: str) -> None:
-    """A name in the dataset's own folder and nowhere else."""
+    """Check that a name is in the dataset's own folder."""
     if not _ON_DISK.fullmatch(name):
         raise ValueError(f"expected a plain name of letters, digits and ._%-, found {name!r:.80}")
 
 
 def _check_columns(part: Part, roles: Sequence[tuple[Field, Role]]) -> None:
-    """A part has the columns of all fields, each with as many rows and bytes as it must have."""
+    """Check that a part has the columns of all fields, with the right numbers of rows and bytes."""
     listed = [(column.field, column.role) for column in part.columns]
     if listed != [(one.name, role) for one, role in roles]:
         raise ValueError(
@@ -365,7 +365,7 @@ def _column(entry: Json) -> Column:
 
 
 def _values(entry: Json, keys: tuple[str, ...], optional: str = "") -> list[Any]:
-    """The values of an object that has just these keys."""
+    """Return the values of an object that has exactly these keys."""
     if type(entry) is not dict or not entry.keys() - {optional} == set(keys):
         raise ValueError(f"expected an object with the keys {', '.join(keys)}")
     return [entry[key] for key in keys]

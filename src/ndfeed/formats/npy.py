@@ -6,23 +6,23 @@
     8       2 / 4  H, length of the header, little-endian: 2 bytes in 1.0, 4 in 2.0 and 3.0
     10 / 12 H      header: a Python dict literal in Latin-1 (UTF-8 in 3.0) with exactly the
                    keys descr, fortran_order and shape
-    …              elements, C or Fortran order; what follows them is ignored
+    …              elements, C or Fortran order; anything after them is ignored
 
-Differences to NumPy, on purpose:
+Intentional differences from NumPy:
 
-- The header may have up to 256 KiB, without an option: no compiler sees it. (NumPy stops at
-  10,000 characters, since Python's compiler does, and at none with ``allow_pickle``.)
-- Object arrays are refused always, with the way out.
+- The header may have up to 256 KiB, without an option: it is never compiled. (NumPy stops at
+  10,000 characters because of Python's compiler, and has no limit with ``allow_pickle``.)
+- Object arrays are always refused, with a remedy.
 - A structured array is described as one array per leaf field, with strides; nested names are
-  joined by "/". There is no way to get whole records: what could be done with them is done by
-  leaf, and for the rest there is ``np.load``. Fields without a name are refused.
-- Elements of no bytes (``|S0``, ``|V0``) are refused: a header alone could promise 10**15 of
-  them. Arrays of rank 64 are too, since a batch has an axis more.
-- ``10L``, as Python 2 wrote it, needs no warning, and is read in 3.0 as well.
-- What NumPy cannot read but ml_dtypes writes: see ``types``.
+  joined by "/". Entire records are not available; use ``np.load`` if you need them. Fields without
+  a name are refused.
+- Elements of zero bytes (``|S0``, ``|V0``) are refused: a header alone could announce 10**15 of
+  them. So are arrays of rank 64, since a batch has one axis more.
+- ``10L``, as Python 2 wrote it, causes no warning, and is read in 3.0 as well.
+- Some types that ml_dtypes writes and NumPy cannot read: see ``dtypes``.
 
-The same module reads .npy streams inside other containers: ``header_bytes`` says how much of
-one to fetch, ``header_of`` what that says, ``arrays`` where its arrays lie.
+The same module reads .npy streams inside other containers: ``header_bytes`` returns how much of
+one to fetch, ``header_of`` parses it, ``arrays`` returns where its arrays are.
 """
 
 import math
@@ -72,7 +72,7 @@ _NUMBERS = (
 
 
 class Leaf(NamedTuple):
-    """One field of an element: where in it, and of what shape, with strides in bytes."""
+    """One field of an element: its offset and shape, with strides in bytes."""
 
     name: str
     dtype: str
@@ -82,9 +82,9 @@ class Leaf(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a preamble of ``length`` bytes says: that ``nbytes`` of elements follow it.
+    """A parsed preamble of ``length`` bytes, followed by ``nbytes`` of elements.
 
-    ``alone`` describes a .npy file that ends where they do.
+    ``alone`` describes a .npy file that ends with them.
     """
 
     length: int
@@ -93,7 +93,7 @@ class Header(NamedTuple):
 
 
 class Element(NamedTuple):
-    """The type of an element. ``filled``: is there but one leaf, with every byte?"""
+    """The type of an element. ``filled``: does a single leaf cover every byte?"""
 
     leaves: tuple[Leaf, ...]
     size: int
@@ -101,7 +101,7 @@ class Element(NamedTuple):
 
 
 def describe(file: File) -> Description:
-    """The arrays of a .npy file: one, or one per leaf of a structured dtype."""
+    """Describe the arrays of a .npy file: one, or one per leaf of a structured dtype."""
     head = file.head()
     length = header_bytes(file.path, head, file.size)
     header = header_of(file.path, head[:length] if length <= len(head) else file.read(0, length))
@@ -114,9 +114,9 @@ def describe(file: File) -> Description:
 
 
 def preamble(descr: str, shape: tuple[int, ...]) -> bytes:
-    """What ``np.save`` puts before a C-ordered array: version 1.0, a multiple of 64 bytes."""
+    """Return what ``np.save`` writes before a C-ordered array: version 1.0, padded to 64 bytes."""
     text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
-    if shape:  # room for a longer first axis, as NumPy leaves it since 1.23
+    if shape:  # space for a longer first axis, as NumPy leaves it since 1.23
         text += " " * (_MOST_DIGITS - len(str(shape[0])))
     length = 11 + len(text)
     text += " " * (-length % 64) + "\n"
@@ -124,7 +124,7 @@ def preamble(descr: str, shape: tuple[int, ...]) -> bytes:
 
 
 def header_bytes(path: bytes, prefix: bytes, size: int, at: int = 0) -> int:
-    """Length of magic, version and header, from the first ``PREFIX`` of ``size`` bytes."""
+    """Return the length of magic, version and header, from the ``PREFIX`` of ``size`` bytes."""
     if len(prefix) < PREFIX:
         raise TruncatedError(path, f"expected a .npy header, found only {len(prefix)} bytes", at)
     version = prefix[6:8]
@@ -149,17 +149,17 @@ def header_bytes(path: bytes, prefix: bytes, size: int, at: int = 0) -> int:
 
 
 def header_of(path: bytes, preamble: bytes, at: int = 0) -> Header:
-    """What a whole preamble (magic, version, header) says."""
+    """Parse a complete preamble (magic, version, header)."""
     try:
         return _known(preamble) if len(preamble) <= _MOST_KNOWN else _header(preamble)
-    except FormatError as error:  # raised with no path: one memo serves all files
+    except FormatError as error:  # raised with no path: the cache serves all files
         raise type(error)(path, error.problem, at or None, error.remedy) from None
     except ValueError as error:
         raise FormatError(path, f"the .npy header is wrong: {error}", at or None) from None
 
 
 def arrays(path: bytes, name: str, header: Header, stream: Stream) -> tuple[Array, ...]:
-    """The arrays that ``header`` announces, in the stream that begins with it."""
+    """Return the arrays that ``header`` announces, in the stream that begins with it."""
     promised = header.length + header.nbytes
     if promised > stream.held:
         whose = f" of {name!r}" if name else ""
@@ -181,7 +181,7 @@ def _header(preamble: bytes) -> Header:
     except UnicodeDecodeError:
         raise ValueError("not UTF-8") from None
     match = _COMMON.fullmatch(text)
-    if match and (match[3] or not match[4]):  # (5) is no tuple
+    if match and (match[3] or not match[4]):  # (5) is not a tuple
         element, fortran = _common(match[1]), match[2] == "True"
         shape = _lengths(tuple(map(int, _NUMBER.findall(match[3] + (match[4] or "")))))
     else:
@@ -192,7 +192,7 @@ def _header(preamble: bytes) -> Header:
     return Header(length, nbytes, Description("npy", found, (_FORTRAN,) if order else ()))
 
 
-# Files of one folder mostly share their header to the byte, so it is parsed once.
+# Files of one folder usually have identical headers, so each is parsed once.
 _known = lru_cache(maxsize=1024)(_header)
 
 
@@ -208,7 +208,7 @@ def _from_literal(value: Literal) -> tuple[Element, bool, tuple[int, ...]]:
 
 
 def _lengths(given: Literal) -> tuple[int, ...]:
-    """A shape, or one length of it, that a header spells."""
+    """Return a shape, or one length of it, as given in a header."""
     shape = given if isinstance(given, tuple) else (given,)
     _check_rank(shape)
     for n in shape:
@@ -220,7 +220,7 @@ def _lengths(given: Literal) -> tuple[int, ...]:
 def placed(
     element: Element, outer: tuple[int, ...], order: tuple[int, ...] | None, begin: int, end: int
 ) -> tuple[Array, ...]:
-    """The leaves of all elements, in C order unless ``order`` has the strides."""
+    """Return the leaves of all elements, in C order unless ``order`` has the strides."""
     steps = order if element.filled or order else c_strides(outer, element.size)
     placed = []
     for name, dtype, own, start, strides in element.leaves:
@@ -229,7 +229,7 @@ def placed(
             _check_rank(shape)
             _checked_size(shape, itemsize(dtype))
         full = None if steps is None or not shape else steps + strides
-        if 0 in shape:  # it lies nowhere, and least of all behind the file's end
+        if 0 in shape:  # it has no bytes, so its position does not matter
             start, full = 0, None
         placed.append(Array(name, dtype, shape, 0, end, begin + start, RAW, full))
     return tuple(placed)
@@ -241,25 +241,25 @@ def _check_rank(shape: tuple[Literal, ...]) -> None:
 
 
 def _checked_size(shape: tuple[int, ...], size: int) -> int:
-    """Bytes of all elements. Those of empty arrays must be possible but for the zeros."""
+    """Return the bytes of all elements; empty arrays are checked as if without their zeros."""
     if size * math.prod([n or 1 for n in shape]) >= MOST_BYTES:
         raise LimitError("", f"expected fewer than 2**63 bytes, found the shape {shape!r:.80}")
     return size * math.prod(shape)
 
 
 def element_of(descr: Literal) -> Element:
-    """The type that a header's ``descr`` spells; of a sub-array at the top, ``(type, shape)``."""
+    """Return the type in a header's ``descr``; ``(type, shape)`` is a sub-array at the top."""
     if isinstance(descr, tuple) and len(descr) == 2:
         return _repeated(element_of(descr[0]), _lengths(descr[1]))
     return _type("", descr, 0)
 
 
-# Most arrays are of few plain types.
+# Most arrays have one of a few plain types.
 _common = lru_cache(maxsize=256)(element_of)
 
 
 def _type(name: str, descr: Literal, start: int) -> Element:
-    """A plain type, or the fields of a structured one, with names joined by "/"."""
+    """Return a plain type, or the fields of a structured one, with names joined by "/"."""
     if isinstance(descr, list):
         return _structure(name, descr, start)
     if not isinstance(descr, str):
@@ -270,7 +270,7 @@ def _type(name: str, descr: Literal, start: int) -> Element:
 
 @lru_cache(maxsize=256)
 def _plain(descr: str) -> tuple[str, int]:
-    """Name and size of a plain type."""
+    """Return the name and size of a plain type."""
     if descr.lstrip("<>|=").startswith("O"):
         raise UnsupportedError("", _OBJECTS, remedy=_NUMBERS)
     dtype = canonical(descr)
@@ -296,12 +296,12 @@ def _structure(name: str, entries: list[Literal], start: int) -> Element:
 
 
 def _entry(name: str, entry: Literal, start: int) -> Element:
-    """One field of a structured dtype: (name, type) or (name, type, shape)."""
+    """Return one field of a structured dtype: (name, type) or (name, type, shape)."""
     if not isinstance(entry, tuple) or len(entry) not in (2, 3):
         raise ValueError(f"expected (name, type) or (name, type, shape), found {entry!r:.80}")
     own, kind = entry[:2]
     shape = _lengths(entry[2]) if len(entry) == 3 else ()
-    if isinstance(own, tuple) and len(own) == 2:  # a title first
+    if isinstance(own, tuple) and len(own) == 2:  # (title, name)
         own = own[1]
     if own == "" and isinstance(kind, str) and (padding := _PADDING.fullmatch(kind)):
         return Element((), int(padding[1]) * math.prod(shape), False)
@@ -315,7 +315,7 @@ def _entry(name: str, entry: Literal, start: int) -> Element:
 
 
 def _repeated(element: Element, shape: tuple[int, ...]) -> Element:
-    """An array of ``shape`` of such elements as one element."""
+    """Return an array of ``shape`` of such elements as one element."""
     steps = c_strides(shape, element.size)
     leaves = [
         leaf._replace(shape=shape + leaf.shape, strides=steps + leaf.strides)

@@ -1,17 +1,17 @@
 """The .npz format: a zip archive whose members are .npy files.
 
-A member's field name is its name without ``.npy``; slashes in it stay. What makes a member an
-array is how it begins, not what it is called; others are remarked on and are no fields (NumPy
-hands them out as bytes). Where a name occurs twice the last one counts, as in NumPy; where
-``x`` and ``x.npy`` are both there, ``x`` does. Folders are passed over.
+A member's field name is its name without ``.npy``; slashes are kept. A member is an array if it
+begins like one, whatever its name; the others are mentioned in a remark and are not fields (NumPy
+returns them as bytes). If a name occurs twice, the last member counts, as in NumPy; if both ``x``
+and ``x.npy`` exist, ``x`` counts. Folders are ignored.
 
-Stored members can be read in part, deflated ones are decoded whole; each member decides for
-itself. bzip2, lzma and the rest are refused by name: no NumPy writes them, and each would be
-another decoder to trust. Checksums are compared when a member is read whole, not here; rows
-of a stored one are read without, as a partial read cannot tell.
+Stored members can be read in part, deflated ones are decoded completely; this is decided per
+member. bzip2, lzma and the rest are refused by name: NumPy does not write them, and each would be
+another decoder to trust. Checksums are compared when an entire member is read, not here; rows of a
+stored member are read without, since a partial read cannot be checked.
 
-Sparse matrices, which scipy.sparse and sparse keep in such archives, are refused by name: their
-members are no samples, and neither are the rows of these.
+Sparse matrices, which scipy.sparse and sparse keep in such archives, are refused by name: neither
+their members nor the rows of these are samples.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from ndfeed.formats.description import (
 
 _UNNAMED = "data"
 _MOST_REMARKS = 50
-# What headers of more than 1 KiB may have beyond it, together: deflate makes them of nothing.
+# Limit for the part of headers beyond 1 KiB, in total: deflate can make them out of nothing.
 _MOST_HEADERS = 1 << 20
 _SHORT_HEADER = 1024
 # The members of sparse matrices, by the library that writes them.
@@ -52,9 +52,9 @@ def describe(
     notes: tuple[str, ...] = (),
     wanted: Wanted | None = None,
 ) -> Description:
-    """The arrays of an archive, in the order of its directory.
+    """Describe the arrays of an archive, in the order of its directory.
 
-    A member that cannot be read is refused, unless ``wanted`` does without it.
+    A member that cannot be read is refused, unless it is not ``wanted``.
     """
     arrays: list[Array] = []
     remarks = list(notes)
@@ -77,7 +77,7 @@ def describe(
             raise LimitError(
                 file.path, "many long headers", remedy="save structures as plain arrays"
             )
-    if "shape" in chosen:  # or it is no sparse matrix
+    if "shape" in chosen:  # otherwise it is not a sparse matrix
         _refuse_sparse(file.path, arrays)
     if not arrays:
         raise FormatError(file.path, f"no arrays among its {len(found)} members")
@@ -90,7 +90,7 @@ def describe(
 def _member(
     file: File, name: str, member: ziparchive.Member
 ) -> tuple[Sequence[Array], Sequence[str], int]:
-    """The arrays of a member, remarks, and by how much its header is longer than most are."""
+    """Return the arrays of a member, remarks, and how much its header exceeds the usual size."""
     stream = _stream(file, member)
     preamble = _preamble(file, stream)
     if preamble is None:
@@ -111,7 +111,7 @@ def _called(member: ziparchive.Member) -> str:
 
 
 def _refuse_sparse(path: bytes, arrays: list[Array]) -> None:
-    """Name a sparse matrix for what it is."""
+    """Refuse a sparse matrix, and call it that."""
     kinds = {array.name: array for array in arrays}
     for library, members in _SPARSE:
         if not members <= kinds.keys() or len(kinds["shape"].shape) != 1:
@@ -127,7 +127,7 @@ def _refuse_sparse(path: bytes, arrays: list[Array]) -> None:
 
 
 def _chosen(found: list[ziparchive.Member], remarks: list[str]) -> dict[str, ziparchive.Member]:
-    """Field name to member, where several claim one name the one NumPy takes."""
+    """Map field names to members; of several with the same name, the one that NumPy takes."""
     chosen: dict[str, ziparchive.Member] = {}
     for member in found:
         name = member.name.removesuffix(".npy") or _UNNAMED
@@ -141,7 +141,7 @@ def _chosen(found: list[ziparchive.Member], remarks: list[str]) -> dict[str, zip
 
 
 def _stream(file: File, member: ziparchive.Member) -> Stream:
-    """Where the bytes of a member lie, if they are such as can be read."""
+    """Return where the bytes of a member are, if they can be read."""
     if member.flags & ziparchive.ENCRYPTED:
         raise UnsupportedError(
             file.path,
@@ -175,7 +175,7 @@ def _stream(file: File, member: ziparchive.Member) -> Stream:
 
 
 def _preamble(file: File, stream: Stream) -> bytes | None:
-    """Magic, version and header of the .npy in a stream; nothing where there is none."""
+    """Return magic, version and header of the .npy in a stream, or ``None`` if there is none."""
     begin = _begin(file, stream, npy.PREFIX)
     if not begin.startswith(npy.MAGIC):
         return None
@@ -190,7 +190,7 @@ def _preamble(file: File, stream: Stream) -> bytes | None:
 
 
 def _begin(file: File, stream: Stream, wanted: int) -> bytes:
-    """The first bytes of a stream, ``wanted`` or more, unless it ends."""
+    """Return the first bytes of a stream, ``wanted`` or more, unless it ends."""
     offset, length, coding, *_ = stream
     if coding == RAW:
         return file.read(offset, min(max(wanted, 128), length))

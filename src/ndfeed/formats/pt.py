@@ -1,17 +1,17 @@
-"""The .pt format: the zip archives that torch.save writes since torch 1.6.
+"""The .pt format: the zip archives that torch.save has written since torch 1.6.
 
     <prefix>/data.pkl     the saved object, pickled; its tensors name records by their key
-    <prefix>/data/<key>   one storage each, as it lay in memory, mostly aligned to 64 bytes
-    <prefix>/byteorder    "little" or "big"; absent before torch 2.1, when all was little
+    <prefix>/data/<key>   one storage each, as it was in memory, usually aligned to 64 bytes
+    <prefix>/byteorder    "little" or "big"; absent before torch 2.1, when all were little
     <prefix>/…            version, .format_version, .storage_alignment, .data/serialization_id
 
-The pickle is read by ``pickled`` and laid flat by ``flatten``; nothing of it is run. A tensor is a
-view of its record, and every view is checked against the size of that record in the archive.
-Several tensors may share one. Device tags do not matter: the bytes are the host's. A list of like
-things has the format "pt list": its arrays are rows, named alike in every item.
+The pickle is parsed and flattened by ``torch_objects``; nothing in it is run. A tensor is a view of
+its record, and every view is checked against the size of that record in the archive. Several
+tensors may share a record. Device tags are ignored: the bytes are those of the host. A list of
+similar items has the format "pt list": its arrays are rows, with the same names in every item.
 
-Refused by name: TorchScript, exported programs and packages, compressed records, and what
-torch wrote before 1.6. Checksums are left out: torch can be told not to compute them.
+Refused by name: TorchScript, exported programs and packages, compressed records, and files that
+torch wrote before 1.6. Checksums are ignored: torch can be told not to compute them.
 """
 
 from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError
@@ -26,7 +26,7 @@ _MOST_PLANS, _MOST_KEPT = 1024, 16 << 10
 _plans: dict[tuple[bytes, bool, Wanted | None], Plan] = {}
 _MAGIC = bytes.fromhex("8a0a6cfc9c46f9206aa850192e")
 _TAR = (b"sys_info\0", b"pickle\0", b"storages\0", b"tensors\0")
-# A member that only this kind of archive has, what the kind is, and the way out.
+# A member that only this kind of archive has, the name of the kind, and the remedy.
 _KINDS = {
     "constants.pkl": (
         "a TorchScript program",
@@ -42,7 +42,7 @@ _KINDS = {
 
 
 def legacy(head: bytes) -> bool:
-    """Do these first bytes (16 are enough) begin a file that torch wrote before 1.6?"""
+    """Return whether these first bytes (16 are enough) are of a file by torch before 1.6."""
     if head.startswith(_TAR):
         return True
     if len(head) < 15 or head[0] != 0x80:
@@ -61,9 +61,9 @@ def legacy_error(path: bytes) -> UnsupportedError:
 
 
 def describe(file: File, members: list[Member], wanted: Wanted | None = None) -> Description:
-    """The arrays of an archive whose ``members`` have been listed.
+    """Describe the arrays of an archive whose ``members`` have been listed.
 
-    An object that cannot be read is refused, unless ``wanted`` does without it.
+    An object that cannot be read is refused, unless it is not ``wanted``.
     """
     records = {member.name: member for member in members}
     if len(records) != len(members):
@@ -75,7 +75,7 @@ def describe(file: File, members: list[Member], wanted: Wanted | None = None) ->
     big = _big(file, records.get(f"{prefix}byteorder"))
     try:
         found = _planned(pickle, big, wanted)
-    except FormatError as error:  # raised with no path, and counting from the pickle's start
+    except FormatError as error:  # raised with no path, and offsets from the pickle's start
         offset = None if error.offset is None else start + error.offset
         raise type(error)(file.path, error.problem, offset, error.remedy) from None
     places: dict[str, tuple[int, int]] = {}
@@ -95,11 +95,11 @@ def describe(file: File, members: list[Member], wanted: Wanted | None = None) ->
 
 
 def _planned(pickle: bytes, big: bool, wanted: Wanted | None) -> Plan:
-    """The plan of a pickle. Samples that one line of code saved mostly share theirs."""
+    """Return the plan of a pickle. Samples saved by the same code usually have the same pickle."""
     found = _plans.get((pickle, big, wanted))
     if found is None:
         found = flatten_object(pickle, big, wanted)
-        # No lru_cache: it would keep what a small pickle can be blown up to.
+        # No lru_cache: it would keep the large result of a small malicious pickle.
         if len(pickle) + 64 * len(found.arrays) <= _MOST_KEPT:
             if len(_plans) >= _MOST_PLANS:
                 _plans.clear()
@@ -108,7 +108,7 @@ def _planned(pickle: bytes, big: bool, wanted: Wanted | None) -> Plan:
 
 
 def _prefix(path: bytes, records: dict[str, Member]) -> str:
-    """What all names begin with: ``x/`` where there is ``x/data.pkl``."""
+    """Return the prefix of all names: ``x/`` if there is ``x/data.pkl``."""
     found = [name for name in records if name.endswith("/data.pkl") and name.count("/") == 1]
     prefix = found[0][:-8] if found else next(iter(records), "").partition("/")[0] + "/"
     for name, (what, remedy) in _KINDS.items():
@@ -133,7 +133,7 @@ def _big(file: File, member: Member | None) -> bool:
 
 
 def _content(file: File, member: Member, most: int) -> tuple[int, bytes]:
-    """Where a member begins, and all its bytes."""
+    """Return where a member begins, and all its bytes."""
     if member.size > most:
         raise LimitError(
             file.path,
@@ -145,7 +145,7 @@ def _content(file: File, member: Member, most: int) -> tuple[int, bytes]:
 
 
 def _start(file: File, member: Member) -> int:
-    """Where the bytes of a member begin that must be there as they are."""
+    """Return where the bytes of a member begin, which must be stored uncompressed."""
     if member.method != ziparchive.STORED or member.flags & ziparchive.ENCRYPTED:
         how = "encrypted" if member.flags & ziparchive.ENCRYPTED else "compressed"
         raise UnsupportedError(
@@ -159,7 +159,7 @@ def _start(file: File, member: Member) -> int:
 
 
 def _place(file: File, records: dict[str, Member], prefix: str, view: View) -> tuple[int, int]:
-    """Offset and length of the record that ``view`` names."""
+    """Return the offset and length of the record that ``view`` names."""
     member = records.get(f"{prefix}data/{view.key}")
     if member is None:
         raise TruncatedError(

@@ -1,12 +1,12 @@
-"""Raw files: elements and nothing else, described by the caller or by a small JSON beside.
+"""Raw files: elements and nothing else, described by the caller or by a small JSON file.
 
 ``tokens.bin`` may have a ``tokens.bin.json`` with the keys ``dtype`` and, optionally,
 ``shape`` (of one sample) and ``offset`` (bytes before the first). A structured dtype, in JSON a
-list of [name, type] or [name, type, shape], makes a field of each leaf, as in .npy files. A file
-whose size is no multiple of a sample is refused, and so is one that begins as another format
-does: its header would be read as numbers. ``detect`` sees to that before it asks this module.
+list of [name, type] or [name, type, shape], becomes one field per leaf, as in .npy files. A file
+whose size is not a multiple of a sample is refused. So is one that begins like another format,
+whose header would be read as numbers; ``detect`` ensures this before it calls this module.
 
-That dtype and shape are the right ones nobody can check: look at the values.
+Nobody can check that dtype and shape are the right ones: look at the values.
 """
 
 import json
@@ -23,17 +23,17 @@ from ndfeed.formats.description import MOST_BYTES, MOST_DIMENSIONS, Array, Descr
 from ndfeed.formats.dtypes import canonical, itemsize, named
 
 _MOST_JSON = 64 * 1024
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors put it before UTF-8
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors write it before UTF-8
 SUFFIXES = (b".bin", b".dat", b".raw", b".memmap")
 
 
 class Layout(NamedTuple):
-    """What a raw file lacks: the element type, the shape of one sample, where they begin."""
+    """What a raw file lacks: the element type, the shape of one sample, the offset of the first."""
 
     dtype: str
     shape: tuple[int, ...] = ()
     offset: int = 0
-    structure: npy.Element | None = None  # of elements that have fields
+    structure: npy.Element | None = None  # for elements that have fields
 
     @property
     def itemsize(self) -> int:
@@ -42,12 +42,12 @@ class Layout(NamedTuple):
 
 
 def layout(dtype: object, shape: object = ()) -> Layout:
-    """A checked layout from what a caller wrote."""
+    """Return a checked layout from a caller's arguments."""
     try:
         found = None if isinstance(dtype, str) else np.dtype(dtype)  # type: ignore[call-overload]
         structure = None if found is None or found.names is None else npy.element_of(found.descr)
         name = named(dtype) if structure is None else ""
-    except (TypeError, ValueError) as error:  # also those of formats
+    except (TypeError, ValueError) as error:  # including those of formats
         problem = str(error).removeprefix("dtype must be a plain element type, got ").strip(": ")
         raise ValueError(
             f"dtype must be a plain element type, got {dtype!r:.80}: {problem}"
@@ -58,13 +58,13 @@ def layout(dtype: object, shape: object = ()) -> Layout:
 
 
 def _structured(element: npy.Element, shape: object, offset: int = 0) -> Layout:
-    """The layout of elements with fields."""
+    """Return the layout of elements with fields."""
     names = f"({', '.join(leaf.name for leaf in element.leaves)})"
     return Layout(names[:200], _checked_shape(shape, element.size), offset, element)
 
 
 def describe(file: File, given: Layout) -> Description:
-    """A raw file as an array of samples."""
+    """Describe a raw file as an array of samples."""
     sample = given.itemsize * math.prod(given.shape)
     rows, spare = divmod(file.size - given.offset, sample)
     if spare or rows < 0:
@@ -82,7 +82,7 @@ def describe(file: File, given: Layout) -> Description:
 
 
 def beside(path: bytes) -> Layout | None:
-    """The layout that a JSON file beside ``path`` gives, if there is one."""
+    """Return the layout in the JSON file next to ``path``, if there is one."""
     name = path + b".json"
     try:
         with File(name) as file:
@@ -101,9 +101,9 @@ def beside(path: bytes) -> Layout | None:
 
 
 def _decoded(text: bytes) -> str:
-    """The text of a JSON file. Of bytes, json would guess the encoding and import its decoder."""
+    """Decode a JSON file. From bytes, json would guess the encoding and import its decoder."""
     try:
-        if b"\0" not in text:  # in UTF-16 and UTF-32, every other byte is
+        if b"\0" not in text:  # UTF-16 and UTF-32 are full of them
             return text.removeprefix(_BYTE_ORDER_MARK).decode("utf-8")
     except UnicodeDecodeError:
         pass
@@ -127,7 +127,7 @@ def _from_json(value: object) -> Layout:
 
 
 def _as_descr(entries: list[Any]) -> list[Any]:
-    """Fields that JSON spells as NumPy does: tuples, and shapes that are tuples."""
+    """Return fields from JSON as NumPy spells them: tuples, with tuples as shapes."""
     found = []
     for entry in entries:
         if not isinstance(entry, list) or len(entry) not in (2, 3):
@@ -139,7 +139,7 @@ def _as_descr(entries: list[Any]) -> list[Any]:
 
 
 def _checked_shape(shape: object, size: int) -> tuple[int, ...]:
-    """The shape of a sample whose elements have ``size`` bytes each."""
+    """Return the shape of a sample whose elements have ``size`` bytes each."""
     dims = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     for n in dims:
         if type(n) is not int or n < 1:

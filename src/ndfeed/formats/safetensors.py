@@ -6,12 +6,13 @@
     8 + N   …      the tensors: C order, little-endian, end to end, the last one at the file's end
 
 The header maps names to {"dtype": text, "shape": [n, …], "data_offsets": [begin, end]}, with
-offsets that count from the end of the header, and "__metadata__" to texts by key. In order of
-their offsets the tensors must tile the file: no hole, no overlap, nothing behind.
+offsets from the end of the header, and "__metadata__" to a dict of text. In order of their
+offsets the tensors must tile the file: no gaps, no overlaps, nothing after them.
 
-As strict as the reference, and stricter in this: no key may appear twice, nothing may precede
-the "{", an entry is an object, a tensor has no more dimensions than NumPy can take, the lengths
-of an empty tensor that are not 0 make a size below 2**63, and there are at most 100,000 tensors.
+This reader is as strict as the reference, and stricter in the following: no key may appear twice,
+nothing may precede the "{", an entry is an object, a tensor has no more dimensions than NumPy
+supports, the nonzero lengths of an empty tensor give a size below 2**63, and there are at most
+100,000 tensors.
 
 Types of less than a byte (F4, F6_…) are delivered as the bytes they are packed in.
 """
@@ -46,7 +47,7 @@ _PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
 class Header(NamedTuple):
-    """What a header says: tensors in order, their bytes together, and remarks."""
+    """A parsed header: tensors in order, their total bytes, and remarks."""
 
     arrays: tuple[Array, ...]
     nbytes: int
@@ -54,13 +55,13 @@ class Header(NamedTuple):
 
 
 def looks_like(head: bytes, size: int) -> bool:
-    """Could a file of ``size`` bytes that begins with ``head`` (9 are enough) be of this kind?"""
+    """Return whether a file of ``size`` bytes that begins with ``head`` may be of this kind."""
     length = int.from_bytes(head[:8], "little")
     return 2 <= length <= MOST_HEADER and 8 + length <= size and head[8:9] == b"{"
 
 
 def describe(file: File) -> Description:
-    """The tensors of a safetensors file, in the order in which they lie."""
+    """Describe the tensors of a safetensors file, in the order in which they are stored."""
     if file.size < 8:
         raise TruncatedError(file.path, f"expected a header, found only {file.size} bytes")
     length = int.from_bytes(file.read(0, 8), "little")
@@ -92,20 +93,20 @@ def describe(file: File) -> Description:
 def _parsed(path: bytes, text: bytes) -> Header:
     try:
         return _kept(text) if len(text) <= _MOST_KEPT else _header(text)
-    except FormatError as error:  # raised with no path: one memo serves all files
+    except FormatError as error:  # raised with no path: the cache serves all files
         raise type(error)(path, error.problem, 8, error.remedy) from None
     except ValueError as error:
         raise FormatError(path, f"the safetensors header is wrong: {error}", 8) from None
 
 
-# Files of one folder mostly share their header to the byte, so it is parsed once.
+# Files of one folder usually have identical headers, so each is parsed once.
 @lru_cache(maxsize=256)
 def _kept(text: bytes) -> Header:
     return _header(text)
 
 
 def _header(text: bytes) -> Header:
-    """What a header says, with offsets that count from its end."""
+    """Parse a header; offsets are relative to its end."""
     if text[:1] != b"{":
         raise ValueError("it must begin with '{'")
     entries = parse_json(
@@ -129,7 +130,7 @@ def _called(name: str) -> str:
 
 
 def _array(name: str, entry: Json, packed: list[str]) -> Array:
-    """One entry of the header, with an offset that counts from its end."""
+    """Parse one entry of the header; its offset is relative to the header's end."""
     if len(name) > _MOST_NAME:
         raise LimitError("", f"expected names of at most {_MOST_NAME} characters")
     if type(entry) is not dict or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
@@ -155,7 +156,7 @@ def _array(name: str, entry: Json, packed: list[str]) -> Array:
 
 
 def _check_numbers(name: str, shape: list[Any], span: list[Any]) -> None:
-    """Lengths and offsets must be whole numbers that fit; booleans are none."""
+    """Check that lengths and offsets are integers that fit, and not booleans."""
     if len(shape) > MOST_DIMENSIONS:
         raise UnsupportedError(
             "", f"{_called(name)} has {len(shape)} dimensions, at most {MOST_DIMENSIONS} are read"
@@ -165,7 +166,7 @@ def _check_numbers(name: str, shape: list[Any], span: list[Any]) -> None:
             raise ValueError(f"{_called(name)}: expected whole numbers in [0, 2**63)")
     if len(span) != 2 or span[0] > span[1]:
         raise ValueError(f"{_called(name)}: data_offsets must be [begin, end]")
-    if 8 * math.prod(n for n in shape if n) >= MOST_BYTES:  # of empty ones too
+    if 8 * math.prod(n for n in shape if n) >= MOST_BYTES:  # also for empty tensors
         raise LimitError("", f"{_called(name)} has lengths that no array can have")
 
 

@@ -1,9 +1,9 @@
-"""What the names in a torch pickle stand for: descriptions, never the things themselves.
+"""What the names in a torch pickle stand for: descriptions, never the objects themselves.
 
-``GLOBALS`` is the whole list of names that are understood. Each stands for an element type, a
-kind of storage, or a function from argument descriptions to the description of its result. Any
-other name becomes a ``Foreign`` value; whoever finds it in the result refuses the file, and can
-then say at which key. Nothing here imports, calls or constructs what a file names.
+``GLOBALS`` is the complete list of supported names. Each stands for an element type, a kind of
+storage, or a function from argument descriptions to the description of its result. Any other name
+becomes a ``Foreign`` value; the code that finds it in the result refuses the file and can name the
+key. Nothing here imports, calls or constructs what a file names.
 
 Arguments come from the file and are checked one by one: a ``ValueError`` says what is wrong.
 """
@@ -16,7 +16,7 @@ from ndfeed.formats.description import MOST_BYTES, MOST_DIMENSIONS
 from ndfeed.formats.dtypes import EXTENDED, canonical
 
 # A value of the pickle: None, bool, int, float, complex, str, list, tuple, dict, or one of the
-# classes below. The named tuples are told from plain ones by their exact type.
+# classes below. The named tuples are distinguished from plain ones by their exact type.
 Value = Any
 
 
@@ -29,16 +29,16 @@ class Global(NamedTuple):
 
 
 class Foreign(NamedTuple):
-    """Something that is not described: what it is, and how to save it so that it is."""
+    """An object that cannot be described: what it is, and how to save it differently."""
 
     what: str
     remedy: str
 
 
 class Bytes(NamedTuple):
-    """Bytes in the stream: ``stored`` from ``at``, which are ``size`` once decoded.
+    """Bytes in the stream: ``stored`` bytes from ``at``, which decode to ``size`` bytes.
 
-    ``text`` says that they are UTF-8 text with one character a byte. ``head`` has the first 16.
+    If ``text``, they are UTF-8 text with one character per byte. ``head`` has the first 16.
     """
 
     at: int
@@ -67,7 +67,7 @@ class Tensor(NamedTuple):
 
 
 class Dtype:
-    """A NumPy dtype: made by its code, completed by its state."""
+    """A NumPy dtype: created from its code, completed by its state."""
 
     __slots__ = ("code", "order", "unit", "unread")
 
@@ -90,7 +90,7 @@ class Dtype:
             self.unit = _unit(state[8])
 
     def name(self) -> str:
-        """The name that ``types`` knows."""
+        """The name that ``dtypes`` knows."""
         if self.code in EXTENDED:
             if self.order == ">" and EXTENDED[self.code] > 1:
                 raise ValueError(f"big-endian {self.code} is unknown")
@@ -99,7 +99,7 @@ class Dtype:
 
 
 class Ndarray:
-    """A NumPy array or scalar: made empty, completed by its state."""
+    """A NumPy array or scalar: created empty, completed by its state."""
 
     __slots__ = ("axes", "data", "dtype", "fortran", "shape", "unread")
 
@@ -122,7 +122,7 @@ class Ndarray:
         self.fortran = bool(fortran)
 
     def fill(self, shape: Value, dtype: Value, data: Value) -> None:
-        """Set what every array has, or remember why it is not read."""
+        """Set what every array has, or remember why it cannot be read."""
         if type(dtype) is Foreign:
             self.unread = dtype
             return
@@ -135,7 +135,7 @@ class Ndarray:
 
 
 def persistent(value: Value) -> Value:
-    """The storage that a persistent id ``("storage", type, key, location, count)`` names."""
+    """Return the storage of a persistent id ``("storage", type, key, location, count)``."""
     if type(value) is not tuple or len(value) != 5 or value[0] != "storage":
         raise ValueError("a persistent id that is no storage")
     _, kind, key, _, count = value
@@ -147,7 +147,7 @@ def persistent(value: Value) -> Value:
 
 
 def foreign(module: str, name: str) -> Foreign:
-    """The value of a name that is not on the list."""
+    """Return the value of a name that is not on the list."""
     full = shown(f"{module.replace('__builtin__', 'builtins')}.{name}")[:120]
     for start, (what, remedy) in _REFUSED.items():
         if full.startswith(start):
@@ -173,7 +173,7 @@ def _lengths(value: Value) -> tuple[int, ...]:
 
 
 def _unit(metadata: Value) -> str:
-    """``[ns]`` from a dtype's metadata ``({…}, (b"ns", 1, 1, 1))``."""
+    """Return ``[ns]`` from a dtype's metadata ``({…}, (b"ns", 1, 1, 1))``."""
     if type(metadata) is not tuple or len(metadata) != 2 or type(metadata[1]) is not tuple:
         raise ValueError("the metadata of a NumPy dtype is malformed")
     if len(metadata[1]) != 4 or type(metadata[1][0]) is not Bytes:
@@ -182,7 +182,7 @@ def _unit(metadata: Value) -> str:
     return "" if unit == "generic" else f"[{count if count != 1 else ''}{unit}]"
 
 
-# Builders: one for each function on the list. ``args`` is what it would be called with.
+# Builders, one for each function on the list. ``args`` are the arguments of the call.
 
 
 def _tensor(args: tuple[Value, ...], dtype: str, extra: Value) -> Value:
@@ -223,7 +223,7 @@ def _parameter(args: tuple[Value, ...]) -> Value:
 
 
 def _from_type(args: tuple[Value, ...]) -> Value:
-    """A tensor with attributes, or of a subclass: ``(function, class, arguments, state)``."""
+    """Build a tensor with attributes or of a subclass: ``(function, class, arguments, state)``."""
     _count(args, 4, 4)
     function, kind, inner, _ = args
     if type(kind) is Foreign or type(function) is Foreign:
@@ -246,7 +246,7 @@ def _size(args: tuple[Value, ...]) -> Value:
 
 
 def _label(args: tuple[Value, ...]) -> Value:
-    """Devices and layouts: remarks, as text."""
+    """Return devices and layouts as text for remarks."""
     _count(args, 1, 2)
     if type(args[0]) is not str:
         raise ValueError("expected a name")
@@ -293,7 +293,7 @@ def _scalar(args: tuple[Value, ...]) -> Value:
 
 
 def _frombuffer(args: tuple[Value, ...]) -> Value:
-    """``(buffer, dtype, shape, order)``, for order K with the axes to transpose by."""
+    """Build from ``(buffer, dtype, shape, order)``; order K adds the axes to transpose by."""
     _count(args, 4, 5)
     data, dtype, shape, order = args[:4]
     array = Ndarray()

@@ -59,7 +59,7 @@ _STOP, _BINPUT, _MEMOIZE, _BINGET, _BININT1 = b".q\x94hK"
 
 
 def parse_pickle(data: bytes) -> tuple[Value, list[Foreign]]:
-    """What ``data`` describes, and all the names in it that are not understood."""
+    """Return the object in ``data``, and all names in it that are not supported."""
     machine = Machine(data)
     try:
         _run(machine)
@@ -78,12 +78,12 @@ def parse_pickle(data: bytes) -> tuple[Value, list[Foreign]]:
 
 
 def _run(machine: Machine) -> None:
-    """Step until the pickle says stop."""
+    """Run until the pickle's stop opcode."""
     data, memo, stack = machine.data, machine.memo, machine.stack
     at = 0
     for _ in range(_MOST_OPCODES):
         code = data[at]
-        # The four that make up half of every pickle are done here: a call costs more.
+        # The four opcodes that make up half of every pickle are inlined: a call costs more.
         if code == _BINPUT:
             if data[at + 1] == len(memo):
                 memo.append(stack[-1])
@@ -112,13 +112,13 @@ _DEEPEST = 64
 _MOST_STEPS = 100_000
 _MOST_NAME = 512
 _MOST_NOTES = 50
-_SPARE = 1024  # bytes of a storage that nobody misses
-_WIDE, _TIMES = 1 << 30, 1000  # over both, an expanded tensor is a bomb
+_SPARE = 1024  # unused bytes of a storage that are not worth a remark
+_WIDE, _TIMES = 1 << 30, 1000  # an expanded tensor that exceeds both is a decompression bomb
 _READ = "only tensors, arrays, numbers and text in dicts, lists and tuples are read"
 
 
 class View(NamedTuple):
-    """A tensor: where in which storage it lies. ``held`` is what the storage must have."""
+    """A tensor as a view of a storage. ``held`` is how many bytes the storage must have."""
 
     name: str
     dtype: str
@@ -134,20 +134,20 @@ class Plan(NamedTuple):
 
     arrays: tuple[View | Array, ...]
     notes: tuple[str, ...]
-    rows: bool  # are they the items of a list, one after the other?
-    narrowed: bool = False  # were values left out that cannot be read and are not wanted?
+    rows: bool  # are they the items of a list, one after another?
+    narrowed: bool = False  # were unreadable values left out that are not wanted?
 
 
 def flatten_object(pickle: bytes, big: bool, wanted: Wanted | None = None) -> Plan:
-    """The arrays that ``pickle`` describes, their storages big-endian or little-endian.
+    """List the arrays of ``pickle``, whose storages are big-endian or little-endian.
 
-    Values that cannot be read are refused, unless ``wanted`` does without them. Errors have no
-    path, and offsets that count from the start of the pickle.
+    Values that cannot be read are refused, unless they are not ``wanted``. Errors have no path,
+    and offsets count from the start of the pickle.
     """
     value, strangers = parse_pickle(pickle)
     walk = _Walk(big, wanted)
     walk.visit(value, "", 0)
-    if strangers and not walk.narrowed:  # reached by no key: an argument or an attribute
+    if strangers and not walk.narrowed:  # not reached by a key: an argument or an attribute
         _refuse(strangers[0], "")
     names = {array.name for array in walk.arrays}
     if len(names) != len(walk.arrays):
@@ -162,7 +162,7 @@ def flatten_object(pickle: bytes, big: bool, wanted: Wanted | None = None) -> Pl
 
 
 def _rows(items: list[Value], arrays: list[View | Array]) -> list[View | Array] | None:
-    """The arrays of a list's items, named within their item; ``None`` if the items differ."""
+    """Return the arrays of a list's items, named within their item; ``None`` if items differ."""
     count = len(arrays) // len(items) if items else 0
     if not count or len(arrays) != count * len(items):
         return None
@@ -233,7 +233,7 @@ class _Walk:
             self.notes.append(f"{_called(name)} is left out: {error.problem}"[:200])
 
     def _is_wanted(self, name: str) -> bool:
-        """Was this asked for? Fields of a list's items are named without their position."""
+        """Return whether ``name`` was requested. Fields of list items have no position in it."""
         position, _, within = name.partition("/")
         listed = position.isdecimal() and is_wanted(within or BARE, self.wanted)
         return listed or is_wanted(name, self.wanted)
@@ -249,13 +249,13 @@ class _Walk:
         held = storage.elements * (itemsize(storage.dtype) if storage.dtype else 1)
         whole, contiguous = size, True
         for n, step in zip(value.shape[::-1], value.strides[::-1], strict=True):
-            if step * size != whole and n != 1:  # C order, where lengths of 1 do not matter
+            if step * size != whole and n != 1:  # not C order; axes of length 1 do not matter
                 contiguous = False
             whole *= n
         skip, strides = value.start * size, None
         if not 0 < whole < MOST_BYTES:
             _logical(value.shape, size)
-            skip = extent = 0  # a slice from behind the end lies nowhere
+            skip = extent = 0  # an empty slice may start after the end
         elif contiguous:
             extent = whole
         else:
@@ -278,7 +278,7 @@ class _Walk:
         self.arrays.append(View(name, dtype, value.shape, storage.key, held, skip, strides))
 
     def ordered(self, dtype: str, name: str) -> str:
-        """The big-endian sibling of ``dtype``."""
+        """Return the big-endian counterpart of ``dtype``."""
         if EXTENDED.get(dtype, 1) > 1:
             problem = f"{_called(name)} is big-endian {dtype}, which is not read"
             raise UnsupportedError("", f"{problem}", remedy="save it on a little-endian machine")
@@ -339,7 +339,7 @@ class _Walk:
         self.notes.append(f"{_called(name)} is {what}: left out")
 
     def waste(self) -> list[str]:
-        """A remark for each storage of which its tensors leave most unused."""
+        """Return a remark for each storage of which tensors leave most unused."""
         notes = []
         for view in self.arrays:
             if not isinstance(view, View) or view.key not in self.used:
@@ -371,7 +371,7 @@ _LEAVES: dict[type, Callable[[_Walk, Value, str], None]] = {
 
 
 def _logical(shape: tuple[int, ...], size: int) -> int:
-    """Bytes of all elements, if there can be so many: empty arrays are checked too."""
+    """Return the bytes of all elements, if that is possible; empty arrays are checked, too."""
     whole = size * math.prod(shape)
     if (whole or size * math.prod(n for n in shape if n)) >= MOST_BYTES:
         raise LimitError("", f"expected a shape of fewer than 2**63 bytes, found {shape!r:.80}")
@@ -388,7 +388,7 @@ def _array(
 
 
 def _laid_out(value: Ndarray, size: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """Shape and strides in bytes of a NumPy array."""
+    """Return the shape and the strides in bytes of a NumPy array."""
     if value.axes is None:
         return value.shape, fortran_strides(value.shape, size) if value.fortran else None
     steps = c_strides(value.shape, size)

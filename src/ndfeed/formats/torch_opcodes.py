@@ -1,13 +1,12 @@
 """The opcodes of the pickles inside .pt files: what each does to the machine that reads them.
 
-``STEPS`` has a function for each of the 256. It gets the machine and the place behind its opcode,
-and returns the place of the next one. Wrong bytes are a ``ValueError``, ``IndexError``,
-``KeyError`` or ``struct.error``, which ``pickled`` turns into an error of ours.
+``STEPS`` has a function for each of the 256. It is called with the machine and the position after
+the opcode, and returns the position of the next one. Malformed bytes raise ``ValueError``,
+``IndexError``, ``KeyError`` or ``struct.error``, which ``torch_objects`` turns into our errors.
 
-No number from a file is ever hashed. Python hashes numbers, and tuples of them, by a rule that
-everybody knows, so a file could choose numbers that all collide, and every lookup would walk
-through all of them. Keys of dicts are kept as text, whose hash is different in every process, and
-the memo is a list.
+No number from a file is ever hashed. Python hashes numbers, and tuples of them, by a public rule,
+so a file could choose numbers that all collide, and every lookup would visit all of them. Keys of
+dicts are kept as text, whose hash is different in every process, and the memo is a list.
 """
 
 import struct
@@ -38,28 +37,28 @@ _SET = foreign("builtins", "set")
 
 
 class Machine:
-    """A stack for each open mark, and what is kept for later."""
+    """A stack for each open mark, and the memo."""
 
     __slots__ = ("at", "below", "data", "memo", "places", "stack", "strangers")
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.at = 0  # the last step that was not one of the short ones
+        self.at = 0  # the position of the last step that was not inlined
         self.stack: list[Value] = []
         self.below: list[list[Value]] = []  # the stacks under the open marks
         self.memo: list[Value] = []
-        # Where each text lies, as it may turn out to be bytes; then those bytes.
+        # Where each text is stored, as it may turn out to be bytes; then those bytes.
         self.places: dict[str, int | Bytes] = {}
         self.strangers: list[Foreign] = []
 
     def store(self, index: int) -> None:
-        """Remember the last value. Writers number what they store from 0 on, without gaps."""
+        """Remember the last value. Writers number what they store from 0, without gaps."""
         if index > len(self.memo):
             raise ValueError(f"expected values stored in order, {len(self.memo)} before {index}")
         self.memo[index : index + 1] = [self.stack[-1]]
 
     def look_up(self, module: Value, name: Value) -> Value:
-        """What a name stands for."""
+        """Return what a name stands for."""
         if type(module) is not str or type(name) is not str:
             raise ValueError("expected a name")
         if len(module) > _MOST_NAME or len(name) > _MOST_NAME:
@@ -75,13 +74,13 @@ class Machine:
         return self.strangers[-1]
 
     def call(self, function: Value, args: Value) -> Value:
-        """The description of what ``function(*args)`` would return."""
+        """Return the description of what ``function(*args)`` would return."""
         if type(args) is not tuple:
             raise ValueError("expected a tuple of arguments")
         if type(function) is Global and function.build is not None:
             return function.build(args)
         if type(function) is Foreign:
-            # A private helper that makes objects has their class first, which says more.
+            # A private helper that makes objects has their class first, which tells more.
             helper = "._" in function.what and args and type(args[0]) is Foreign
             return args[0] if helper else function
         if function is _ENCODE:
@@ -89,7 +88,7 @@ class Machine:
         raise ValueError("expected a function")
 
     def encoded(self, args: tuple[Value, ...]) -> Bytes:
-        """Protocol 2 has no bytes: they are text with a character for each."""
+        """Return text as bytes: protocol 2 has no bytes and writes one character for each."""
         if len(args) != 2 or type(args[0]) is not str or args[1] != "latin1":
             raise ValueError("expected text to be encoded as latin1")
         text, place = args[0], self.places[args[0]]
@@ -100,7 +99,7 @@ class Machine:
         return place
 
 
-# Steps: each begins behind its opcode and says where the next one lies.
+# Steps: each begins after its opcode and returns the position of the next one.
 Step = Callable[[Machine, int], int]
 
 
@@ -146,7 +145,7 @@ def _integer(width: int, signed: bool) -> Step:
 
 
 def _sized(width: int, take: Callable[[Machine, int, int], None]) -> Step:
-    """A step over a length and as many bytes, which ``take`` gets as start and end."""
+    """Make a step over a length and that many bytes; ``take`` gets their start and end."""
 
     def step(machine: Machine, at: int) -> int:
         start = at + width
@@ -165,7 +164,7 @@ def _text(machine: Machine, at: int, end: int) -> None:
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        raw.decode(errors="surrogatepass")  # all that pickle accepts; raises for the rest
+        raw.decode(errors="surrogatepass")  # everything pickle accepts; raises for the rest
         machine.stack.append(raw.decode(errors="backslashreplace"))
         return
     machine.places.setdefault(text, at)
@@ -189,7 +188,7 @@ def _float(machine: Machine, at: int) -> int:
 
 
 def _marked(take: Callable[[Machine, list[Value]], None]) -> Step:
-    """A step that hands all that lies on the last mark to ``take``."""
+    """Make a step that passes everything above the last mark to ``take``."""
 
     def step(machine: Machine, at: int) -> int:
         items = machine.stack
@@ -201,7 +200,7 @@ def _marked(take: Callable[[Machine, list[Value]], None]) -> Step:
 
 
 def _last(count: int, take: Callable[[Machine, list[Value]], None]) -> Step:
-    """A step that hands the last ``count`` values to ``take``."""
+    """Make a step that passes the last ``count`` values to ``take``."""
 
     def step(machine: Machine, at: int) -> int:
         stack = machine.stack
@@ -306,7 +305,7 @@ def _new_object(machine: Machine, at: int) -> int:
     args = machine.stack.pop()
     if type(machine.stack[-1]) is not Foreign or type(args) is not tuple:
         raise ValueError("an object of an unexpected class")
-    return at  # it stays what it is, whatever it is made of
+    return at  # the value keeps its kind, whatever its arguments
 
 
 def _new_object_ex(machine: Machine, at: int) -> int:
@@ -319,7 +318,7 @@ def _build(machine: Machine, at: int) -> int:
     target = machine.stack[-1]
     if type(target) in (Dtype, Ndarray):
         target.set_state(state)
-    elif type(target) not in (Foreign, dict):  # attributes of an OrderedDict are no data
+    elif type(target) not in (Foreign, dict):  # attributes of an OrderedDict are not data
         raise ValueError("expected a value that takes a state")
     return at
 

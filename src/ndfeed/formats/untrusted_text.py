@@ -1,17 +1,17 @@
-"""Python literals and JSON from files that are not trusted.
+"""Parse Python literals and JSON from untrusted files.
 
 Python literals, as .npy headers use them, are read without compiling anything:
 
     literal := ["u"] string | ["-"] integer ["L"] | "True" | "False" | "None"
              | "(" [items [","]] ")" | "[" [items [","]] "]" | "{" [pairs [","]] "}"
 
-Text, whole numbers, tuples, lists and dicts with text for keys; nothing else, no nesting beyond
-``_DEEPEST``, no key twice. What is accepted means what ``ast.literal_eval`` says it means, but
-for the L of Python 2. Linear in the length of the text.
+Text, integers, tuples, lists and dicts with text as keys; nothing else, no nesting deeper than
+``_DEEPEST``, no duplicate keys. Accepted text means what ``ast.literal_eval`` makes of it, except
+for the L of Python 2. Parsing is linear in the length of the text.
 
-JSON is bounded before it is parsed. What is refused: text that is not UTF-8 or has half a surrogate
-pair, a key that appears twice, numbers that are not whole or below 0, nesting and counts beyond
-what the caller allows.
+The size of JSON is checked before it is parsed. Refused are text that is not UTF-8 or has half a
+surrogate pair, duplicate keys, numbers that are not integers or are negative, and nesting and
+counts beyond what the caller allows.
 """
 
 import json
@@ -23,7 +23,7 @@ from ndfeed.errors import LimitError
 Literal = str | int | bool | None | tuple["Literal", ...] | list["Literal"] | dict[str, "Literal"]
 
 _DEEPEST = 32
-# One of text, number, word, opening or closing bracket, and the comma or colon behind it.
+# One of text, number, word, opening or closing bracket, and the comma or colon after it.
 _TOKEN = re.compile(
     r"""[ \t\n\r\f]*(?:
         [uU]?( '(?:[^'\\\n\r\0]|\\[^\n\r\0])*' | "(?:[^"\\\n\r\0]|\\[^\n\r\0])*" )
@@ -34,7 +34,7 @@ _TOKEN = re.compile(
     )[ \t\n\r\f]*([,:]?)""",
     re.VERBOSE,
 )
-Json: TypeAlias = Any  # any JSON: to be checked value by value
+Json: TypeAlias = Any  # any JSON, to be checked value by value
 _Token = tuple[str | None, str | None, str | None, str | None, str | None, str]
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.S)
 _WORDS = {"True": True, "False": False, "None": None}
@@ -43,7 +43,7 @@ _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
 def parse(text: str) -> Literal:
-    """The value that ``text`` spells; ``ValueError`` where it is no such literal.
+    """Return the value of ``text``; ``ValueError`` if it is not such a literal.
 
     >>> parse("{'descr': '<f4', 'shape': (3, 10L), 'fortran_order': False}")
     {'descr': '<f4', 'shape': (3, 10), 'fortran_order': False}
@@ -70,7 +70,7 @@ class _Reader:
         return cast("_Token", match.groups())
 
     def value(self, token: _Token, depth: int) -> tuple[Literal, str]:
-        """The value that begins with ``token``, and the separator behind it."""
+        """Return the value that begins with ``token``, and the separator after it."""
         text, number, word, opening, _, separator = token
         if text is not None:
             return _ESCAPE.sub(_unescape, text[1:-1]) if "\\" in text else text[1:-1], separator
@@ -83,12 +83,12 @@ class _Reader:
         if opening == "{":
             return self.pairs(depth + 1)
         found, commas, separator = self.items(_PAIRS[opening], depth + 1)
-        if opening == "(":  # (1) is 1, (1,) a tuple
+        if opening == "(":  # (1) is 1, (1,) is a tuple
             return tuple(found) if commas or not found else found[0], separator
         return found, separator
 
     def items(self, end: str, depth: int) -> tuple[list[Literal], int, str]:
-        """The items up to the bracket ``end``, how many commas, and the separator behind it."""
+        """Return the items up to the bracket ``end``, the number of commas, and the separator."""
         found: list[Literal] = []
         commas = 0
         while True:
@@ -105,7 +105,7 @@ class _Reader:
                 raise ValueError(f"unexpected ':' before character {self.at}")
 
     def pairs(self, depth: int) -> tuple[dict[str, Literal], str]:
-        """The pairs up to the closing bracket, and the separator behind it."""
+        """Return the pairs up to the closing bracket, and the separator after it."""
         found: dict[str, Literal] = {}
         separator = ","
         while True:
@@ -133,13 +133,13 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 _SMALL, _FEW = 64 << 10, 64
-# A quoted text, or the rest from a quote without its partner: never tried twice.
+# A quoted text, or the rest after an unclosed quote: no part is matched twice.
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.?[^"\\]*+)*+"?', re.S)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def parse_json(text: bytes, *, objects: int, values: int, deepest: int, what: str) -> Json:
-    """What ``text`` says; ``ValueError`` where it is wrong, ``LimitError`` where too much.
+    """Parse ``text``; ``ValueError`` if it is malformed, ``LimitError`` if it is too large.
 
     At most ``objects`` objects, which the message calls ``what``, and ``values`` values, nested
     at most ``deepest`` deep.
@@ -160,7 +160,7 @@ def parse_json(text: bytes, *, objects: int, values: int, deepest: int, what: st
 
 
 def _check_size(text: bytes, objects: int, values: int, deepest: int, what: str) -> None:
-    """Refuse deep nesting and masses of values before the JSON parser meets them."""
+    """Refuse deep nesting and too many values before the JSON parser sees them."""
     outside = _TEXT.sub(b"", text)
     brackets = outside.translate(None, _NO_BRACKETS)
     if outside.count(b",") > values or brackets.count(b"{") > objects + 2:
@@ -179,7 +179,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _escaped_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Escapes can spell half a surrogate pair, which is no text: it cannot be written back."""
+    """Check for escapes of half a surrogate pair, which is not text and cannot be written back."""
     for name, value in pairs:
         name.encode()
         _check_text(value)
@@ -187,7 +187,7 @@ def _escaped_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_text(value: object) -> None:
-    """Objects were looked through when they were made."""
+    """Check text outside of objects, which were checked when they were made."""
     if isinstance(value, str):
         value.encode()
     elif isinstance(value, list):

@@ -1,15 +1,15 @@
 """The zip container, as far as .npz and .pt files need it.
 
-Sizes and places come from the central directory alone; a local header is read once per
-member, to step over its name and extra field, which differ from the central ones. Zip64,
-data descriptors, archive comments and leading bytes (self-extractors) are understood.
+Sizes and offsets come from the central directory alone; a local header is read once per
+member, to skip its name and extra field, which differ from the central ones. Zip64, data
+descriptors, archive comments and leading bytes (self-extractors) are supported.
 
-Stricter than Python's zipfile, so that no two readers see two archives: the end record's
-comment ends the file, zip64 records lie where they say they do, each entry lies before the
-next and the last before the directory, a local header names its own member, names have no
-NUL, and the directory holds the promised entries and nothing else. Also refused: several disks,
-more than ``_MOST_MEMBERS`` entries, names of over ``_MOST_NAME`` bytes. What a member is
-compressed with or whether it is encrypted is the caller's business: ``Member`` says so.
+Stricter than Python's zipfile, so that no two readers see different archives: the end record's
+comment ends the file, zip64 records are where they claim to be, each entry ends before the next
+and the last before the directory, a local header names its own member, names have no NUL, and the
+directory has the announced entries and nothing else. Also refused: several disks, more than
+``_MOST_MEMBERS`` entries, names of over ``_MOST_NAME`` bytes. ``Member`` tells the caller how a
+member is compressed and whether it is encrypted.
 """
 
 import codecs
@@ -42,15 +42,15 @@ _MOST_NAME = 1024
 _UTF8 = 0x800
 _DISKS = "an archive over several disks"
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
-# Looked up here: the name of a codec, used for the first time, imports its module.
+# Looked up here: using a codec by name for the first time imports its module.
 _CP437 = codecs.lookup("cp437").decode
 
 
 class Member(NamedTuple):
     """One entry of the central directory.
 
-    ``header`` is where its local header begins, ``end`` where the next one does or the
-    directory; ``raw`` is the name as it is stored.
+    ``header`` is where its local header begins, ``end`` where the next one or the directory
+    does; ``raw`` is the name as stored.
     """
 
     name: str
@@ -69,7 +69,7 @@ _Entry = tuple[int, str, int, int, int, int, int, bytes]
 
 
 def members(file: File) -> tuple[list[Member], tuple[str, ...]]:
-    """Every member in the order of the central directory, and remarks on the archive."""
+    """Return every member in the order of the central directory, and remarks on the archive."""
     start, size, count, shift = _directory(file)
     if count > _MOST_MEMBERS or size > _MOST_DIRECTORY:
         raise LimitError(file.path, f"expected at most {_MOST_MEMBERS} members, found {count}")
@@ -93,7 +93,7 @@ def members(file: File) -> tuple[list[Member], tuple[str, ...]]:
 
 
 def data_offset(file: File, member: Member) -> int:
-    """Where the bytes of ``member`` begin."""
+    """Return where the bytes of ``member`` begin."""
     start = member.header + _LOCAL.size
     local = file.read(member.header, _LOCAL.size + len(member.raw))
     magic, name, extra = _LOCAL.unpack_from(local)
@@ -111,9 +111,9 @@ def data_offset(file: File, member: Member) -> int:
 
 
 def _directory(file: File) -> tuple[int, int, int, int]:
-    """Start, size and entries of the central directory, and what precedes the archive.
+    """Return start, size and entries of the central directory, and the bytes before the archive.
 
-    From the end record, and the zip64 one before it if there is one.
+    They come from the end record, and from the zip64 record before it if there is one.
     """
     at, tail = _end_record(file)
     _, disk, first, here, entries, size, start, _ = _END.unpack_from(tail, at)
@@ -136,7 +136,7 @@ def _directory(file: File) -> tuple[int, int, int, int]:
 
 
 def _end_record(file: File) -> tuple[int, bytes]:
-    """The file's tail, and where in it the end record begins."""
+    """Return the file's tail, and where in it the end record begins."""
     for length in (_SHORT_TAIL, _TAIL):
         tail = file.tail(length)
         at = len(tail) - _END.size
@@ -156,9 +156,9 @@ def _end_record(file: File) -> tuple[int, bytes]:
 
 
 def _zip64(file: File, locator: bytes, end: int) -> tuple[int, int, int, int, int]:
-    """Place, entries, directory's size and start, and shift, from the zip64 end record.
+    """Return offset, entries, directory's size and start, and shift, from the zip64 end record.
 
-    It ends where its locator begins; the difference to where that says it begins is the shift.
+    It ends where its locator begins; the shift is its offset minus the one the locator states.
     """
     _, disk, said, disks = _LOCATOR.unpack(locator)
     for place in (end - _END64.size, said):
@@ -174,7 +174,7 @@ def _zip64(file: File, locator: bytes, end: int) -> tuple[int, int, int, int, in
 
 
 def _entry(data: bytes, at: int, shift: int) -> tuple[_Entry, int]:
-    """The entry at ``at`` of the directory, and where the next one begins. Errors have no path."""
+    """Parse the entry at ``at``; return it and where the next one begins. Errors have no path."""
     names = at + _CENTRAL.size
     if names > len(data):
         raise FormatError("", "the central directory ends early")
@@ -206,7 +206,7 @@ def _decoded(raw: bytes, flags: int) -> str:
 
 
 def _wide(extra: bytes, name: str, values: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Size, stored and header from the zip64 extra field: those that are full in the entry."""
+    """Return size, stored and header from the zip64 extra field, where the entry's are full."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)
@@ -230,9 +230,9 @@ def _wide(extra: bytes, name: str, values: tuple[int, int, int]) -> tuple[int, i
 
 
 def _bounded(path: bytes, entries: list[_Entry], end: int) -> list[Member]:
-    """The members with their ends. They must lie before the directory and apart."""
+    """Return the members with their ends; they must be before the directory and not overlap."""
     headers = [entry[0] for entry in entries]
-    # Sorted, not in a dict: a file could choose numbers that all have one hash.
+    # Sorted, not in a dict: a file could choose numbers that all have the same hash.
     ascending = sorted(headers)
     if any(map(eq, ascending, ascending[1:])):
         raise FormatError(path, "two members in one place: a zip bomb")

@@ -1,5 +1,5 @@
 """Many files as one table of arrays: found, described, cached, validated.
 
-``source`` finds the files a caller means, ``build`` describes them into a ``table``, ``codec``
-turns tables into bytes and back, ``cache`` keeps them between runs, ``open`` puts it together.
+``source`` finds the files that a caller names, ``build`` describes them in a ``table``, ``codec``
+converts tables to bytes and back, ``cache`` keeps them between runs, ``open`` combines all of this.
 """

@@ -1,14 +1,14 @@
-"""Describes many files in one table, and lists every bad one at once.
+"""Describe many files in one table, and list every bad one at once.
 
-Warm files are described one after the other in the calling thread: a header costs a few
-microseconds, less than handing the interpreter lock to another thread (16 threads take ten
-times as long). Where describing waits for the disk or the network instead, threads share the
-rest. The first files tell, by how often the kernel put the thread to sleep.
+Warm files are described one after another in the calling thread: a header takes a few
+microseconds, less than passing the GIL to another thread (16 threads take ten times as long). If
+describing waits for the disk or the network instead, threads share the rest. The first files
+decide, by how often the kernel put the thread to sleep.
 
-For a packed dataset the manifest is read, and the size and header of every column compared. The
-data itself is not checked; ``packing.verify`` does that. Nothing is cached between runs: the
-manifest is the cache. Names in a manifest lead into the dataset's own folder and nowhere else: a
-symbolic link below it is refused, also one that stays inside.
+For a packed dataset the manifest is read, and the size and header of every column are compared.
+The data itself is not checked; ``packing.verify`` does that. Nothing is cached between runs: the
+manifest is the cache. Names in a manifest cannot lead out of the dataset's own folder: a symbolic
+link below it is refused, even one that stays inside.
 """
 
 import os
@@ -48,13 +48,13 @@ from ndfeed.progress import Bar
 _FIRST = 128
 _CHUNK = 1024
 _THREADS = 16
-_WAITS_PER_FILE = 0.25  # above this it is the disk that takes the time
+_WAITS_PER_FILE = 0.25  # above this, the disk is the bottleneck
 FORMATS = ("npy", "npz", "npy.gz", "pt", "safetensors", "raw", "pt list", "memory")
 RAW = FORMATS.index("raw")
 
 
 class Chunk:
-    """Facts about some files, in lists, and what was wrong with others."""
+    """Facts about some files, in lists, and what is wrong with others."""
 
     def __init__(self) -> None:
         self.paths: list[bytes] = []
@@ -70,7 +70,7 @@ class Chunk:
         self.problems: list[Error] = []
 
     def add(self, file: File, found: Description) -> None:
-        """One more file, and what it holds."""
+        """Add one more file and its arrays."""
         status = file.status
         number = len(self.paths)
         self.paths.append(file.path)
@@ -99,7 +99,7 @@ class Chunk:
         )
 
     def part(self, base: bytes) -> Part:
-        """These files as part of a table."""
+        """Return these files as part of a table."""
         width = 8 + max(map(len, self.dims), default=0)
         rows = b"".join(
             (len(packed) // 8).to_bytes(8, sys.byteorder) + packed.ljust(width - 8, b"\0")
@@ -136,14 +136,14 @@ class Chunk:
 
 
 # Shapes are looked up by their bytes. Tuples of numbers have the same hash in every process, so a
-# file could choose thousands that collide; the hash of bytes is different in every one.
+# file could choose thousands that collide; the hash of bytes is different in each.
 _PACK = [struct.Struct(f"={rank}q").pack for rank in range(MOST_DIMENSIONS + 2)]
 
 
 class Demand(NamedTuple):
-    """What a caller asks of files: which fields, and whether files that are bad may be skipped.
+    """What a caller requires: which fields, and whether bad files may be skipped.
 
-    ``layout`` is that of raw files. ``wanted`` are the fields asked for, ``None`` for all.
+    ``layout`` is that of raw files. ``wanted`` are the requested fields, ``None`` for all.
     """
 
     layout: raw.Layout | None = None
@@ -154,7 +154,7 @@ class Demand(NamedTuple):
 def build(files: Files, demand: Demand, *, of: int | None = None) -> Table:
     """Describe every file; raise for all bad ones together, or skip and list them.
 
-    ``of`` is how many files were checked in all, where some need not be described again.
+    ``of`` is how many files were checked in total, if some need not be described again.
     """
     base = common_folder(files.paths)
     made = Assembly(base)
@@ -178,7 +178,7 @@ def build(files: Files, demand: Demand, *, of: int | None = None) -> Table:
 
 
 def refuse(problems: Sequence[Error], of: int) -> None:
-    """Raise for the bad ones of ``of`` files, if there are any."""
+    """Raise an error for the bad ones among ``of`` files, if there are any."""
     if len(problems) == 1:
         raise problems[0]
     if problems:
@@ -186,7 +186,7 @@ def refuse(problems: Sequence[Error], of: int) -> None:
 
 
 def make_table(file: File, found: Description) -> Table:
-    """The table of one file that is described already."""
+    """Return the table of one file that has been described."""
     chunk = Chunk()
     chunk.add(file, found)
     made = Assembly(b"")
@@ -195,7 +195,7 @@ def make_table(file: File, found: Description) -> Table:
 
 
 def _described(files: Files, demand: Demand) -> Generator[Chunk, None, None]:
-    """Every file, in order, some at a time."""
+    """Yield descriptions of every file, in order, in chunks."""
     count = len(files.paths)
     first = min(_FIRST, count)
     before = platform_calls.waits()
@@ -206,14 +206,14 @@ def _described(files: Files, demand: Demand) -> Generator[Chunk, None, None]:
         for start in starts:
             yield _chunk(files, demand, start, start + _CHUNK)
         return
-    # Imported late: it brings logging with it, which few runs need.
+    # Imported late: it imports logging, which few runs need.
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
 
     pool = ThreadPoolExecutor(_THREADS, "ndfeed-index")
     try:
         yield from pool.map(lambda start: _chunk(files, demand, start, start + _CHUNK), starts)
     finally:
-        pool.shutdown(cancel_futures=True)  # whoever presses Ctrl-C waits for no other file
+        pool.shutdown(cancel_futures=True)  # Ctrl-C does not wait for more files
 
 
 def _chunk(files: Files, demand: Demand, start: int, stop: int) -> Chunk:
@@ -241,7 +241,7 @@ def _chunk(files: Files, demand: Demand, start: int, stop: int) -> Chunk:
 
 
 def _holding(file: File, found: Description) -> Description:
-    """What a file holds, if that is anything: without arrays it has no samples."""
+    """Return the description of a file, which must contain arrays to have samples."""
     if not found.arrays:
         problem = f"a valid .{found.format} file without any arrays"
         raise UnsupportedError(file.path, f"{problem}", remedy="exclude it, or save arrays in it")
@@ -249,18 +249,18 @@ def _holding(file: File, found: Description) -> Description:
 
 
 def _no_array_file(path: bytes, error: Error, layout: raw.Layout | None) -> bool:
-    """Is this a pipe, a socket or a dangling link of a folder, and not named as an array file?"""
+    """Return whether this is a pipe, socket or dangling link that is not named as an array file."""
     odd = isinstance(error, SourceError) and not isinstance(error, DeniedError)
     return odd and not _named(path, layout)
 
 
 def _promising(file: File, layout: raw.Layout | None) -> bool:
-    """May this file of a folder hold arrays?"""
+    """Return whether this file of a folder may contain arrays."""
     return _named(file.path, layout) or (file.size > 0 and detect.is_recognised(file))
 
 
 def _certain(file: File, layout: raw.Layout | None) -> bool:
-    """Must it? Else it is an archive of something else, as a .zip or .docx may be."""
+    """Return whether it must; otherwise it may be some other archive, such as a .zip or .docx."""
     return _named(file.path, layout) or file.read(0, min(6, file.size)) == npy.MAGIC
 
 
@@ -275,13 +275,13 @@ REMEDY = "restore it with ndfeed pack --repair"
 
 
 def folder_of(spelling: bytes) -> bytes | None:
-    """The folder of the packed dataset that an absolute path names, if it names one."""
+    """Return the folder of the packed dataset that an absolute path names, if any."""
     folder = os.path.dirname(spelling) if os.path.basename(spelling) == NAME else spelling
     return folder if listing.exists(os.path.join(folder, NAME)) else None
 
 
 def read_manifest(folder: bytes) -> Manifest:
-    """The manifest of the packed dataset in ``folder``."""
+    """Read the manifest of the packed dataset in ``folder``."""
     path = os.path.join(folder, NAME)
     _check_plain(path)
     with File(path) as file:
@@ -291,7 +291,7 @@ def read_manifest(folder: bytes) -> Manifest:
 
 
 def make_packed_table(folder: bytes, manifest: Manifest) -> Table:
-    """Every column of every part, in the manifest's order; raises for all bad ones together."""
+    """Describe every column of every part, in the manifest's order; raise for all bad ones."""
     fields = {field.name: field for field in manifest.fields}
     chunk = Chunk()
     for part in manifest.parts:
@@ -314,7 +314,7 @@ def make_packed_table(folder: bytes, manifest: Manifest) -> Table:
 
 
 def open_column(path: bytes) -> File:
-    """A column's file, which must be a plain one in a plain folder."""
+    """Open a column's file, which must be a plain file in a plain folder."""
     _check_plain(os.path.dirname(path))
     _check_plain(path)
     try:
@@ -333,7 +333,7 @@ def _check_plain(path: bytes) -> None:
 
 
 def check_header(file: File, column: Column, field: Field) -> Array:
-    """Compare size and header of an open column with the manifest; gives its place."""
+    """Compare size and header of an open column with the manifest; return its description."""
     if file.size != column.nbytes:
         kind = TruncatedError if file.size < column.nbytes else FormatError
         raise kind(file.path, f"expected {column.nbytes} bytes, found {file.size}", remedy=REMEDY)

@@ -1,16 +1,16 @@
-"""Tables kept between runs, one file per source in the user's cache folder.
+"""Keep tables between runs, one file per source in the user's cache folder.
 
 A table is used again if the names in its folders and the device, inode, size, mtime and ctime of
-its files are the same. Up to ``_CHECKED`` files all are asked; beyond, an even sample is, and
-every other file when it is read: one that is gone or whose identity differs is an error there,
-and the next to open the table asks all of them (``doubt``). A time so close to the building
-that the file may have changed within the same tick counts as a difference, and so does a raw
-file that is described by a JSON beside it, since that may have changed alone.
+its files are the same. Up to ``_CHECKED`` files, all are checked; beyond that, an even sample is,
+and every other file when it is read: one that is gone or whose identity differs is an error then,
+and the next process to open the table checks all of them (``doubt``). A time so close to the start
+of the build that the file may have changed within the same tick counts as a difference. So does a
+raw file described by a JSON file, since that file may have changed alone.
 
-A cache is a convenience: one that is damaged, foreign, or cannot be written is passed over with a
-warning. It is JSON and numbers, never anything that runs. It is believed in three steps: the folder
-and the file belong to this user and nobody else can write to them; the last 32 bytes sign the rest
-and the file's name with a key that only this user can read; and every number is checked
+A cache is a convenience: one that is damaged, foreign, or cannot be written is ignored with a
+warning. It is JSON and numbers, never anything that runs. It is trusted in three steps: the
+folder and the file belong to this user and nobody else can write to them; the last 32 bytes sign
+the rest and the file's name with a key that only this user can read; and every number is checked
 (``validate``), so that even a forged signature leads nowhere but into the source's files.
 """
 
@@ -48,7 +48,7 @@ _FOLDER_DTYPES = [np.dtype("u1"), np.dtype("<i8"), np.dtype("<i8")]  # paths, th
 
 
 class Kept(NamedTuple):
-    """A table, when it was begun, the folders it was found in, and whether it is in doubt."""
+    """A table, when its build started, the folders it was found in, and whether it is in doubt."""
 
     table: Table
     built: int
@@ -63,8 +63,10 @@ def place(
     partial: bool = False,
     wanted: Wanted | None = None,
 ) -> bytes:
-    """The cache file for a source, or for what is left of it: without its bad files if ``partial``,
-    without arrays that cannot be read if these are not ``wanted``.
+    """Return the path of the cache file for a source.
+
+    If ``partial``, it is the one without bad files; if ``wanted``, the one without unreadable
+    arrays that are not requested.
     """
     kind = "partial" if partial else "signed"
     if wanted is not None:
@@ -76,7 +78,7 @@ def place(
 
 
 def save(path: bytes, kept: Kept) -> None:
-    """Write a table; warn where that is impossible."""
+    """Write a table; warn if that is impossible."""
     text, ends = kept.folders.paths.text()
     extra = {
         "built": kept.built,
@@ -97,13 +99,13 @@ def save(path: bytes, kept: Kept) -> None:
 
 
 def _signed(path: bytes, pieces: list[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """The pieces, and the signature behind them. The key is made last: the disk may be full."""
+    """Yield the pieces, then the signature. The key is made last: the disk may be full."""
     yield from pieces
     yield _signature(cache_files.secret(make=True), path, pieces)
 
 
 def _signature(key: bytes, path: bytes, pieces: list[bytes | memoryview]) -> bytes:
-    """What only who has the key can say of these bytes under this name."""
+    """Sign these bytes and this name, which takes the key."""
     signing = hmac.new(key, os.path.basename(path), "sha256")
     for piece in pieces:
         signing.update(piece)
@@ -111,10 +113,10 @@ def _signature(key: bytes, path: bytes, pieces: list[bytes | memoryview]) -> byt
 
 
 def load(path: bytes, spellings: Paths) -> Kept | None:
-    """The table kept at ``path`` for a source, or nothing."""
+    """Return the table cached at ``path`` for a source, or ``None``."""
     try:
         folder = cache_files.PrivateFolder(os.path.dirname(path))
-    except OSError:  # not there, or not ours: ``save`` says so
+    except OSError:  # missing, or not ours: ``save`` reports it
         return None
     with folder:
         try:
@@ -134,7 +136,7 @@ def load(path: bytes, spellings: Paths) -> Kept | None:
 
 
 def _decoded(path: bytes, data: memoryview, spellings: Paths) -> tuple[Table, int, Folders]:
-    """What a cache says; ``ValueError`` unless this user signed it and every number is sound."""
+    """Decode a cache; ``ValueError`` unless this user signed it and every number is valid."""
     body, signature = data[:-_SIGNATURE], data[-_SIGNATURE:]
     try:
         key = cache_files.secret()
@@ -151,7 +153,7 @@ def _decoded(path: bytes, data: memoryview, spellings: Paths) -> tuple[Table, in
 
 
 def _extra(extra: dict[str, Any]) -> tuple[int, Folders]:
-    """When the table was begun, and the folders it was found in."""
+    """Return when the table's build started, and the folders it was found in."""
     if extra.keys() != {"built", "folder_bytes", "folder_ends", "folder_facts"}:
         raise ValueError("the folders are missing")
     built, text, ends, facts = extra.values()
@@ -172,7 +174,7 @@ def _extra(extra: dict[str, Any]) -> tuple[int, Folders]:
 
 
 def doubt(table: Table) -> None:
-    """Note that a file of the table is not what it was: the next to open it must ask all."""
+    """Record that a file of the table has changed: the next process to open it must check all."""
     for path in table.caches:
         cache_files.age(path)
 
@@ -193,19 +195,19 @@ def holds(kept: Kept, layout: Layout | None) -> bool:
 
 
 def changed_files(kept: Kept, layout: Layout | None) -> NDArray[np.bool_]:
-    """For every file: is it gone, or not what it was, or may it be so?"""
+    """Return for every file whether it is gone or has changed, or may have."""
     return _differ(kept.table, np.arange(kept.table.files)) | _uncertain(kept, layout)
 
 
 def _uncertain(kept: Kept, layout: Layout | None) -> NDArray[np.bool_]:
-    """Files of which a look at them does not tell whether they changed."""
+    """Return the files for which a check does not tell whether they changed."""
     table = kept.table
     racy = _racy(np.maximum(table.identity[:, 3], table.identity[:, 4]), kept.built)
     return racy if layout is not None else racy | (table.format == RAW)
 
 
 def _differ(table: Table, files: Ints) -> NDArray[np.bool_]:
-    """For each file: is it missing or not what it was?"""
+    """Return for each file whether it is missing or has changed."""
     differ = np.zeros(len(files), bool)
     every = table.paths_of(files)
     for start in range(0, len(files), _AT_ONCE):
@@ -222,7 +224,7 @@ def _differ(table: Table, files: Ints) -> NDArray[np.bool_]:
 
 
 def _facts(path: bytes) -> tuple[int, ...]:
-    """Unsigned as the system has them; tables hold the signed numbers of the same bits."""
+    """Return unsigned numbers, as the system has them; tables hold them as signed."""
     try:
         return tuple(number & _ALL_BITS for number in _FACTS(os.stat(path)))
     except OSError:
@@ -230,13 +232,13 @@ def _facts(path: bytes) -> tuple[int, ...]:
 
 
 def _racy(times: Ints, built: int) -> NDArray[np.bool_]:
-    """Times that a later change could share. Whole seconds mean a coarse clock."""
+    """Return which times a later change could share. Whole seconds mean a coarse clock."""
     tick = np.where(times % 1_000_000_000 == 0, _COARSE_TICK, _TICK)
     return np.asarray(times >= built - tick)
 
 
 def now() -> int:
-    """The time to record as the beginning of a build."""
+    """Return the time to record as the start of a build."""
     return time.time_ns()
 
 

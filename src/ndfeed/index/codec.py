@@ -1,19 +1,19 @@
-"""Tables as bytes: for the cache, and for the memory that other processes read them from.
+"""Convert tables to bytes and back, for the cache and for memory shared with other processes.
 
     offset  bytes  content
     0       8      magic, b"NDFINDEX"
-    8       4      CRC-32 of everything behind this field, little-endian
+    8       4      CRC-32 of everything after this field, little-endian
     12      4      version, now 2, little-endian
     16      8      H, length of the header, little-endian; a multiple of 8
     24      H      header: UTF-8 JSON, {"values", "columns"}, padded with spaces
     24+H    …      the columns, each from a multiple of 8, little-endian, C order
 
-``columns`` has the dtype, the shape and the first byte of each, counted from 24+H. What is
-kept beside a table has a name that begins with "+" and is a value or a column too.
+``columns`` has the dtype, the shape and the first byte of each, counted from 24+H. Values and
+columns that are stored with a table but not part of it have names that begin with "+".
 
 A reader refuses another version and, if asked to check, a wrong CRC. Names, dtypes and ranks of
 columns and the types of values are a closed set, so nothing in the bytes chooses a NumPy dtype.
-Whether the numbers make sense together is for ``validate``.
+``validate`` checks whether the numbers are consistent.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ _TEXTS = ("formats", "names", "dtypes", "ignored")
 
 
 def encode(table: Table, extra: Mapping[str, Any] | None = None) -> list[bytes | memoryview]:
-    """The table, and numbers or arrays that go with it."""
+    """Encode the table, and numbers or arrays that go with it."""
     everything = {f.name: getattr(table, f.name) for f in fields(Table) if f.name not in _UNSAVED}
     if not table.digest:
         del everything["digest"]  # only packed datasets have one
@@ -112,9 +112,9 @@ def decode(
 
 
 def _header(text: bytes) -> dict[str, Any]:
-    """What the header says, if it has all that a table needs and nothing else."""
+    """Parse a header, which must have all that a table needs and nothing else."""
     try:
-        found = json.loads(text.decode())  # as text: of bytes, json would guess the encoding
+        found = json.loads(text.decode())  # as text: from bytes, json would guess the encoding
     except RecursionError:
         raise ValueError("the header is nested too deep") from None
     if type(found) is not dict or found.keys() != {"values", "columns"}:
@@ -143,7 +143,7 @@ def _check_texts(values: dict[str, Any]) -> None:
 
 
 def _column(data: memoryview, name: str, place: object) -> NDArray[Any]:
-    """One column, a view of ``data``; nothing that reaches beyond it."""
+    """Return one column as a view of ``data``, within its bounds."""
     if type(place) is not list or len(place) != 3 or type(place[1]) is not list:
         raise ValueError(f"the place of column {name:.40} is malformed")
     dtype, shape, start = place
@@ -157,17 +157,17 @@ def _column(data: memoryview, name: str, place: object) -> NDArray[Any]:
     kind, count = _DTYPES[dtype], math.prod(shape)
     if start + count * kind.itemsize > len(data) or start % 8:
         raise ValueError(f"column {name:.40} reaches beyond the end")
-    if not count:  # NumPy takes no empty buffer
+    if not count:  # NumPy accepts no empty buffer
         return np.zeros([min(n, 1 << 32) for n in shape], kind)
     found = np.frombuffer(data, kind, count, start)
     return found if len(shape) == 1 else found.reshape(shape)
 
 
 def fingerprint(table: Table) -> str:
-    """Short text that differs where names, sizes, types or places of the data do.
+    """Return a short text that differs if names, sizes, types or offsets of the data do.
 
-    The folder they lie in and their times do not count: a copy of the data is the same data.
-    A packed dataset's is the start of its manifest's digest.
+    Folders and times do not count: a copy of the data is the same data. The fingerprint of a
+    packed dataset is the start of its manifest's digest.
     """
     if table.digest:
         return table.digest[:16]

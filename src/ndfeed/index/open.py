@@ -1,8 +1,8 @@
-"""A source to its table: from the cache where it still holds, described anew where not.
+"""Open the table of a source: from the cache if it is still valid, otherwise from the files.
 
-``Opened`` is a table that knows its source. It pickles as a handle to shared memory that holds
-the table, so that a worker process maps it instead of making its own; a process that cannot
-reach that memory opens the source again and checks that it is the same data.
+``Opened`` is a table that knows its source. It pickles as a handle to shared memory with the
+table, so that a worker process maps it instead of making its own; a process that cannot reach
+that memory opens the source again and checks that it has the same data.
 """
 
 from collections.abc import Callable
@@ -46,13 +46,13 @@ class Opened:
         self.table = table
         self.spellings = spellings
         self.demand = demand
-        self.fields = fields  # of a packed dataset, and of nothing else
+        self.fields = fields  # of a packed dataset only
         self._memory: Shared | None = None
 
     def __reduce__(self) -> tuple[Callable[..., "Opened"], tuple[Any, ...]]:
         if self._memory is None:
             self._memory = Shared.of(codec.encode(self.table))
-        # A long list of files is in the table already, and too much to send beside it.
+        # A long list of files is in the table already, and too much to send with it.
         source = self.spellings if len(self.spellings) <= _FEW_NAMES else None
         return _arrived, (
             self._memory.handle(),
@@ -74,7 +74,7 @@ def _arrived(
     fields: tuple[Field, ...],
     skipped: tuple[Error, ...],
 ) -> Opened:
-    """The table behind a pickled handle, or one of the same source and the same data."""
+    """Return the table of a pickled handle, or open the same source again."""
     try:
         memory = Shared.attach(handle)
     except MissingError:
@@ -100,9 +100,9 @@ def _arrived(
 
 
 def open_packed(source: Source) -> list[Opened] | None:
-    """Every packed dataset that ``source`` names, or nothing if it names none."""
+    """Open every packed dataset that ``source`` names; return ``None`` if it names none."""
     spellings = spell_source(source)
-    if len(spellings) > MANY:  # files, as ``find`` takes them for
+    if len(spellings) > MANY:  # these are files, as in ``find``
         return None
     found = [_packed(spelling) for spelling in spellings]
     opened = [one for one in found if one is not None]
@@ -126,9 +126,9 @@ def _packed(spelling: bytes) -> Opened | None:
 
 
 def open_table(source: Source, demand: Demand = _EVERYTHING, *, cached: bool = True) -> Opened:
-    """The table of every array in the files of ``source``.
+    """Open the table of every array in the files of ``source``.
 
-    Files that cannot be described are left out and listed in the table if ``demand`` says so.
+    If ``demand`` allows it, files that cannot be described are skipped and listed in the table.
     """
     spellings = spell_source(source)
     return Opened(_open(spellings, demand, cached), spellings, demand)
@@ -154,7 +154,7 @@ def _open(spellings: Paths, demand: Demand, cached: bool) -> Table:
 
 
 def _kept(spellings: Paths, demand: Demand) -> Table | cache.Kept | None:
-    """The table of an earlier run if it still holds; else what of it can be used again, if any."""
+    """Return the table of an earlier run if still valid, else what can be reused of it, if any."""
     layout, wanted, skip = demand
     kept: cache.Kept | None = None
     for partial in (False, True) if skip else (False,):
@@ -175,7 +175,7 @@ def _kept(spellings: Paths, demand: Demand) -> Table | cache.Kept | None:
 
 
 def _renewed(kept: cache.Kept, files: Files, demand: Demand) -> Table:
-    """The table of ``files``, of which only those new or changed since ``kept`` are described."""
+    """Return the table of ``files``, describing only those new or changed since ``kept``."""
     place = places(kept.table, files.paths)
     place[cache.changed_files(kept, demand.layout)[place]] = -1
     fresh = files.chosen(place < 0)

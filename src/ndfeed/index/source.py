@@ -1,4 +1,4 @@
-"""What a caller means by a source: the files, in order, and how strictly to take them."""
+"""Resolve a source: which files it names, in order, and how strictly to treat each."""
 
 import os
 import re
@@ -16,11 +16,11 @@ from ndfeed.files.listing import Folders, Paths
 Name = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Source = Name | Sequence[Name]
 
-# In long lists every entry is a file: asking each what it is would cost a stat more.
+# In long lists every entry is a file: checking each would cost one more stat.
 MANY = 1000
 _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 _URL = re.compile(rb"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
-# What ``abspath`` would leave alone: no dots to follow, no doubled or last slash.
+# What ``abspath`` would not change: no dots to resolve, no doubled or trailing slash.
 _ABSOLUTE = re.compile(rb"(?:/[^/.][^/]*)+")
 
 
@@ -28,14 +28,14 @@ _LOADED = "; pass the path instead of what opened it"  # np.load, or Python's op
 
 
 class Files(NamedTuple):
-    """The files of a source. ``picky`` marks those to leave out if they hold no arrays."""
+    """The files of a source. ``picky`` marks those to leave out if they contain no arrays."""
 
     paths: Paths
     picky: NDArray[np.bool_]
     folders: Folders
 
     def chosen(self, which: NDArray[np.bool_]) -> "Files":
-        """Those that a mask marks."""
+        """Return those that a mask marks."""
         return Files(self.paths.chosen(which), self.picky[which], self.folders)
 
 
@@ -50,7 +50,7 @@ def spell_source(source: Source) -> Paths:
         problem = f"a source must be a path or a list of paths, got {type(source).__name__}"
         raise TypeError(f"{problem}{hint}")
     kind = getattr(getattr(source, "dtype", None), "kind", "U")
-    if kind not in "USO":  # an array of names is a list of them
+    if kind not in "USO":  # an array of names is accepted as a list
         raise TypeError(
             "a source must be a path or a list of paths, got an array; pass the path instead of "
             "np.load(path), or np.save it first"
@@ -61,7 +61,7 @@ def spell_source(source: Source) -> Paths:
 
 def _spelled(one: object, here: bytes | None = None) -> bytes:
     if isinstance(one, str):
-        path = one.encode(_ENCODING, _ERRORS)  # as os.fsencode, in a third of its time
+        path = one.encode(_ENCODING, _ERRORS)  # like os.fsencode, in a third of the time
     elif isinstance(one, bytes | os.PathLike):
         path = os.fsencode(one)
     else:
@@ -82,7 +82,7 @@ def _spelled(one: object, here: bytes | None = None) -> bytes:
 
 
 def find(spellings: Paths) -> Files:
-    """Every file that the spellings of one source name."""
+    """Find every file that the spellings of one source name."""
     if not spellings:
         raise MissingError("[]", "an empty list of files", remedy="give at least one")
     many = len(spellings) > MANY
@@ -99,7 +99,7 @@ def find(spellings: Paths) -> Files:
 
 
 def _is_several(spelling: bytes, many: bool) -> bool:
-    """May this name other files than itself? Whether it is one is found out by opening it."""
+    """Return whether this may name other files; opening it shows whether it is one."""
     return listing.is_pattern(spelling) or (not many and listing.is_folder(spelling))
 
 

@@ -1,13 +1,12 @@
 """The table of arrays: columns over files and over arrays, never an object per file.
 
 Per file: the path, the identity, the format. Per array: its file, and every fact of
-``formats.Array`` as a number, with names, types and shapes kept once each. About 130 bytes for
-a file of one array, paths included.
+``formats.Array`` as a number, with each name, type and shape stored once. A file of one array
+takes about 130 bytes, including its path.
 
-Arrays stand in the order of their files. Names and types are numbered in the order of their
-first use and shapes in order of size; none is unused, and ``base`` is as long as it can be.
-So the same files give the same table, however it came about. A table is never changed once it
-is built.
+Arrays are in the order of their files. Names and types are numbered in the order of their
+first use, shapes in order of size; none is unused, and ``base`` is as long as possible. So the
+same files give the same table, however it was made. A table is never changed once it is built.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,26 +24,26 @@ Ints = NDArray[np.int64]
 
 NOTES_KEPT = 100
 _AT_ONCE = 1 << 14
-_FEW = 64  # paths that are cut out faster one by one
-_SPREAD = 16  # up to so many times the paths asked for, copying all that lies between them pays
+_FEW = 64  # up to this many paths are faster to slice one by one
+_SPREAD = 16  # copying everything between paths pays if it is at most this many times larger
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Table:
     """Files and the arrays in them."""
 
-    base: bytes  # what every path begins with
+    base: bytes  # the common start of all paths
     path_bytes: NDArray[np.uint8]  # the rest of every path, end to end
-    path_ends: Ints  # and where each ends; one more than there are files, from 0
+    path_ends: Ints  # where each path ends, preceded by 0
     identity: Ints  # per file: device, inode, size, mtime, ctime
-    format: NDArray[np.uint8]  # per file: place in formats
+    format: NDArray[np.uint8]  # per file: index into formats
     formats: tuple[str, ...]
 
     file: NDArray[np.int32]  # per array from here on
     name: NDArray[np.int32]
     dtype: NDArray[np.int32]
-    shape: NDArray[np.int32]  # place in dims
-    strides: NDArray[np.int32]  # place in dims, -1 for C order
+    shape: NDArray[np.int32]  # index into dims
+    strides: NDArray[np.int32]  # index into dims, -1 for C order
     offset: Ints
     length: Ints
     skip: Ints
@@ -54,30 +53,30 @@ class Table:
 
     names: tuple[str, ...]
     dtypes: tuple[str, ...]
-    dims: Ints  # rows of a rank and as many lengths, padded with zeros
+    dims: Ints  # per row: the rank, then as many lengths, padded with zeros
     notes: tuple[tuple[int, str], ...] = ()  # the first NOTES_KEPT remarks: file, text
     remarked: int = 0  # how many there were
-    ignored: tuple[str, ...] = ()  # the first NOTES_KEPT files of a folder that hold no arrays
+    ignored: tuple[str, ...] = ()  # the first NOTES_KEPT files of a folder without arrays
     passed_over: int = 0  # how many there were
-    owner: object = field(default=None, repr=False)  # keeps the memory behind the paths alive
-    sealed: bool = False  # the files are memory of our own that cannot change
-    caches: tuple[bytes, ...] = ()  # where this table is kept for the next time
-    skipped: tuple[Error, ...] = ()  # what was wrong with files that were left out, if any were
-    narrowed: bool = False  # were arrays left out that cannot be read and were not asked for?
-    digest: str = ""  # of a packed dataset's manifest, which says all that the data is
+    owner: object = field(default=None, repr=False)  # keeps the memory of the paths alive
+    sealed: bool = False  # the files are our own memory, which cannot change
+    caches: tuple[bytes, ...] = ()  # where this table is cached
+    skipped: tuple[Error, ...] = ()  # what is wrong with files that were skipped, if any
+    narrowed: bool = False  # were unreadable arrays left out that were not requested?
+    digest: str = ""  # of a packed dataset's manifest, which identifies the data
 
     @property
     def files(self) -> int:
-        """How many files there are."""
+        """The number of files."""
         return len(self.identity)
 
     def path(self, file: int) -> bytes:
-        """The path of a file."""
+        """Return the path of a file."""
         start, end = self.path_ends[file], self.path_ends[file + 1]
         return self.base + self.path_bytes[start:end].tobytes()
 
     def paths_of(self, files: Ints) -> Iterator[bytes]:
-        """The paths of some files."""
+        """Yield the paths of some files."""
         for start in range(0, len(files), _AT_ONCE):
             some = files[start : start + _AT_ONCE]
             starts, ends = self.path_ends[some], self.path_ends[some + 1]
@@ -86,24 +85,24 @@ class Table:
                 first, last = int(starts.min()), int(ends.max())
                 text = text[first:last]
                 if len(text) < _SPREAD * int((ends - starts).sum()):
-                    text = bytes(text)  # of which slices are cheaper
+                    text = bytes(text)  # slices of bytes are cheaper
                 starts, ends = starts - first, ends - first
             pairs = zip(starts.tolist(), ends.tolist(), strict=True)
             yield from (self.base + text[a:b] for a, b in pairs)
 
     def expected(self, file: int) -> Identity:
-        """The identity a file had when it was described."""
+        """Return the identity a file had when it was described."""
         device, inode, size, mtime, ctime = self.identity[file].tolist()
         return Identity(device, inode, size, mtime, ctime)
 
     def dimensions(self, place: int) -> tuple[int, ...]:
-        """The shape or the strides kept at ``place`` of ``dims``."""
+        """Return the shape or the strides at ``place`` of ``dims``."""
         row = self.dims[place].tolist()
         return tuple(row[1 : 1 + row[0]])
 
     @property
     def nbytes(self) -> int:
-        """Memory this table takes."""
+        """The memory that this table takes, in bytes."""
         columns = (getattr(self, column.name) for column in fields(self))
         return sum(column.nbytes for column in columns if isinstance(column, np.ndarray))
 
@@ -119,16 +118,16 @@ Part = dict[str, Any]
 
 
 def joined_paths(base: bytes, paths: Iterable[bytes]) -> tuple[NDArray[np.uint8], Ints]:
-    """``path_bytes`` and ``path_ends`` of paths that all begin with ``base``."""
+    """Return ``path_bytes`` and ``path_ends`` of paths that all begin with ``base``."""
     text, ends = Paths(paths, base).text()
     return np.frombuffer(text, np.uint8), np.frombuffer(ends, np.int64)
 
 
 class Assembly:
-    """Tables put one behind the other, in memory that grows in place.
+    """Tables joined one after another, in memory that grows in place.
 
-    A column is a bytearray: the system moves its pages where they must move, so a large table
-    is never there twice, as it would be were its parts kept and joined at the end.
+    A column is a bytearray: the system moves its pages if necessary, so a large table never
+    exists twice, as it would if its parts were kept and joined at the end.
     """
 
     def __init__(self, base: bytes) -> None:
@@ -143,7 +142,7 @@ class Assembly:
         self._ignored: list[str] = []
 
     def add(self, part: Part) -> None:
-        """Put a table at the end, given by its fields; its paths must be relative to the base."""
+        """Append a table given by its fields; its paths must be relative to the base."""
         columns = {column: part[column] for column in self._columns}
         columns["file"] = columns["file"] + self._files
         for column, pool in (("name", "names"), ("dtype", "dtypes"), ("format", "formats")):
@@ -168,7 +167,7 @@ class Assembly:
         return np.array([shared.setdefault(text, len(shared)) for text in own] or [0], np.int64)
 
     def table(self) -> Table:
-        """All of it as one table. Nothing may be added any more."""
+        """Return everything as one table. Nothing may be added afterwards."""
         kinds: dict[str, Any] = {**_PER_FILE, **_PER_ARRAY}
         columns: dict[str, Any] = {
             name: np.frombuffer(self._columns[name], kind) for name, kind in kinds.items()
@@ -194,14 +193,14 @@ class Assembly:
             passed_over=self._passed_over,
         )
         if b"/" not in self._text[: int(ends[:2][-1])]:
-            return made  # the first file lies right in the base: so it is as long as can be
+            return made  # the first file is directly in the base, which cannot be longer
         base = common_folder(made.paths_of(np.arange(made.files)))
         paths = _paths(base, made.paths_of(np.arange(made.files)))
         return made if base == self.base else replace(made, base=base, **paths)
 
 
 def concat(tables: Sequence[Table]) -> Table:
-    """The files of all tables, in turn."""
+    """Return the files of all tables, one table after another."""
     if len(tables) == 1:
         return tables[0]
     made = Assembly(common_folder(table.base for table in tables))
@@ -214,7 +213,7 @@ def concat(tables: Sequence[Table]) -> Table:
 
 
 def subset(tables: Sequence[Table], files: Ints) -> Table:
-    """Some files of several tables, numbered through all of them, in the order given."""
+    """Return some files of several tables, numbered across all of them, in the given order."""
     ends = np.cumsum([table.files for table in tables])
     made = Assembly(common_folder(table.base for table in tables))
     for start in range(0, max(len(files), 1), _AT_ONCE):
@@ -227,14 +226,14 @@ def subset(tables: Sequence[Table], files: Ints) -> Table:
     return replace(
         made.table(),
         notes=tuple(sorted(notes, key=lambda note: note[0])[:NOTES_KEPT]),
-        # Of remarks that were not kept it is not known whose they were.
+        # It is not known to which files the remarks belong that were not kept.
         remarked=sum(table.remarked for table in tables) - known + kept,
         **_inherited(tables),
     )
 
 
 def _inherited(tables: Sequence[Table]) -> dict[str, Any]:
-    """What a table made of ``tables`` has of them, besides files."""
+    """Return what a table made of ``tables`` inherits besides files."""
     return {
         "sealed": all(table.sealed for table in tables),
         "owner": tuple(table.owner for table in tables if table.owner is not None) or None,
@@ -245,7 +244,7 @@ def _inherited(tables: Sequence[Table]) -> dict[str, Any]:
 
 
 def _mixed(tables: Sequence[Table], ends: Ints, files: Ints, base: bytes) -> Part:
-    """A few files of several tables, numbered through all of them."""
+    """Return a few files of several tables, numbered across all of them."""
     which = np.searchsorted(ends, files, side="right")
     made = Assembly(base)
     for i in np.unique(which).tolist() or [0]:
@@ -264,7 +263,7 @@ def _fields(table: Table) -> Part:
 
 
 def _some(table: Table, files: Ints, base: bytes) -> Part:
-    """Some files of a table, with only those names, types and shapes that they use."""
+    """Return some files of a table, with only the names, types and shapes that they use."""
     first = np.searchsorted(table.file, files)
     counts = np.searchsorted(table.file, files, side="right") - first
     rows = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
@@ -280,10 +279,10 @@ def _some(table: Table, files: Ints, base: bytes) -> Part:
 
 
 def places(table: Table, paths: Paths) -> Ints:
-    """For each of ``paths`` its file in ``table``, the first if there are several, else -1."""
+    """Return for each of ``paths`` its first file in ``table``, or -1."""
     if not table.files:
         return np.full(len(paths), -1)
-    # By hash, not in a dict: that would take more memory than the table itself.
+    # By hash, not in a dict, which would take more memory than the table itself.
     own = np.fromiter(map(hash, table.paths_of(np.arange(table.files))), np.int64, table.files)
     order = np.argsort(own, kind="stable")
     theirs = np.fromiter(map(hash, paths), np.int64, len(paths))
@@ -299,7 +298,7 @@ def _paths(base: bytes, paths: Iterable[bytes]) -> Part:
 
 
 def _by_first_use(numbers: NDArray[np.int32]) -> tuple[Ints, Ints]:
-    """The numbers that occur, in the order in which they first do, and all as places there."""
+    """Return the distinct numbers in order of first use, and each number's index among them."""
     used, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
     order = np.argsort(first)
     place = np.empty(len(used), np.int64)
@@ -308,7 +307,7 @@ def _by_first_use(numbers: NDArray[np.int32]) -> tuple[Ints, Ints]:
 
 
 def _used_dims(part: Part) -> tuple[Ints, Ints, Ints]:
-    """The shapes and strides that occur, and those of the arrays as places there."""
+    """Return the shapes and strides that occur, and the arrays' indices into them."""
     shape: NDArray[np.int32] = part["shape"]
     strides: NDArray[np.int32] = part["strides"]
     used = np.union1d(shape, strides[strides >= 0])
@@ -321,7 +320,7 @@ def _used_dims(part: Part) -> tuple[Ints, Ints, Ints]:
 
 
 def _joined_dims(pools: list[Ints]) -> tuple[Ints, Ints]:
-    """All rows of the pools, each once and in order, and where each row of each pool went."""
+    """Return all distinct rows of the pools, in order, and where each row of each pool went."""
     width = max(pool.shape[1] for pool in pools)
     padded = [np.pad(pool, ((0, 0), (0, width - pool.shape[1]))) for pool in pools]
     dims, inverse = np.unique(np.concatenate(padded), axis=0, return_inverse=True)

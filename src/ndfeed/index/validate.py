@@ -1,9 +1,9 @@
-"""Check a table that comes from a file: every number, as if an enemy had written it.
+"""Check a table that was read from a file: every number, as if an attacker had written it.
 
-What holds for tables that ``build`` makes, because the formats check it in every file, is checked
-here for all files at once: numbers name things that are there, streams lie within their files, and
+What holds for tables made by ``build``, because the formats check it in every file, is checked
+here for all files at once: numbers refer to existing things, streams are within their files, and
 elements within their streams. A table that passes can be read without leaving the files it names,
-and those lie where the source leads. It may still describe them wrongly: only a signature tells.
+and those are within the source. It may still describe them wrongly: only a signature rules it out.
 
 Everything is a ``ValueError``, and costs a few passes over each column. Most tables are small, so
 what counts is the number of calls: ``np.count_nonzero`` of a comparison takes a fraction of the
@@ -37,17 +37,17 @@ from ndfeed.formats.dtypes import canonical, itemsize
 from ndfeed.index.table import Ints, Table
 
 _MOST_NAME = 1 << 16
-_FACTS = 5  # of a file's identity
+_FACTS = 5  # numbers in a file's identity
 _INLINE_BYTES = 8
-_SPARE = 1024  # bytes of deflate's own, as formats allow them
-_WIDE, _TIMES = 1 << 30, 1000  # over both, elements that share bytes are a bomb
-_LARGE = float(1 << 62)  # floating-point products beyond this are computed again, exactly
+_SPARE = 1024  # bytes of deflate's own, as allowed by formats
+_WIDE, _TIMES = 1 << 30, 1000  # elements that share bytes and exceed both are a bomb
+_LARGE = float(1 << 62)  # floating-point products beyond this are recomputed exactly
 _AT_ONCE = 1 << 16
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 4, 8)}
 
 
 def check(table: Table, formats: tuple[str, ...]) -> None:
-    """Refuse a table that could not have been built from files; ``formats`` are those there are."""
+    """Refuse a table that could not have been built from files; ``formats`` are the known ones."""
     _check_counts(table)
     _check_paths(table)
     _check_names(table, formats)
@@ -71,7 +71,7 @@ def _check_range(what: str, column: NDArray[np.integer], low: int, high: int) ->
 
 
 def _check_counts(table: Table) -> None:
-    """Columns over files have one length, and so have those over arrays."""
+    """Check that columns over files have one length, and those over arrays, too."""
     files, arrays = len(table.identity), len(table.file)
     if not files:
         _refuse("no files")
@@ -102,7 +102,7 @@ def _check_paths(table: Table) -> None:
 
 
 def _check_names(table: Table, formats: tuple[str, ...]) -> None:
-    """Numbers of names, types, formats, codings and notes are those of something."""
+    """Check that numbers of names, types, formats, codings and notes are in range."""
     if table.formats != formats:
         _refuse("unknown formats")
     _check_range("formats", table.format, 0, formats.index("memory"))
@@ -125,7 +125,7 @@ def _check_uses(what: str, numbers: NDArray[np.int32], count: int) -> None:
 
 
 def _check_notes(table: Table) -> None:
-    """Notes are on files that there are, and can be shown to people."""
+    """Check that notes are on existing files and can be shown to users."""
     if any(not 0 <= file < table.files or not text.isprintable() for file, text in table.notes):
         _refuse("a note on no file, or one that cannot be printed")
     if not all(text.isprintable() for text in table.ignored):
@@ -137,7 +137,7 @@ def _check_notes(table: Table) -> None:
 
 
 def _lengths(dims: Ints) -> Ints:
-    """Lengths and strides, padded with ones, if their ranks are such as arrays have."""
+    """Return lengths and strides, padded with ones, after checking their ranks."""
     if dims.ndim != 2 or not dims.shape[1]:
         _refuse("shapes without a rank")
     width, lengths = dims.shape[1] - 1, dims[:, 1:]
@@ -175,7 +175,7 @@ def _check_streams(table: Table) -> Ints:
 
 
 def _check_codings(table: Table, inline: NDArray[np.bool_]) -> None:
-    """Decoded lengths and checksums are such as each coding can have."""
+    """Check that decoded lengths and checksums are possible for each coding."""
     most = np.minimum(table.length, MOST_BYTES // (2 * MOST_RATIO)) * MOST_RATIO + _SPARE
     bound = np.select(
         [table.coding == RAW, inline, table.coding == LATIN1], [0, 0, table.length], most
@@ -191,7 +191,7 @@ def _check_codings(table: Table, inline: NDArray[np.bool_]) -> None:
 
 
 def _check_elements(table: Table, lengths: Ints, sizes: Ints, held: Ints) -> None:
-    """All elements of an array lie within its stream."""
+    """Check that all elements of an array are within its stream."""
     _check_range("shapes", table.shape, 0, len(lengths))
     _check_range("strides", table.strides, -1, len(lengths))
     size = sizes.take(table.dtype)
@@ -229,7 +229,7 @@ def _check_products(lengths: Ints, sizes: Ints, table: Table) -> None:
 
 
 def _strided_extents(table: Table, lengths: Ints, some: Ints, whole: Ints, size: Ints) -> Ints:
-    """Bytes from the first element of each of some strided arrays to the end of its last."""
+    """Return the bytes from the first element of each strided array to the end of its last."""
     shape, steps = table.shape[some], table.strides[some]
     if (table.dims[shape, 0] != table.dims[steps, 0]).any() or not whole.all():
         _refuse("strides that do not fit the shape")
@@ -243,7 +243,7 @@ def _strided_extents(table: Table, lengths: Ints, some: Ints, whole: Ints, size:
 
 
 def check_source(table: Table, spellings: Paths) -> None:
-    """Refuse a table of files that the source does not lead to."""
+    """Refuse a table of files that are not within the source."""
     if os.sep != "/" or _is_list_of(table, spellings):
         return
     roots = [_root(spelling) for spelling in spellings]
@@ -251,7 +251,7 @@ def check_source(table: Table, spellings: Paths) -> None:
         _refuse("a path that leads upwards")
     if len(roots) == 1 and table.base.startswith(roots[0]):
         return
-    # Files come in the order of the source: each below the same root as the last, or a later one.
+    # Files are in the order of the source: each below the same root as the last, or a later one.
     left = iter(roots)
     root = next(left, None)
     for path in _paths(table):
