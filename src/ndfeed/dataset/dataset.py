@@ -92,18 +92,18 @@ class Dataset(Stored):
     def fields(self) -> Mapping[str, Field]:
         """The fields by name. After a ``map`` they are learned by running it on a few samples."""
         if self._fields is None and self.steps and len(self):
-            self._fields = learn_fields(self, self._made_of)
+            self._fields = learn_fields(self, self._read_and_map)
         elif self._fields is None:
             stored = {column.field.name: column.field for column in self._columns()}
             shown = (n for n in self.names if not (self.steps and is_hidden(n)))
             self._fields = {name: stored[name] for name in shown}
         return dict(self._fields)
 
-    def _known(self) -> Mapping[str, Field]:
+    def _known_fields(self) -> Mapping[str, Field]:
         """The fields, as far as they are known without reading a sample."""
         return self.fields if len(self) or not self.steps else {}
 
-    def _unmapped(self) -> "Dataset":
+    def _without_maps(self) -> "Dataset":
         return Dataset(self.groups, self._made, rows=self.rows, names=self.names)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -115,7 +115,7 @@ class Dataset(Stored):
         at = one_row(index, len(self))
         if at is None:
             return self.read(as_rows(index, len(self), from_end=True))
-        batch = self._made_of(np.array([at]))
+        batch = self._read_and_map(np.array([at]))
         # The ellipsis keeps it an array even where a sample is one number.
         return {k: v[0, ...] if isinstance(v, np.ndarray) else v[0] for k, v in batch.items()}
 
@@ -127,10 +127,10 @@ class Dataset(Stored):
         ragged is a list, as in a loader's batches.
         """
         wanted = as_rows(rows, self._count)
-        batch = self._made_of(wanted, rng)
+        batch = self._read_and_map(wanted, rng)
         return with_lists(batch, self._behind()) if self.steps else batch
 
-    def _made_of(self, wanted: Ints, rng: np.random.Generator | None = None) -> Batch:
+    def _read_and_map(self, wanted: Ints, rng: np.random.Generator | None = None) -> Batch:
         """Read rows that are in range, and apply the steps."""
         samples = wanted if self.rows is None else select_rows(self.rows, wanted)
         batch: Batch = self._empty.copy()  # has the names in their order
@@ -146,7 +146,7 @@ class Dataset(Stored):
 
     def _behind(self) -> Mapping[str, Field]:
         if self._tried is None:
-            self._tried = differing_fields(self, self._known)
+            self._tried = differing_fields(self, self._known_fields)
         return self._tried
 
     def read_into(
@@ -204,7 +204,7 @@ class Dataset(Stored):
         new: list[object] = list(names.values())
         if not all(isinstance(name, str) and name for name in new):
             raise TypeError(f"names of fields must be text, got {new!r}")
-        made = renamed_names(list(self._known()), names, self.first_file)
+        made = renamed_names(list(self._known_fields()), names, self.first_file)
         if self.steps:
             step = Rename(tuple(names.items()))
             return self._like(Dataset.rename, dict(names), steps=(*self.steps, step))
@@ -250,7 +250,7 @@ class Dataset(Stored):
         for ds in (self, other):
             _check_unnumbered(ds, "+")
         if self.steps != other.steps:
-            names = agreed_names(self._known(), other._known(), other.first_file)
+            names = agreed_names(self._known_fields(), other._known_fields(), other.first_file)
             return _add_mapped(self, other, names)
         groups = join_groups(self.groups, other.groups)
         return self._like(Dataset.__add__, other, groups=groups, **_sum(self, other, alike=True))
@@ -264,7 +264,7 @@ class Dataset(Stored):
         """
         _check_unnumbered(self, "with_origin()")
         for name in (file, row):
-            if name in self._known() or name in self.names or file == row:
+            if name in self._known_fields() or name in self.names or file == row:
                 raise ValueError(f"field {name!r} exists; choose other names with file= and row=")
         return _with_origin(self, file, row)
 
@@ -279,7 +279,7 @@ class Dataset(Stored):
         )
         skipped = tuple(self.skipped)
         kept = _Kept(self.steps, self.why, self.fingerprint, origins, self._numbered, skipped)
-        return _in_memory(load_in_memory(self._unmapped()), kept)
+        return _in_memory(load_in_memory(self._without_maps()), kept)
 
     def __reduce__(self) -> Made:
         return self._made

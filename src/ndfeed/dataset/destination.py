@@ -178,7 +178,7 @@ class Variants:
         """Return the parts of one variant, with fields of their stored dtypes."""
         parts, whole = self._parts[variant], self._group
         columns = tuple(
-            _some(with_type(column, kind), parts)
+            _select_parts(with_type(column, kind), parts)
             for column, kind in zip(whole.columns, self._types[variant], strict=True)
         )
         counts = np.diff(whole.starts)[parts]
@@ -186,7 +186,7 @@ class Variants:
         return Group(np.concatenate([[0], np.cumsum(counts)]), columns, whole.mapped, checks)
 
 
-def _some(column: Column, parts: Ints) -> Column:
+def _select_parts(column: Column, parts: Ints) -> Column:
     """Select some parts of a column."""
     offsets, extents = (
         None if places is None else places[parts] for places in (column.offsets, column.extents)

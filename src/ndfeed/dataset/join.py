@@ -33,14 +33,14 @@ def join_groups(first: Sequence[Group], second: Sequence[Group]) -> tuple[Group,
             remedy="select the ones both have",
         )
     if [set(group) for group in names] != [set(group) for group in others]:
-        first, second = _singly(first), _singly(second)
+        first, second = _split_columns(first), _split_columns(second)
     # Groups may share a table: it is joined once for all of them.
     tables: dict[tuple[int, int], Table] = {}
     for a, b in zip(first, second, strict=True):
         key = id(a.table), id(b.table)
         tables[key] = tables.get(key) or concat([a.table, b.table])
     return tuple(
-        _joined(a, b, tables[id(a.table), id(b.table)]) for a, b in zip(first, second, strict=True)
+        _join(a, b, tables[id(a.table), id(b.table)]) for a, b in zip(first, second, strict=True)
     )
 
 
@@ -48,13 +48,13 @@ def _names(groups: Sequence[Group]) -> list[tuple[str, ...]]:
     return [tuple(column.field.name for column in group.columns) for group in groups]
 
 
-def _singly(groups: Sequence[Group]) -> list[Group]:
+def _split_columns(groups: Sequence[Group]) -> list[Group]:
     """Make a group for each column, by name."""
     alone = [replace(group, columns=(c,)) for group in groups for c in group.columns]
     return sorted(alone, key=lambda group: group.columns[0].field.name)
 
 
-def _joined(first: Group, second: Group, table: Table) -> Group:
+def _join(first: Group, second: Group, table: Table) -> Group:
     shift = len(first.table.file)
     theirs = {column.field.name: column for column in second.columns}
     columns = tuple(_column(c, theirs[c.field.name], table, shift) for c in first.columns)
@@ -172,26 +172,26 @@ def route_steps(
     They are if all stored fields of one are in the other, in the same form.
     """
     groups, steps = first
-    known = _stored(groups)
+    known = _stored_fields(groups)
     if len(steps) == 1 and isinstance(steps[0], Routed) and len(steps[0].routes) <= _MOST_ROUTES:
         field, routes = steps[0].field, steps[0].routes
         number = known[field]
     else:
-        field = hidden("dataset", {*known, *_stored(second[0])})
+        field = hidden("dataset", {*known, *_stored_fields(second[0])})
         number = Field(field, np.dtype(np.uint16), (), "<u2")
         routes = (Route(tuple((name, name) for name in known), steps),)
         groups = (*groups, make_constant([number], len(groups[0]), 0))
-    theirs, route = _placed(second, routes, known)
+    theirs, route = _place_fields(second, routes, known)
     theirs = (*theirs, make_constant([number], len(theirs[0]), len(routes)))
-    made, alike = _padded(groups, theirs)
+    made, alike = _join_padded(groups, theirs)
     return made, Routed(field, (*routes, route), names), alike
 
 
-def _stored(groups: Sequence[Group]) -> dict[str, Field]:
+def _stored_fields(groups: Sequence[Group]) -> dict[str, Field]:
     return {column.field.name: column.field for group in groups for column in group.columns}
 
 
-def _placed(
+def _place_fields(
     side: _Side, routes: Sequence[Route], known: Mapping[str, Field]
 ) -> tuple[tuple[Group, ...], Route]:
     """Rename a side's fields to known ones that have the same form, or else to new names."""
@@ -201,7 +201,7 @@ def _placed(
             alike.setdefault((name, known[stored].type, known[stored].shape), stored)
     groups, steps = side
     names: dict[str, str] = {}
-    for name, field in _stored(groups).items():
+    for name, field in _stored_fields(groups).items():
         new = name if name not in known else hidden(name, known)
         names[name] = alike.get((name, field.type, field.shape), new)
     return rename_fields(groups, names), Route(
@@ -209,12 +209,12 @@ def _placed(
     )
 
 
-def _padded(first: Sequence[Group], second: Sequence[Group]) -> tuple[tuple[Group, ...], bool]:
+def _join_padded(first: Sequence[Group], second: Sequence[Group]) -> tuple[tuple[Group, ...], bool]:
     """Join groups; fields that one side lacks are constant there. Does neither lack any?"""
     sides = first, second
-    shared = _stored(first).keys() & _stored(second).keys()
-    both = [_only(side, shared) for side in sides]
-    own = [_only(side, _stored(side).keys() - shared) for side in sides]
+    shared = _stored_fields(first).keys() & _stored_fields(second).keys()
+    both = [_select_fields(side, shared) for side in sides]
+    own = [_select_fields(side, _stored_fields(side).keys() - shared) for side in sides]
     made = list(join_groups(*both))
     for group in own[0]:
         fields = [column.field for column in group.columns]
@@ -225,7 +225,7 @@ def _padded(first: Sequence[Group], second: Sequence[Group]) -> tuple[tuple[Grou
     return tuple(made), not any(own)
 
 
-def _only(groups: Sequence[Group], names: Collection[str]) -> list[Group]:
+def _select_fields(groups: Sequence[Group], names: Collection[str]) -> list[Group]:
     """Return the groups with only some of their fields; groups without any are dropped."""
     kept = (
         replace(group, columns=tuple(c for c in group.columns if c.field.name in names))

@@ -89,14 +89,14 @@ class Streams(NamedTuple):
     @classmethod
     def of(cls, group: Group) -> "Streams":
         """List the streams of a group."""
-        columns = [] if group.by_file else [c for c in group.columns if _coded(c, group).any()]
+        columns = [] if group.by_file else [c for c in group.columns if _find_coded(c, group).any()]
         sizes = np.zeros(len(group.starts) - 1, np.int64)
         counts = np.zeros(len(group.starts) - 1, np.int64)
         seen: list[Ints] = []
         for column in columns:
             table, arrays = column.table, column.arrays
             places = table.offset[arrays]
-            fresh = _coded(column, group)
+            fresh = _find_coded(column, group)
             for earlier in seen:  # the columns of a structured array share a stream
                 fresh &= places != earlier
             seen.append(places)
@@ -105,7 +105,7 @@ class Streams(NamedTuple):
         return cls(columns, sizes, int(counts.max(initial=0)))
 
 
-def _coded(column: Column, group: Group) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _find_coded(column: Column, group: Group) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Per part: does it hold several rows that cannot be read alone?"""
     coding = column.coding
     return np.asarray((coding != RAW) & (coding != INLINE) & (np.diff(group.starts) > 1))
@@ -207,7 +207,7 @@ class Large:
                     if stretch is not None and self._goes_on(entry, column, part, stretch, rows):
                         yield from self._forwards(entry, column, part, stretch, rows)
                         return
-                    piece = entry.piece = self._spilled(column, part)
+                    piece = entry.piece = self._spill(column, part)
                     entry.window = None
         yield slice(None), piece.data
 
@@ -294,7 +294,7 @@ class Large:
                 raise scratch.no_room(self._slabs.place, size, self._slabs.budget)
             return self._slabs
 
-    def _spilled(self, column: Column, part: int) -> Piece:
+    def _spill(self, column: Column, part: int) -> Piece:
         size = stream_size(column, part)
         table, number = column.table, int(column.file[part])
         try:

@@ -48,13 +48,13 @@ def by_position(table: Table, lists: NDArray[np.bool_]) -> Table:
     item[~lists[table.file]] = -1
     names: dict[str, int] = {}
     numbers = [
-        names.setdefault(table.names[n] if i < 0 else _named(i, table.names[n]), len(names))
+        names.setdefault(table.names[n] if i < 0 else _name_item(i, table.names[n]), len(names))
         for i, n in zip(item.tolist(), table.name.tolist(), strict=True)
     ]
     return replace(table, name=np.array(numbers, np.int32), names=tuple(names))
 
 
-def _named(item: int, name: str) -> str:
+def _name_item(item: int, name: str) -> str:
     return bare(str(item), name) if name else str(item)
 
 
@@ -134,7 +134,7 @@ def _layout(
         )
     arrays = _by_field(table, names, known, counts)
     casts = _casts(table, dtype, known)
-    dtypes = _typed(table, names, arrays, dtype if casts is None else casts)
+    dtypes = _set_dtypes(table, names, arrays, dtype if casts is None else casts)
     typed = dtypes != table.dtypes
     if typed:
         table = replace(table, dtypes=dtypes)
@@ -207,7 +207,9 @@ def _casts(table: Table, dtype: object, known: list[str]) -> dict[str, str] | No
     return {name: named(wanted) for name, wanted in dtype.items()}
 
 
-def _typed(table: Table, names: tuple[str, ...], arrays: Ints, dtype: object) -> tuple[str, ...]:
+def _set_dtypes(
+    table: Table, names: tuple[str, ...], arrays: Ints, dtype: object
+) -> tuple[str, ...]:
     """Give opaque elements their dtype: the caller's, or bfloat16 for those of two bytes."""
     if not {"|V1", "|V2"}.intersection(table.dtypes):
         return table.dtypes

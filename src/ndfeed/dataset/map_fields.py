@@ -42,9 +42,9 @@ class Samples(Protocol):
 def learn_fields(ds: Samples, make: Callable[[Ints], Batch]) -> dict[str, Field]:
     """Learn the fields that the steps of a dataset make; ``make`` runs them on samples."""
     groups = ds.groups
-    tried = np.union1d(_varied(groups, ds.rows, len(ds)), _one_of_each(ds))
+    tried = np.union1d(_pick_varied(groups, ds.rows, len(ds)), _pick_one_of_each(ds))
     # Results for single samples are stacked where possible: that says nothing about others.
-    singly = _singly(ds.steps)
+    singly = _has_single_maps(ds.steps)
     certain = len(tried) > 1 or not singly
     stored = {column.field.name: column.field for group in groups for column in group.columns}
     more = np.linspace(0, len(ds) - 1, min(len(ds), _TRIED)).astype(int) if singly else tried
@@ -57,7 +57,7 @@ def learn_fields(ds: Samples, make: Callable[[Ints], Batch]) -> dict[str, Field]
     return {name: _field(name, made[name], stored, certain) for name in made}
 
 
-def _one_of_each(ds: Samples) -> Ints:
+def _pick_one_of_each(ds: Samples) -> Ints:
     """Return a row of each of the datasets that were added, if they have different steps."""
     name = route_field(ds.steps)
     if name is None:
@@ -76,10 +76,10 @@ def may_differ(groups: Sequence[Group], steps: Sequence[Step]) -> bool:
 
     What a function of whole batches returns is as it makes it, unless it was given ragged samples.
     """
-    return _singly(steps) or any(c.field.ragged for group in groups for c in group.columns)
+    return _has_single_maps(steps) or any(c.field.ragged for group in groups for c in group.columns)
 
 
-def _singly(steps: Sequence[Step]) -> bool:
+def _has_single_maps(steps: Sequence[Step]) -> bool:
     """Are there functions of single samples?"""
     return not all(step.batched for step in all_maps(steps))
 
@@ -130,7 +130,7 @@ def _field(
     return Field(name, dtype, shape, dtype.str)
 
 
-def _varied(groups: Sequence[Group], rows: Rows, count: int) -> Ints:
+def _pick_varied(groups: Sequence[Group], rows: Rows, count: int) -> Ints:
     """Return the first row and, for every ragged axis, the shortest and the longest sample.
 
     Both, so that a map that cuts samples to a maximum length is seen to leave them ragged if it

@@ -62,24 +62,24 @@ class Map:
         count = len(next(iter(batch.values()), ()))
         if self.batched:
             rng = draws.batch(number) if draws and self.random else None
-            return self._whole(self._checked(self._call(batch, rng)), count)
+            return self._check_count(self._check_returned(self._call(batch, rng)), count)
         made = []
         for at in range(count):
             rng = draws.sample(number, at) if draws and self.random else None
             sample = {name: values[at] for name, values in batch.items()}
             try:
-                made.append(self._checked(self._call(sample, rng)))
+                made.append(self._check_returned(self._call(sample, rng)))
             except Exception as error:
                 error.__dict__["ndfeed_sample"] = at
                 raise
-        return {name: _stacked([one[name] for one in made]) for name in (made[0] if made else ())}
+        return {name: _stack([one[name] for one in made]) for name in (made[0] if made else ())}
 
     def _call(self, batch: Batch, rng: np.random.Generator | None) -> Mapping[str, Any]:
         if self.random:
             return self.function(batch, rng=rng)
         return self.function(batch)
 
-    def _checked(self, made: Mapping[str, Any]) -> Batch:
+    def _check_returned(self, made: Mapping[str, Any]) -> Batch:
         if not isinstance(made, Mapping):
             raise TypeError(f"{self._name} must return a dict of arrays, got {type(made).__name__}")
         for name, values in made.items():
@@ -93,7 +93,7 @@ class Map:
                 )
         return dict(made)
 
-    def _whole(self, made: Batch, count: int) -> Batch:
+    def _check_count(self, made: Batch, count: int) -> Batch:
         for name, values in made.items():
             listed = isinstance(values, list | tuple)  # may differ in shape: not an array then
             found = len(values) if listed or np.ndim(values) else None
@@ -181,7 +181,7 @@ def takes_rng(function: Callable[..., Any]) -> bool:
         return False
 
 
-def _stacked(values: list[Any]) -> NDArray[Any] | list[NDArray[Any]]:
+def _stack(values: list[Any]) -> NDArray[Any] | list[NDArray[Any]]:
     arrays = [np.asarray(value) for value in values]
     if all(array.shape == arrays[0].shape for array in arrays):
         return np.stack(arrays)
@@ -269,7 +269,7 @@ class Routed:
             made.append((at, self._gone(batch, route, at, draws, number)))
         if len(made) == 1:
             return made[0][1]
-        return {name: _merged(name, [(at, own[name]) for at, own in made]) for name in made[0][1]}
+        return {name: _merge(name, [(at, own[name]) for at, own in made]) for name in made[0][1]}
 
     def _gone(
         self,
@@ -281,7 +281,7 @@ class Routed:
     ) -> Batch:
         """Apply one of the routes to the samples ``at``."""
         way = self.routes[route]
-        own = {name: _some(batch[stored], at) for stored, name in way.fields}
+        own = {name: _pick_samples(batch[stored], at) for stored, name in way.fields}
         # Separate step numbers: functions of two routes must not draw the same.
         first = ((number + 1) << 24 | route << 8) & _MOST_NUMBER
         try:
@@ -315,13 +315,13 @@ class Part:
         return self._draws.sample(step, int(self._at[at]))
 
 
-def _some(values: Values, at: NDArray[np.int64]) -> Values:
+def _pick_samples(values: Values, at: NDArray[np.int64]) -> Values:
     if len(at) == len(values):
         return values
     return values[at] if isinstance(values, np.ndarray) else [values[i] for i in at.tolist()]
 
 
-def _merged(name: str, parts: Sequence[tuple[NDArray[np.int64], Values]]) -> Values:
+def _merge(name: str, parts: Sequence[tuple[NDArray[np.int64], Values]]) -> Values:
     """Merge the values of several parts into batch order."""
     listed = [
         (at, values if isinstance(values, list | tuple) else np.asarray(values))

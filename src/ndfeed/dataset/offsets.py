@@ -131,7 +131,7 @@ def _refuse(column: Column, arrays: Ints, place: Place, bad: NDArray[np.bool_], 
 
 def shapes(column: Column, place: Place, maps: Maps | None) -> Ints | list[Shape]:
     """Return the shape of each sample of a ragged column: a row each where all are located."""
-    located = _located(column, place)
+    located = _have_offsets(column, place)
     if located.all():
         return where(column, place, maps).shape
     found = column.shapes(place.part)
@@ -143,7 +143,7 @@ def shapes(column: Column, place: Place, maps: Maps | None) -> Ints | list[Shape
     return found
 
 
-def _located(column: Column, place: Place) -> NDArray[np.bool_]:
+def _have_offsets(column: Column, place: Place) -> NDArray[np.bool_]:
     """Which samples are found by offsets?"""
     if column.offsets is None:
         return np.zeros(len(place.part), bool)
@@ -161,7 +161,7 @@ def fill(
     column: Column, place: Place, target: Destination, maps: Maps | None, decoded: Decoded
 ) -> None:
     """Copy samples of a column with located parts; the others are read like arrays."""
-    located = _located(column, place)
+    located = _have_offsets(column, place)
     if located.all():
         _fill(column, place, target, maps)
         return

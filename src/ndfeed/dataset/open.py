@@ -72,10 +72,10 @@ def open(  # noqa: PLR0913 - each is a word of its own
     if isinstance(sample, Mapping):
         raise TypeError("sample= may be a dict only where the source is one")
     if isinstance(source, Dataset):
-        made = _reopened(source, how)
+        made = _reopen(source, how)
         return made if chosen is None else made.select(*chosen)
     spelled = spell_source(source)
-    ready = _packed(spelled, how, sample, chosen)
+    ready = _open_packed(spelled, how, sample, chosen)
     if ready is not None:
         return ready
     part = _part(spelled, how, sample, fields=chosen)
@@ -101,7 +101,7 @@ def _raw_layout(dtype: object, shape: object) -> raw.Layout | None:
     return raw.layout(dtype, () if shape is None else shape)
 
 
-def _reopened(ds: Dataset, how: "_How") -> Dataset:
+def _reopen(ds: Dataset, how: "_How") -> Dataset:
     """Return a dataset that was given as a source."""
     for name, given in (("verify", how.verify), ("dtype", isinstance(how.dtype, dict))):
         if given:
@@ -109,7 +109,7 @@ def _reopened(ds: Dataset, how: "_How") -> Dataset:
     return ds
 
 
-def _packed(
+def _open_packed(
     source: Source,
     how: "_How",
     sample: Sample,
@@ -233,15 +233,15 @@ def _parts(
     for name, one in source.items():
         way, own = ways.get(name, "auto"), how.below(name)
         if isinstance(one, Dataset):
-            parts.append(_renamed(_reopened(one, own), name))
+            parts.append(_prefix_fields(_reopen(one, own), name))
             continue
-        made = _packed(one, own, way, prefix=name)
+        made = _open_packed(one, own, way, prefix=name)
         if made is None:
             inside = [f for f in chosen or () if f == name or f.startswith(f"{name}/")]
             fields = tuple(inside) or None
             parts.append(_part(one, own, way, prefix=name, fields=fields))
         else:
-            parts.append(_renamed(made, name))
+            parts.append(_prefix_fields(made, name))
     return parts
 
 
@@ -286,7 +286,7 @@ def _path(part: "_Part | Dataset") -> str:
     return part.first_file if isinstance(part, Dataset) else os.fsdecode(part.opened.spellings[0])
 
 
-def _renamed(ds: Dataset, prefix: str) -> Dataset:
+def _prefix_fields(ds: Dataset, prefix: str) -> Dataset:
     """Return a dataset as one source of several: its fields below ``prefix``."""
     if ds.rows is not None or ds.steps:
         raise ValueError(f"{prefix!r}: put datasets together first, then take, split or map")
@@ -303,7 +303,7 @@ def _renamed(ds: Dataset, prefix: str) -> Dataset:
         )
         for group in ds.groups
     )
-    return Dataset(groups, (_renamed, (ds, prefix)), why=ds.why)
+    return Dataset(groups, (_prefix_fields, (ds, prefix)), why=ds.why)
 
 
 def _dataset(parts: "tuple[_Part | Dataset, ...]", why: str | None) -> Dataset:
@@ -323,7 +323,7 @@ def _dataset(parts: "tuple[_Part | Dataset, ...]", why: str | None) -> Dataset:
         groups.append(made)
         reasons.append(way.why)
         # What was decided with a warning stays decided: a worker process need not warn again.
-        dtype = _settled_dtype(part)
+        dtype = _decided_dtype(part)
         recipe.append((part.opened, part.prefix, part.fields, dtype, part.mapped, way))
     named: dict[str, Group] = {}
     for group in groups:
@@ -336,7 +336,7 @@ def _dataset(parts: "tuple[_Part | Dataset, ...]", why: str | None) -> Dataset:
     return Dataset(tuple(groups), (_remade, (recipe, reason)), why=reason)
 
 
-def _settled_dtype(part: _Part) -> object:
+def _decided_dtype(part: _Part) -> object:
     if not part.layout.typed:
         return part.dtype
     if not isinstance(part.dtype, dict):

@@ -104,10 +104,10 @@ class Origin:
         )
 
     def __reduce__(self) -> tuple[Callable[..., "Origin"], tuple[Any, ...]]:
-        return _arrived, self._travelling
+        return _unpickle, self._travelling
 
 
-def _arrived(
+def _unpickle(
     table: Shared, starts: Travelling, files: Travelling, each: bool, rows: Travelling | None
 ) -> Origin:
     parts = len(starts.rows) - 1
@@ -154,10 +154,10 @@ def _files_of(groups: Sequence[Group]) -> Ints:
 def join_origins(first: Sequence[Origin], second: Sequence[Origin]) -> tuple[Origin, ...]:
     """Return the origins of the samples of one dataset and then those of another."""
     # Sources that only one of the datasets has cannot say where the samples of the other are.
-    return tuple(_joined(a, b) for a, b in zip(first, second, strict=False))
+    return tuple(_join(a, b) for a, b in zip(first, second, strict=False))
 
 
-def _joined(a: Origin, b: Origin) -> Origin:
+def _join(a: Origin, b: Origin) -> Origin:
     width = max(a.files.shape[1], b.files.shape[1])
     mine, theirs = (
         np.pad(one.files, ((0, 0), (0, width - one.files.shape[1])), mode="edge") for one in (a, b)

@@ -35,9 +35,9 @@ def ask(group: Group, samples: Ints) -> int:
     """Prefetch ``samples`` if they seem not to be in memory; return the bytes requested."""
     if not len(samples) or group.table.sealed:
         return 0
-    if not _asked(group, samples[spread(len(samples))], hint=False):
+    if not _prefetch_or_check(group, samples[spread(len(samples))], hint=False):
         return 0
-    return _asked(group, samples, hint=True)
+    return _prefetch_or_check(group, samples, hint=True)
 
 
 def spread(count: int, most: int = _LOOKS) -> Ints:
@@ -47,7 +47,7 @@ def spread(count: int, most: int = _LOOKS) -> Ints:
 
 def resident(group: Group, samples: Ints) -> bool:
     """Are all of ``samples`` in memory?"""
-    return bool(group.table.sealed) or not _asked(group, samples, hint=False)
+    return bool(group.table.sealed) or not _prefetch_or_check(group, samples, hint=False)
 
 
 def ask_parts(group: Group, parts: Ints) -> int:
@@ -67,11 +67,11 @@ def stretches(group: Group, samples: Ints) -> Iterator[tuple[bytes, Sequence[tup
     for column, (file, start, end) in found:
         if len(file):
             order = np.lexsort((start, file))
-            for number, merged in _merged(file[order], start[order], end[order]):
+            for number, merged in _page_ranges(file[order], start[order], end[order]):
                 yield column.table.path(number), merged
 
 
-def _asked(group: Group, samples: Ints, *, hint: bool) -> int:
+def _prefetch_or_check(group: Group, samples: Ints, *, hint: bool) -> int:
     """Prefetch samples, or only check whether any is not in memory."""
     return sum(_ask(group, column, spans, hint=hint) for column, spans in _spans(group, samples))
 
@@ -84,12 +84,12 @@ def _spans(group: Group, samples: Ints) -> Iterator[tuple[Column, Span]]:
         return
     for column in map(as_stored, group.columns):
         if column.offsets is not None:
-            yield column, _located(group, column, column.offsets, place)
+            yield column, _locate(group, column, column.offsets, place)
         elif column.plain and column.size:
             yield column, _rows(column, place.part, place.row)
 
 
-def _located(group: Group, column: Column, offsets: Ints, place: Place) -> Span:
+def _locate(group: Group, column: Column, offsets: Ints, place: Place) -> Span:
     """Locate samples by their offsets, which are read for it: they are few bytes."""
     kept = np.flatnonzero(offsets[place.part] >= 0)
     some = Place(place.part[kept], place.row[kept])
@@ -135,7 +135,7 @@ def _ask(group: Group, column: Column, spans: Span, *, hint: bool) -> int:
             return int(any(_cold(files, *map(int, span)) for span in zip(*spans, strict=True)))
         order = np.lexsort((start, file))
         asked = 0
-        for number, stretches in _merged(file[order], start[order], end[order]):
+        for number, stretches in _page_ranges(file[order], start[order], end[order]):
             files.use(number, partial(platform_calls.will_need, stretches=stretches))
             asked += sum(b - a for a, b in stretches)
         return asked
@@ -152,7 +152,9 @@ def _cold(files: "_Open", number: int, start: int, end: int) -> bool:
     return files.use(number, cold)
 
 
-def _merged(file: Ints, start: Ints, end: Ints) -> Iterator[tuple[int, Sequence[tuple[int, int]]]]:
+def _page_ranges(
+    file: Ints, start: Ints, end: Ints
+) -> Iterator[tuple[int, Sequence[tuple[int, int]]]]:
     """Per file, yield sorted ranges of whole pages, merging those that are close."""
     start, end = start // _PAGE * _PAGE, -(-end // _PAGE) * _PAGE
     new = np.ones(len(file), bool)

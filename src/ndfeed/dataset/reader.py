@@ -66,7 +66,7 @@ class Reader:
         if len(samples) >= self._many:
             platform_calls.require_memory(len(samples) * self._row, group.table.path(0))
         way = self._read_scattered if self._alone is None else self._read_one
-        if self._shortly(way, group, samples, batch):
+        if self._try_shortcut(way, group, samples, batch):
             return
         for target in self.fill(group, samples, {}):
             batch[target.column.field.name] = target.arrays
@@ -75,7 +75,9 @@ class Reader:
     # possible: such a batch costs so little that every Python call is noticeable. For the same
     # reason ``maps.read`` is given methods and their arguments here, not closures.
 
-    def _shortly(self, way: Callable[..., None], group: Group, samples: Ints, other: Any) -> bool:  # noqa: ANN401
+    def _try_shortcut(
+        self, way: Callable[..., None], group: Group, samples: Ints, other: object
+    ) -> bool:
         """Take a shortcut, if there is one for this group now."""
         if not self._short or not len(samples):
             return False
@@ -92,10 +94,10 @@ class Reader:
         maps.read(self._alone, self._copy_one, samples, batch)  # type: ignore[arg-type]
 
     def _copy_one(self, samples: Ints, batch: dict[str, Any]) -> None:
-        for name, dtype, shape, records in self._sources or self._found_sources():
+        for name, dtype, shape, records in self._sources or self._find_sources():
             batch[name] = records.take(samples).view(dtype).reshape(shape)
 
-    def _found_sources(self) -> list[_Source]:
+    def _find_sources(self) -> list[_Source]:
         """Return the only file's samples, field by field; it is entered."""
         every = zip(self._names, self._columns, strict=True)
         found = [(*known, gather.records_of(column, self.maps)) for known, column in every]  # type: ignore[arg-type]
@@ -117,11 +119,11 @@ class Reader:
         """
         many = self._short and self._alone is None and len(samples)
         scattered = many and not gather.consecutive(samples)
-        if scattered and self._shortly(self._read_scattered, group, samples, batch):
+        if scattered and self._try_shortcut(self._read_scattered, group, samples, batch):
             return
         arrays = room()
         way = self._fill_stretch if self._alone is None else self._fill_one
-        if scattered or not self._shortly(way, group, samples, arrays):
+        if scattered or not self._try_shortcut(way, group, samples, arrays):
             self.fill(group, samples, arrays, decoded)
         batch.update(arrays)
 
@@ -153,7 +155,7 @@ class Reader:
         maps.read(self._alone, self._copy_into, samples, arrays)  # type: ignore[arg-type]
 
     def _copy_into(self, samples: Ints, arrays: Mapping[str, NDArray[Any]]) -> None:
-        for name, _, _, records in self._sources or self._found_sources():
+        for name, _, _, records in self._sources or self._find_sources():
             room = arrays[name].reshape(-1).view(_BYTE).view(records.dtype)
             gather.take(records, samples, room)
 
@@ -228,7 +230,7 @@ class Reader:
 
     def _own_decoded(self, group: Group) -> Decoded:
         if self._decoded is None:
-            self._decoded = _decoded_of(group)
+            self._decoded = _find_cache(group)
         return self._decoded
 
     def shapes(self, group: Group, column: Column, samples: Ints) -> Ints | list[offsets.Shape]:
@@ -236,13 +238,13 @@ class Reader:
         place = group.locate(samples)
         if column.offsets is None:
             return column.shapes(place.part)
-        return self._located(offsets.shapes, group, column, place)
+        return self._locate(offsets.shapes, group, column, place)
 
     def spans(self, group: Group, column: Column, place: Place) -> offsets.Spans:
         """Locate samples of located parts."""
-        return self._located(offsets.where, group, column, place)
+        return self._locate(offsets.where, group, column, place)
 
-    def _located(self, way: Callable[..., T], group: Group, column: Column, place: Place) -> T:
+    def _locate(self, way: Callable[..., T], group: Group, column: Column, place: Place) -> T:
         try:
             try:
                 return way(column, place, self.maps)
@@ -355,12 +357,12 @@ def reader_of(group: Group) -> Reader:
     if found is not None and found.token is _process.token:
         return found
     with _process.lock:
-        made = _made(group)
+        made = _make_reader(group)
         group.__dict__["_reader"] = made
         return made
 
 
-def _made(group: Group) -> Reader:
+def _make_reader(group: Group) -> Reader:
     table = group.table
     kind = Reader if group.checks is None else CheckedReader
     if any(is_converted(column) for column in group.columns):
@@ -376,7 +378,7 @@ def _made(group: Group) -> Reader:
     return kind(group, maps, _process.token)
 
 
-def _decoded_of(group: Group) -> Decoded:
+def _find_cache(group: Group) -> Decoded:
     """Return the cache of decoded streams of a group's files, made on first use."""
     found = _process.decoded.get(group.table)
     if found is None:

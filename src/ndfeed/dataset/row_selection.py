@@ -36,10 +36,10 @@ def as_rows(rows: SupportsIndex | ArrayLike, count: int, *, from_end: bool = Fal
         and np.maximum.reduce(found.view(_UINT64)) < count
     ):
         return found
-    return _checked(found, count, from_end)
+    return _check_range(found, count, from_end)
 
 
-def _checked(found: NDArray[Any], count: int, from_end: bool) -> Ints:
+def _check_range(found: NDArray[Any], count: int, from_end: bool) -> Ints:
     if found.ndim != 1:
         problem = f"{found.ndim} of them" if found.ndim else f"{found.item()!r}"
         raise TypeError(f"rows must be a list or an array of one dimension, got {problem}")
@@ -124,8 +124,8 @@ class Travelling:
             return Travelling, (self.rows,)
         if self._memory is None:
             self._memory = Shared.of([np.ascontiguousarray(self.rows).view(np.uint8).data])
-        return _arrived, (self._memory,)
+        return _unpickle, (self._memory,)
 
 
-def _arrived(memory: Shared) -> Travelling:
+def _unpickle(memory: Shared) -> Travelling:
     return Travelling(memory.view().view(np.int64))

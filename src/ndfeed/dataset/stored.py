@@ -104,10 +104,10 @@ class Stored:
         A copy of the files elsewhere has the same one, and so does ``in_memory()``.
         """
         if self._fingerprint is None:
-            self._fingerprint = provenance.of_rows(self._all_of_them(), self.rows)
+            self._fingerprint = provenance.of_rows(self._fingerprint_all(), self.rows)
         return self._fingerprint
 
-    def _all_of_them(self) -> str:
+    def _fingerprint_all(self) -> str:
         """The fingerprint of all samples of the groups."""
         if self._identity:
             return self._identity

@@ -33,14 +33,14 @@ class _Group(NamedTuple):
 def memory(root: str = "/") -> int:
     """Return the bytes of memory that this process may have in total."""
     found = [_machine(root), _resource_limit("RLIMIT_AS"), _resource_limit("RLIMIT_DATA")]
-    found += [limit for _, limit in _limited(root)]
+    found += [limit for _, limit in _find_limits(root)]
     return min(size for size in found if size is not None)
 
 
 def free_memory(root: str = "/") -> int | None:
     """Return the bytes available without swapping, or ``None`` if that is not known."""
     found = [_free_on_machine(root), _free_address_space(root), _free_data(root)]
-    found += [max(limit - _used_in(group), 0) for group, limit in _limited(root)]
+    found += [max(limit - _memory_used(group), 0) for group, limit in _find_limits(root)]
     return min((size for size in found if size is not None), default=None)
 
 
@@ -56,7 +56,7 @@ def cores(root: str = "/") -> int:
 
 
 @functools.cache
-def _limited(root: str) -> "list[tuple[_Group, int]]":
+def _find_limits(root: str) -> "list[tuple[_Group, int]]":
     """Return the groups that limit memory, and to how many bytes."""
     every = ((group, _limit_of(group)) for group in _groups(root, "memory"))
     return [(group, limit) for group, limit in every if limit is not None]
@@ -100,14 +100,14 @@ def _resource_limit(name: str) -> int | None:
 
 
 def _free_address_space(root: str) -> int | None:
-    return _left_of("RLIMIT_AS", root, "VmSize:")
+    return _memory_left("RLIMIT_AS", root, "VmSize:")
 
 
 def _free_data(root: str) -> int | None:
-    return _left_of("RLIMIT_DATA", root, "VmData:")
+    return _memory_left("RLIMIT_DATA", root, "VmData:")
 
 
-def _left_of(name: str, root: str, used: str) -> int | None:
+def _memory_left(name: str, root: str, used: str) -> int | None:
     limit = _resource_limit(name)
     if limit is None:
         return None
@@ -183,7 +183,7 @@ def _limit_of(group: _Group) -> int | None:
     return min((n for n in found if n is not None and 0 <= n < _UNLIMITED), default=None)
 
 
-def _used_in(group: _Group) -> int:
+def _memory_used(group: _Group) -> int:
     """Return the bytes that a group cannot release: its page cache is dropped when necessary."""
     facts = facts_of(os.path.join(group.folder, "memory.stat"))
     if group.version == 2:

@@ -63,7 +63,7 @@ class Paths(Sequence[bytes]):
             yield from self._between(start, min(start + _AT_ONCE, len(self)))
 
     def __reduce__(self) -> tuple[Callable[..., "Paths"], tuple[bytes, bytes, bytes]]:
-        return _arrived, (self.base, bytes(self._text), self._ends.tobytes())
+        return _unpickle, (self.base, bytes(self._text), self._ends.tobytes())
 
     def append(self, path: bytes) -> None:
         """Append one path."""
@@ -102,7 +102,7 @@ class Paths(Sequence[bytes]):
         return [base + text[a - first : b - first] for a, b in pairwise(ends)]
 
 
-def _arrived(base: bytes, text: bytes, ends: bytes) -> Paths:
+def _unpickle(base: bytes, text: bytes, ends: bytes) -> Paths:
     made = Paths(base=base)
     made._text += text
     made._ends = array("q", ends)
@@ -206,10 +206,10 @@ def natural_key(name: bytes) -> bytes:
     [b'x9', b'x10', b'x010']
     """
     # One byte string per name, not a tuple: a million of these must fit in memory.
-    return _DIGITS.sub(_weighed, name)
+    return _DIGITS.sub(_number_key, name)
 
 
-def _weighed(digits: re.Match[bytes]) -> bytes:
+def _number_key(digits: re.Match[bytes]) -> bytes:
     value = digits[0].lstrip(b"0")
     return b"0" + len(value).to_bytes(2, "big") + value
 
@@ -278,11 +278,11 @@ def _matches(folder: bytes, parts: list[bytes], folders: Folders) -> Iterator[by
         elif not rest and os.path.lexists(path) and not is_folder(path):
             yield path
     else:
-        listing = _listed(folder, folders, hidden=part.startswith(b"."))
+        listing = _list_folder(folder, folders, hidden=part.startswith(b"."))
         if not rest:
-            yield from _named(folder, listing.files, part)
+            yield from _match_names(folder, listing.files, part)
             return
-        for path in _named(folder, listing.folders, part):
+        for path in _match_names(folder, listing.folders, part):
             yield from _matches(path, rest, folders)
 
 
@@ -291,12 +291,12 @@ def _matches_below(folder: bytes, rest: list[bytes], folders: Folders) -> Iterat
         last = rest[0] if rest else b"*"
         if len(rest) <= 1 and not last.startswith(b"."):
             # Listed already, and the most common patterns: do not list twice.
-            yield from _named(path, listing.files, last)
+            yield from _match_names(path, listing.files, last)
         else:
             yield from _matches(path, rest, folders)
 
 
-def _named(folder: bytes, names: list[bytes], pattern: bytes) -> Iterator[bytes]:
+def _match_names(folder: bytes, names: list[bytes], pattern: bytes) -> Iterator[bytes]:
     return (os.path.join(folder, name) for name in fnmatch.filter(names, pattern))
 
 
@@ -311,7 +311,7 @@ def _below(root: bytes, folders: Folders) -> Iterator[tuple[bytes, _Listing]]:
             del above[-1:]
             continue
         path = os.path.join(parent, names.pop())
-        listing = _listed(path, folders)
+        listing = _list_folder(path, folders)
         if listing.own in above:
             raise SourceError(path, "a loop of symbolic links", remedy="remove the link")
         yield path, listing
@@ -319,7 +319,7 @@ def _below(root: bytes, folders: Folders) -> Iterator[tuple[bytes, _Listing]]:
         levels.append((path, listing.folders[::-1]))
 
 
-def _listed(path: bytes, noted: Folders, *, hidden: bool = False) -> _Listing:
+def _list_folder(path: bytes, noted: Folders, *, hidden: bool = False) -> _Listing:
     files: list[bytes] = []
     folders: list[bytes] = []
     try:

@@ -118,13 +118,13 @@ class Maps:
 
     def bytes(self, file: int) -> NDArray[np.uint8]:
         """Return all bytes of a file that was entered."""
-        return (self._maps[file] or self._entered(file)).bytes  # called for every large row
+        return (self._maps[file] or self._enter_one(file)).bytes  # called for every large row
 
     def fd(self, file: int) -> int:
         """Return the descriptor of a file that was entered."""
-        return self._entered(file).file.fd
+        return self._enter_one(file).file.fd
 
-    def _entered(self, file: int) -> MappedFile:
+    def _enter_one(self, file: int) -> MappedFile:
         found = self._maps[file]
         if found is None:
             raise RuntimeError(f"file {file} was not entered")
@@ -255,7 +255,7 @@ class Maps:
 
     def _open(self, number: int) -> MappedFile:
         path, expected = self._files.path(number), self._files.expected(number)
-        file = _opened(path, expected if self._guarded else None)
+        file = _open_file(path, expected if self._guarded else None)
         try:
             one = MappedFile(number, file, expected)
             self.address[number] = start = one.bytes.__array_interface__["data"][0]
@@ -337,7 +337,7 @@ class Maps:
             self._giving_up.release()
 
 
-def _opened(path: bytes, expected: Identity | None) -> File:
+def _open_file(path: bytes, expected: Identity | None) -> File:
     try:
         return File(path, expected)
     except (MissingError, DeniedError):

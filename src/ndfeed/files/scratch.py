@@ -81,7 +81,7 @@ class Scratch:
     def __init__(self, size: int, place: str) -> None:
         self.size = size
         self._place = place
-        self._fd, remove = _made(place)
+        self._fd, remove = _make_file(place)
         self._remove = weakref.finalize(self, remove)
         try:
             # Reserved first: writing to a map without disk space would end the process.
@@ -93,7 +93,7 @@ class Scratch:
             self._map = mmap.mmap(self._fd, size, access=access)
         except OSError as error:
             self._remove()
-            raise self._refused(error) from None
+            raise self._write_error(error) from None
         if hasattr(mmap, "MADV_RANDOM"):
             # Otherwise the system reads a hundred pages for each that is not in memory.
             self._map.madvise(mmap.MADV_RANDOM)
@@ -111,9 +111,9 @@ class Scratch:
                 at += done
                 data = data[done:]
         except OSError as error:
-            raise self._refused(error) from None
+            raise self._write_error(error) from None
 
-    def _refused(self, error: OSError) -> ResourceError:
+    def _write_error(self, error: OSError) -> ResourceError:
         problem = f"{self.size / 1e6:,.0f} MB cannot be written: {error.strerror}"
         return ResourceError(self._place, problem, remedy=ELSEWHERE)
 
@@ -125,7 +125,7 @@ def no_room(place: str | None, size: int, room: int) -> ResourceError:
     return ResourceError("temporary files", problem, remedy=ELSEWHERE)
 
 
-def _made(place: str) -> tuple[int, Callable[[], None]]:
+def _make_file(place: str) -> tuple[int, Callable[[], None]]:
     """Return a descriptor of a new file, and the function that disposes of it."""
     flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
     with contextlib.suppress(OSError):  # a file system that has no unnamed files

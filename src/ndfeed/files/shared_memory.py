@@ -44,7 +44,7 @@ class Shared:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._fd, self.path = _made(size)
+        self._fd, self.path = _allocate(size)
         if not can.memfd:
             weakref.finalize(self, _remove, self.path, os.getpid())
         self._close = weakref.finalize(self, close_quietly, self._fd)
@@ -52,7 +52,7 @@ class Shared:
     def fill(self, write: Callable[[NDArray[np.uint8]], None]) -> None:
         """Let ``write`` fill the memory, then seal it."""
         if self.size:
-            view = _mapped(self._fd, self.size)
+            view = _map_memory(self._fd, self.size)
             write(np.frombuffer(view, np.uint8))
             # A view that is still referenced prevents sealing, so none may be left.
             view.close()
@@ -72,11 +72,11 @@ class Shared:
         try:
             fd = os.open(self.path, FLAGS)
         except OSError as error:
-            raise _unmapped(self.size, error) from None
+            raise _map_error(self.size, error) from None
         try:
             return np.frombuffer(map_whole(fd), np.uint8)
         except OSError as error:
-            raise _unmapped(self.size, error) from None
+            raise _map_error(self.size, error) from None
         finally:
             close_quietly(fd)
 
@@ -90,7 +90,7 @@ class Shared:
     @staticmethod
     def attach(handle: Handle) -> "Shared":
         """Open the memory of a handle; ``MissingError`` if it cannot be reached."""
-        fd = _opened(handle, FLAGS)
+        fd = _open_memory(handle, FLAGS)
         made = object.__new__(Shared)
         made.size, made._fd = handle.size, fd
         made.path = f"/proc/self/fd/{fd}".encode() if can.memfd else handle.path
@@ -120,9 +120,9 @@ class Block(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     @classmethod
     def of(cls, size: int) -> "Block":
         """Allocate ``size`` bytes."""
-        fd, path = _made(size)
+        fd, path = _allocate(size)
         try:
-            made = np.frombuffer(_mapped(fd, size), np.uint8).view(cls)
+            made = np.frombuffer(_map_memory(fd, size), np.uint8).view(cls)
         except BaseException:
             close_quietly(fd)
             if not can.memfd:
@@ -137,14 +137,14 @@ class Block(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 
 def attach(handle: Handle) -> NDArray[np.uint8]:
     """Map a block of another process, to read and to write."""
-    fd = _opened(handle, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+    fd = _open_memory(handle, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
     try:
-        return np.frombuffer(_mapped(fd, handle.size), np.uint8)
+        return np.frombuffer(_map_memory(fd, handle.size), np.uint8)
     finally:
         close_quietly(fd)
 
 
-def _made(size: int) -> tuple[int, bytes]:
+def _allocate(size: int) -> tuple[int, bytes]:
     """Return a descriptor of new memory, and the path by which this process finds it."""
     free = free_memory()
     if can.memfd and free is not None and size > free:
@@ -180,14 +180,14 @@ def _new() -> tuple[int, bytes]:
     return fd, os.fsencode(name)
 
 
-def _mapped(fd: int, size: int) -> mmap:
+def _map_memory(fd: int, size: int) -> mmap:
     try:
         return mmap(fd, size) if sys.platform == "win32" else mmap(fd, size, MAP_SHARED)
     except OSError as error:
-        raise _unmapped(size, error) from None
+        raise _map_error(size, error) from None
 
 
-def _unmapped(size: int, error: OSError) -> ResourceError:
+def _map_error(size: int, error: OSError) -> ResourceError:
     problem = f"{size} bytes cannot be mapped: {error.strerror}"
     return ResourceError("shared memory", problem, remedy=platform_calls.MORE_MEMORY)
 
@@ -199,7 +199,7 @@ def _handle(fd: int, path: bytes, size: int) -> Handle:
     return Handle(path, size, status.st_dev, status.st_ino)
 
 
-def _opened(handle: Handle, flags: int) -> int:
+def _open_memory(handle: Handle, flags: int) -> int:
     """Return a descriptor of memory that some process holds."""
     try:
         fd = os.open(handle.path, flags)

@@ -64,7 +64,7 @@ def not_ours(path: bytes, what: str) -> ConflictError:
     return ConflictError(path, f"{what}, and was not made by ndfeed", remedy="move it away")
 
 
-def _opened(path: bytes, at: int | None, new: bool) -> int:
+def _open_plain(path: bytes, at: int | None, new: bool) -> int:
     """Open a plain file to read and write; with ``new`` it is created if it is missing."""
     name = path if at is None else os.path.basename(path)
     for _ in range(_TRIES):
@@ -114,7 +114,7 @@ class Output:
         self.path = path
         self._lost = False
         try:
-            self.fd = _opened(path, at, new)
+            self.fd = _open_plain(path, at, new)
         except ConflictError:
             raise
         except OSError as error:
@@ -246,20 +246,20 @@ class Lock:
         self._at = at
         self.held: bool | None = None
         try:
-            self.fd = _opened(path, at, new=True)
+            self.fd = _open_plain(path, at, new=True)
         except ConflictError:
             raise
         except OSError as error:
             refuse(path, "create it", error)
         try:
             if can.lock:
-                self.held = self._taken(refused)
+                self.held = self._take(refused)
         except BaseException:
             self.drop()
             raise
         _locks.add(self)
 
-    def _taken(self, refused: ConflictError | None) -> bool | None:
+    def _take(self, refused: ConflictError | None) -> bool | None:
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

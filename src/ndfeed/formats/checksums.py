@@ -25,9 +25,9 @@ _Matrix = list[int]
 
 def combine_crc32(first: int, second: int, length: int) -> int:
     """Return the checksum of bytes with checksum ``first``, then ``length`` with ``second``."""
-    power = _squared(_squared([_POLYNOMIAL, *(1 << bit for bit in range(31))]))
+    power = _square(_square([_POLYNOMIAL, *(1 << bit for bit in range(31))]))
     while length:
-        power = _squared(power)
+        power = _square(power)
         if length & 1:
             first = _times(power, first)
         length >>= 1
@@ -45,7 +45,7 @@ def _times(matrix: _Matrix, vector: int) -> int:
     return found
 
 
-def _squared(matrix: _Matrix) -> _Matrix:
+def _square(matrix: _Matrix) -> _Matrix:
     return [_times(matrix, column) for column in matrix]
 
 

@@ -25,10 +25,10 @@ _MOST_STEM = 200
 
 def make_stems(names: Sequence[str]) -> list[str]:
     """Return the file names of each field, without their suffix."""
-    found = [_escaped(name.encode(), _PLAIN) for name in names]
+    found = [_escape(name.encode(), _PLAIN) for name in names]
     shared = Counter(stem.lower() for stem in found)
     return [
-        _short(stem if shared[stem.lower()] == 1 else _escaped(name.encode(), _SMALL), name)
+        _short(stem if shared[stem.lower()] == 1 else _escape(name.encode(), _SMALL), name)
         for stem, name in zip(found, names, strict=True)
     ]
 
@@ -39,7 +39,7 @@ def _short(stem: str, name: str) -> str:
     return f"{stem[:_MOST_STEM]}%{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
-def _escaped(name: bytes, plain: frozenset[int]) -> str:
+def _escape(name: bytes, plain: frozenset[int]) -> str:
     stem = "".join(chr(c) if c in plain else f"%{c:02X}" for c in name)
     stem = _OF_A_ROLE.sub("%2E", stem)
     if stem[0] == "." or _RESERVED.match(stem):

@@ -186,7 +186,7 @@ def _header(preamble: bytes) -> Header:
         shape = _lengths(tuple(map(int, _NUMBER.findall(match[3] + (match[4] or "")))))
     else:
         element, fortran, shape = _from_literal(parse(text))
-    length, nbytes = len(preamble), _checked_size(shape, element.size)
+    length, nbytes = len(preamble), _check_size(shape, element.size)
     order = fortran_strides(shape, element.size) if fortran else None
     found = placed(element, shape, order, length, length + nbytes)
     return Header(length, nbytes, Description("npy", found, (_FORTRAN,) if order else ()))
@@ -227,7 +227,7 @@ def placed(
         shape = outer + own
         if own:
             _check_rank(shape)
-            _checked_size(shape, itemsize(dtype))
+            _check_size(shape, itemsize(dtype))
         full = None if steps is None or not shape else steps + strides
         if 0 in shape:  # it has no bytes, so its position does not matter
             start, full = 0, None
@@ -240,7 +240,7 @@ def _check_rank(shape: tuple[Literal, ...]) -> None:
         raise LimitError("", f"expected at most {MOST_DIMENSIONS} dimensions, found {len(shape)}")
 
 
-def _checked_size(shape: tuple[int, ...], size: int) -> int:
+def _check_size(shape: tuple[int, ...], size: int) -> int:
     """Return the bytes of all elements; empty arrays are checked as if without their zeros."""
     if size * math.prod([n or 1 for n in shape]) >= MOST_BYTES:
         raise LimitError("", f"expected fewer than 2**63 bytes, found the shape {shape!r:.80}")
@@ -250,7 +250,7 @@ def _checked_size(shape: tuple[int, ...], size: int) -> int:
 def element_of(descr: Literal) -> Element:
     """Return the type in a header's ``descr``; ``(type, shape)`` is a sub-array at the top."""
     if isinstance(descr, tuple) and len(descr) == 2:
-        return _repeated(element_of(descr[0]), _lengths(descr[1]))
+        return _repeat(element_of(descr[0]), _lengths(descr[1]))
     return _type("", descr, 0)
 
 
@@ -311,14 +311,14 @@ def _entry(name: str, entry: Literal, start: int) -> Element:
     if len(full) > _MOST_NAME:
         raise LimitError("", f"expected field names of at most {_MOST_NAME} characters")
     found = _type(full, kind, start)
-    return _repeated(found, shape) if shape else found
+    return _repeat(found, shape) if shape else found
 
 
-def _repeated(element: Element, shape: tuple[int, ...]) -> Element:
+def _repeat(element: Element, shape: tuple[int, ...]) -> Element:
     """Return an array of ``shape`` of such elements as one element."""
     steps = c_strides(shape, element.size)
     leaves = [
         leaf._replace(shape=shape + leaf.shape, strides=steps + leaf.strides)
         for leaf in element.leaves
     ]
-    return Element(tuple(leaves), _checked_size(shape, element.size), element.filled)
+    return Element(tuple(leaves), _check_size(shape, element.size), element.filled)

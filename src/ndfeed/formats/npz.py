@@ -95,18 +95,18 @@ def _member(
     preamble = _preamble(file, stream)
     if preamble is None:
         folder = not member.size and member.name.endswith("/")
-        return (), () if folder else (f"{_called(member)} is no array and is left out",), 0
+        return (), () if folder else (f"{_name_member(member)} is no array and is left out",), 0
     try:
         header = npy.header_of(file.path, preamble, stream.offset)
     except UnsupportedError as error:
-        problem = f"{_called(member)} {error.problem}"
+        problem = f"{_name_member(member)} {error.problem}"
         remedy = f"{error.remedy}; or leave it out with fields="
         raise UnsupportedError(file.path, problem, error.offset, remedy) from None
     arrays = npy.arrays(file.path, name, header, stream)
     return arrays, header.alone.notes, max(len(preamble) - _SHORT_HEADER, 0)
 
 
-def _called(member: ziparchive.Member) -> str:
+def _name_member(member: ziparchive.Member) -> str:
     return f"member {shown(member.name[:100])!r}"
 
 

@@ -74,7 +74,7 @@ def describe(file: File, members: list[Member], wanted: Wanted | None = None) ->
     start, pickle = _content(file, records[f"{prefix}data.pkl"], _MOST_PICKLE)
     big = _big(file, records.get(f"{prefix}byteorder"))
     try:
-        found = _planned(pickle, big, wanted)
+        found = _find_plan(pickle, big, wanted)
     except FormatError as error:  # raised with no path, and offsets from the pickle's start
         offset = None if error.offset is None else start + error.offset
         raise type(error)(file.path, error.problem, offset, error.remedy) from None
@@ -94,7 +94,7 @@ def describe(file: File, members: list[Member], wanted: Wanted | None = None) ->
     return Description(kind, tuple(arrays), found.notes, found.narrowed)
 
 
-def _planned(pickle: bytes, big: bool, wanted: Wanted | None) -> Plan:
+def _find_plan(pickle: bytes, big: bool, wanted: Wanted | None) -> Plan:
     """Return the plan of a pickle. Samples saved by the same code usually have the same pickle."""
     found = _plans.get((pickle, big, wanted))
     if found is None:

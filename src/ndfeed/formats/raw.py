@@ -53,14 +53,14 @@ def layout(dtype: object, shape: object = ()) -> Layout:
             f"dtype must be a plain element type, got {dtype!r:.80}: {problem}"
         ) from None
     if structure is not None:
-        return _structured(structure, shape)
-    return Layout(name, _checked_shape(shape, itemsize(name)))
+        return _make_structured(structure, shape)
+    return Layout(name, _check_shape(shape, itemsize(name)))
 
 
-def _structured(element: npy.Element, shape: object, offset: int = 0) -> Layout:
+def _make_structured(element: npy.Element, shape: object, offset: int = 0) -> Layout:
     """Return the layout of elements with fields."""
     names = f"({', '.join(leaf.name for leaf in element.leaves)})"
-    return Layout(names[:200], _checked_shape(shape, element.size), offset, element)
+    return Layout(names[:200], _check_shape(shape, element.size), offset, element)
 
 
 def describe(file: File, given: Layout) -> Description:
@@ -93,14 +93,14 @@ def beside(path: bytes) -> Layout | None:
     except MissingError:
         return None
     try:
-        return _from_json(json.loads(_decoded(text)))
+        return _from_json(json.loads(_decode_text(text)))
     except (ValueError, RecursionError) as error:
         raise FormatError(
             name, f'expected {{"dtype": text, "shape": [n, …]}}: {shown(str(error)[:200])}'
         ) from None
 
 
-def _decoded(text: bytes) -> str:
+def _decode_text(text: bytes) -> str:
     """Decode a JSON file. From bytes, json would guess the encoding and import its decoder."""
     try:
         if b"\0" not in text:  # UTF-16 and UTF-32 are full of them
@@ -119,11 +119,11 @@ def _from_json(value: object) -> Layout:
     if isinstance(value["dtype"], list):
         try:
             element = npy.element_of(_as_descr(value["dtype"]))
-            return _structured(element, value.get("shape", ()), offset)
+            return _make_structured(element, value.get("shape", ()), offset)
         except FormatError as error:
             raise ValueError(error.problem) from None
     dtype = canonical(value["dtype"])
-    return Layout(dtype, _checked_shape(value.get("shape", ()), itemsize(dtype)), offset)
+    return Layout(dtype, _check_shape(value.get("shape", ()), itemsize(dtype)), offset)
 
 
 def _as_descr(entries: list[Any]) -> list[Any]:
@@ -138,7 +138,7 @@ def _as_descr(entries: list[Any]) -> list[Any]:
     return found
 
 
-def _checked_shape(shape: object, size: int) -> tuple[int, ...]:
+def _check_shape(shape: object, size: int) -> tuple[int, ...]:
     """Return the shape of a sample whose elements have ``size`` bytes each."""
     dims = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     for n in dims:

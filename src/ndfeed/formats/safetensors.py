@@ -75,7 +75,7 @@ def describe(file: File) -> Description:
             file.path, f"expected a header of {length} bytes, found {file.size - 8}", 8
         )
     text = file.read(8, length)
-    header = _parsed(file.path, text)
+    header = _parse(file.path, text)
     if start + header.nbytes != file.size:
         kind = TruncatedError if start + header.nbytes > file.size else FormatError
         raise kind(
@@ -90,9 +90,9 @@ def describe(file: File) -> Description:
     return Description("safetensors", tuple(placed), header.notes)
 
 
-def _parsed(path: bytes, text: bytes) -> Header:
+def _parse(path: bytes, text: bytes) -> Header:
     try:
-        return _kept(text) if len(text) <= _MOST_KEPT else _header(text)
+        return _parse_cached(text) if len(text) <= _MOST_KEPT else _header(text)
     except FormatError as error:  # raised with no path: the cache serves all files
         raise type(error)(path, error.problem, 8, error.remedy) from None
     except ValueError as error:
@@ -101,7 +101,7 @@ def _parsed(path: bytes, text: bytes) -> Header:
 
 # Files of one folder usually have identical headers, so each is parsed once.
 @lru_cache(maxsize=256)
-def _kept(text: bytes) -> Header:
+def _parse_cached(text: bytes) -> Header:
     return _header(text)
 
 
@@ -119,13 +119,13 @@ def _header(text: bytes) -> Header:
     end = 0
     for array in arrays:
         if array.offset != end:
-            found = f"{_called(array.name)} begins at {array.offset}"
+            found = f"{_quote(array.name)} begins at {array.offset}"
             raise ValueError(f"tensors must lie end to end: expected byte {end}, but {found}")
         end += array.length
     return Header(tuple(arrays), end, _notes(packed + _remarks(metadata)))
 
 
-def _called(name: str) -> str:
+def _quote(name: str) -> str:
     return f"tensor {shown(name[:100])!r}"
 
 
@@ -134,23 +134,23 @@ def _array(name: str, entry: Json, packed: list[str]) -> Array:
     if len(name) > _MOST_NAME:
         raise LimitError("", f"expected names of at most {_MOST_NAME} characters")
     if type(entry) is not dict or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"{_called(name)} needs dtype, shape and data_offsets")
+        raise ValueError(f"{_quote(name)} needs dtype, shape and data_offsets")
     kind, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
     if type(kind) is not str or type(shape) is not list or type(span) is not list:
-        raise ValueError(f"{_called(name)}: dtype must be text, shape and data_offsets lists")
+        raise ValueError(f"{_quote(name)}: dtype must be text, shape and data_offsets lists")
     bits = _BITS.get(kind) or _PACKED.get(kind)
     if bits is None:
-        raise UnsupportedError("", f"{_called(name)} has the unknown dtype {shown(kind[:40])!r}")
+        raise UnsupportedError("", f"{_quote(name)} has the unknown dtype {shown(kind[:40])!r}")
     _check_numbers(name, shape, span)
     begin, end = span
     total = bits * math.prod(shape)
     if total % 8 or total != 8 * (end - begin):
         raise ValueError(
-            f"{_called(name)} of {kind}{shape!r:.80} needs {total} bits, "
+            f"{_quote(name)} of {kind}{shape!r:.80} needs {total} bits, "
             f"its offsets hold {8 * (end - begin)}"
         )
     if kind in _PACKED:
-        packed.append(f"{_called(name)} is {kind}{shape!r:.80}: delivered as its packed bytes")
+        packed.append(f"{_quote(name)} is {kind}{shape!r:.80}: delivered as its packed bytes")
         return Array(name, "|u1", (end - begin,), begin, end - begin)
     return Array(name, _TYPES[kind], tuple(shape), begin, end - begin)
 
@@ -159,15 +159,16 @@ def _check_numbers(name: str, shape: list[Any], span: list[Any]) -> None:
     """Check that lengths and offsets are integers that fit, and not booleans."""
     if len(shape) > MOST_DIMENSIONS:
         raise UnsupportedError(
-            "", f"{_called(name)} has {len(shape)} dimensions, at most {MOST_DIMENSIONS} are read"
+            "",
+            f"{_quote(name)} has {len(shape)} dimensions, at most {MOST_DIMENSIONS} are read",
         )
     for number in (*shape, *span):
         if type(number) is not int or not 0 <= number < MOST_BYTES:
-            raise ValueError(f"{_called(name)}: expected whole numbers in [0, 2**63)")
+            raise ValueError(f"{_quote(name)}: expected whole numbers in [0, 2**63)")
     if len(span) != 2 or span[0] > span[1]:
-        raise ValueError(f"{_called(name)}: data_offsets must be [begin, end]")
+        raise ValueError(f"{_quote(name)}: data_offsets must be [begin, end]")
     if 8 * math.prod(n for n in shape if n) >= MOST_BYTES:  # also for empty tensors
-        raise LimitError("", f"{_called(name)} has lengths that no array can have")
+        raise LimitError("", f"{_quote(name)} has lengths that no array can have")
 
 
 def _remarks(metadata: Json) -> list[str]:

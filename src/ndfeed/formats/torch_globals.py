@@ -143,7 +143,7 @@ def persistent(value: Value) -> Value:
         return kind
     if type(kind) is not Global or not kind.name.endswith("Storage") or type(key) is not str:
         raise ValueError("a storage without a type or a key")
-    return Storage(kind.dtype, key, _whole(count))
+    return Storage(kind.dtype, key, _as_whole_number(count))
 
 
 def foreign(module: str, name: str) -> Foreign:
@@ -155,7 +155,7 @@ def foreign(module: str, name: str) -> Foreign:
     return Foreign(f"an object of class {full}", "convert it before torch.save")
 
 
-def _whole(value: Value) -> int:
+def _as_whole_number(value: Value) -> int:
     if type(value) is not int or not 0 <= value < MOST_BYTES:
         raise ValueError("expected a whole number in [0, 2**63)")
     return value
@@ -178,7 +178,7 @@ def _unit(metadata: Value) -> str:
         raise ValueError("the metadata of a NumPy dtype is malformed")
     if len(metadata[1]) != 4 or type(metadata[1][0]) is not Bytes:
         raise ValueError("the unit of a NumPy dtype is malformed")
-    unit, count = metadata[1][0].head.decode("latin-1"), _whole(metadata[1][1])
+    unit, count = metadata[1][0].head.decode("latin-1"), _as_whole_number(metadata[1][1])
     return "" if unit == "generic" else f"[{count if count != 1 else ''}{unit}]"
 
 
@@ -197,7 +197,7 @@ def _tensor(args: tuple[Value, ...], dtype: str, extra: Value) -> Value:
         raise ValueError("a tensor needs as many strides as dimensions")
     _lengths(shape)
     _lengths(strides)
-    return Tensor(storage, dtype or storage.dtype or "|u1", _whole(start), shape, strides)
+    return Tensor(storage, dtype or storage.dtype or "|u1", _as_whole_number(start), shape, strides)
 
 
 def _tensor_v2(args: tuple[Value, ...]) -> Value:

@@ -182,11 +182,11 @@ def _rows(items: list[Value], arrays: list[View | Array]) -> list[View | Array] 
 
 
 def _refuse(value: Foreign, name: str) -> NoReturn:
-    where = f" at {_called(name)}" if name else ""
+    where = f" at {_quote(name)}" if name else ""
     raise UnsupportedError("", f"holds {value.what}{where}", remedy=f"{_READ}; {value.remedy}")
 
 
-def _called(name: str) -> str:
+def _quote(name: str) -> str:
     return f"key {shown(name[:100])!r}" if name else "the saved object"
 
 
@@ -230,7 +230,7 @@ class _Walk:
             if self._is_wanted(name):
                 raise
             self.narrowed = True
-            self.notes.append(f"{_called(name)} is left out: {error.problem}"[:200])
+            self.notes.append(f"{_quote(name)} is left out: {error.problem}"[:200])
 
     def _is_wanted(self, name: str) -> bool:
         """Return whether ``name`` was requested. Fields of list items have no position in it."""
@@ -267,11 +267,11 @@ class _Walk:
             extent = size + sum((n - 1) * step for n, step in zip(value.shape, steps, strict=True))
             if whole > _WIDE and whole > _TIMES * extent:
                 raise LimitError(
-                    "", f"{_called(name)} expands {extent:,} bytes to {whole:,}: a bomb"
+                    "", f"{_quote(name)} expands {extent:,} bytes to {whole:,}: a bomb"
                 )
         if skip + extent > held:
             raise FormatError(
-                "", f"{_called(name)} ends at byte {skip + extent} of a storage of {held}"
+                "", f"{_quote(name)} ends at byte {skip + extent} of a storage of {held}"
             )
         self.used[storage.key] = self.used.get(storage.key, 0) + extent
         dtype = self.ordered(value.dtype, name) if self.big else value.dtype
@@ -280,7 +280,7 @@ class _Walk:
     def ordered(self, dtype: str, name: str) -> str:
         """Return the big-endian counterpart of ``dtype``."""
         if EXTENDED.get(dtype, 1) > 1:
-            problem = f"{_called(name)} is big-endian {dtype}, which is not read"
+            problem = f"{_quote(name)} is big-endian {dtype}, which is not read"
             raise UnsupportedError("", f"{problem}", remedy="save it on a little-endian machine")
         return dtype.replace("<", ">")
 
@@ -294,18 +294,16 @@ class _Walk:
         try:
             dtype = value.dtype.name()
         except ValueError as error:
-            raise UnsupportedError("", f"{_called(name)}: {error}", remedy=_READ) from None
+            raise UnsupportedError("", f"{_quote(name)}: {error}", remedy=_READ) from None
         size = itemsize(dtype)
         data = value.data
         whole = _logical(value.shape, size)
         if whole > data.size:
             raise TruncatedError(
-                "", f"{_called(name)} promises {whole} bytes, found {data.size}", data.at
+                "", f"{_quote(name)} promises {whole} bytes, found {data.size}", data.at
             )
         if whole < data.size:
-            raise FormatError(
-                "", f"{_called(name)} needs {whole} bytes, found {data.size}", data.at
-            )
+            raise FormatError("", f"{_quote(name)} needs {whole} bytes, found {data.size}", data.at)
         if not value.shape and size <= 8:
             bits = int.from_bytes(data.head.ljust(8, b"\0"), "little", signed=True)
             self.arrays.append(Array(name, dtype, (), bits, 0, coding=INLINE))
@@ -326,17 +324,17 @@ class _Walk:
         if -MOST_BYTES <= bits < MOST_BYTES:
             self.arrays.append(Array(name, dtype, (), bits, 0, coding=INLINE))
         else:
-            self.notes.append(f"{_called(name)} is a number of over 64 bits: left out")
+            self.notes.append(f"{_quote(name)} is a number of over 64 bits: left out")
 
     def text(self, value: str, name: str) -> None:
         cut = value if len(value) <= 100 else f"{value[:99]}…"
-        self.notes.append(f"{_called(name)} is text: {shown(cut)}"[:200])
+        self.notes.append(f"{_quote(name)} is text: {shown(cut)}"[:200])
 
     def remark(self, value: Value, name: str) -> None:
         what = value.name if type(value) is Global else value
         if type(value) is Dtype:
             what = "a NumPy dtype"
-        self.notes.append(f"{_called(name)} is {what}: left out")
+        self.notes.append(f"{_quote(name)} is {what}: left out")
 
     def waste(self) -> list[str]:
         """Return a remark for each storage of which tensors leave most unused."""
@@ -347,7 +345,7 @@ class _Walk:
             used = self.used.pop(view.key)
             if view.held > 2 * used + _SPARE:
                 notes.append(
-                    f"{_called(view.name)} uses {used:,} of {view.held:,} bytes of its storage; "
+                    f"{_quote(view.name)} uses {used:,} of {view.held:,} bytes of its storage; "
                     f"clone() before torch.save makes the file smaller"
                 )
         return notes

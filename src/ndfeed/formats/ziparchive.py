@@ -89,7 +89,7 @@ def members(file: File) -> tuple[list[Member], tuple[str, ...]]:
             start,
         )
     notes = (f"{shift} bytes before the archive are ignored",) if shift else ()
-    return _bounded(file.path, entries, start), notes
+    return _check_bounds(file.path, entries, start), notes
 
 
 def data_offset(file: File, member: Member) -> int:
@@ -186,7 +186,7 @@ def _entry(data: bytes, at: int, shift: int) -> tuple[_Entry, int]:
     if magic != b"PK\x01\x02" or end > len(data):
         raise FormatError("", "the central directory is damaged")
     raw = data[names:extras]
-    name = raw.decode("ascii") if raw.isascii() else _decoded(raw, flags)
+    name = raw.decode("ascii") if raw.isascii() else _decode_name(raw, flags)
     if "\0" in name or name_length > _MOST_NAME:
         problem = f"expected names of at most {_MOST_NAME} bytes and no zeros, found {name!r:.80}"
         raise LimitError("", problem)
@@ -198,7 +198,7 @@ def _entry(data: bytes, at: int, shift: int) -> tuple[_Entry, int]:
     return (header + shift, name, method, flags, crc, stored, size, raw), end
 
 
-def _decoded(raw: bytes, flags: int) -> str:
+def _decode_name(raw: bytes, flags: int) -> str:
     try:
         return raw.decode() if flags & _UTF8 else _CP437(raw)[0]
     except UnicodeDecodeError:
@@ -229,7 +229,7 @@ def _wide(extra: bytes, name: str, values: tuple[int, int, int]) -> tuple[int, i
     )
 
 
-def _bounded(path: bytes, entries: list[_Entry], end: int) -> list[Member]:
+def _check_bounds(path: bytes, entries: list[_Entry], end: int) -> list[Member]:
     """Return the members with their ends; they must be before the directory and not overlap."""
     headers = [entry[0] for entry in entries]
     # Sorted, not in a dict: a file could choose numbers that all have the same hash.

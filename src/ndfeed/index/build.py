@@ -162,7 +162,7 @@ def build(files: Files, demand: Demand, *, of: int | None = None) -> Table:
     narrowed = False
     with (
         Bar("reading headers", len(files.paths)) as bar,
-        closing(_described(files, demand)) as chunks,
+        closing(_describe_all(files, demand)) as chunks,
     ):
         for chunk in chunks:
             made.add(chunk.part(base))
@@ -194,7 +194,7 @@ def make_table(file: File, found: Description) -> Table:
     return made.table()
 
 
-def _described(files: Files, demand: Demand) -> Generator[Chunk, None, None]:
+def _describe_all(files: Files, demand: Demand) -> Generator[Chunk, None, None]:
     """Yield descriptions of every file, in order, in chunks."""
     count = len(files.paths)
     first = min(_FIRST, count)
@@ -251,20 +251,20 @@ def _holding(file: File, found: Description) -> Description:
 def _no_array_file(path: bytes, error: Error, layout: raw.Layout | None) -> bool:
     """Return whether this is a pipe, socket or dangling link that is not named as an array file."""
     odd = isinstance(error, SourceError) and not isinstance(error, DeniedError)
-    return odd and not _named(path, layout)
+    return odd and not _is_array_name(path, layout)
 
 
 def _promising(file: File, layout: raw.Layout | None) -> bool:
     """Return whether this file of a folder may contain arrays."""
-    return _named(file.path, layout) or (file.size > 0 and detect.is_recognised(file))
+    return _is_array_name(file.path, layout) or (file.size > 0 and detect.is_recognised(file))
 
 
 def _certain(file: File, layout: raw.Layout | None) -> bool:
     """Return whether it must; otherwise it may be some other archive, such as a .zip or .docx."""
-    return _named(file.path, layout) or file.read(0, min(6, file.size)) == npy.MAGIC
+    return _is_array_name(file.path, layout) or file.read(0, min(6, file.size)) == npy.MAGIC
 
 
-def _named(path: bytes, layout: raw.Layout | None) -> bool:
+def _is_array_name(path: bytes, layout: raw.Layout | None) -> bool:
     name = path.lower()
     if name.endswith(detect.SUFFIXES):
         return True

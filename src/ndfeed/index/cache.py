@@ -87,7 +87,7 @@ def save(path: bytes, kept: Kept) -> None:
         "folder_facts": np.frombuffer(kept.folders.facts, np.int64),
     }
     try:
-        cache_files.publish(path, _signed(path, codec.encode(kept.table, extra)))
+        cache_files.publish(path, _sign(path, codec.encode(kept.table, extra)))
         cache_files.keep_newest(os.path.dirname(path), _KEPT, _KEPT_BYTES)
     except OSError as error:
         warnings.warn(
@@ -98,7 +98,7 @@ def save(path: bytes, kept: Kept) -> None:
         )
 
 
-def _signed(path: bytes, pieces: list[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+def _sign(path: bytes, pieces: list[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     """Yield the pieces, then the signature. The key is made last: the disk may be full."""
     yield from pieces
     yield _signature(cache_files.secret(make=True), path, pieces)
@@ -127,7 +127,7 @@ def load(path: bytes, spellings: Paths) -> Kept | None:
             _warn_unusable(path, error)
             return None
     try:
-        table, built, folders = _decoded(path, memoryview(data), spellings)
+        table, built, folders = _decode(path, memoryview(data), spellings)
     except (ValueError, RecursionError, MemoryError) as error:
         _warn_unusable(path, error)
         cache_files.discard(path)
@@ -135,7 +135,7 @@ def load(path: bytes, spellings: Paths) -> Kept | None:
     return Kept(table, built, folders, doubted=status.st_mtime_ns == 0)
 
 
-def _decoded(path: bytes, data: memoryview, spellings: Paths) -> tuple[Table, int, Folders]:
+def _decode(path: bytes, data: memoryview, spellings: Paths) -> tuple[Table, int, Folders]:
     """Decode a cache; ``ValueError`` unless this user signed it and every number is valid."""
     body, signature = data[:-_SIGNATURE], data[-_SIGNATURE:]
     try:

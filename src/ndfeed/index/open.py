@@ -54,7 +54,7 @@ class Opened:
             self._memory = Shared.of(codec.encode(self.table))
         # A long list of files is in the table already, and too much to send with it.
         source = self.spellings if len(self.spellings) <= _FEW_NAMES else None
-        return _arrived, (
+        return _unpickle, (
             self._memory.handle(),
             codec.fingerprint(self.table),
             self.table.caches,
@@ -65,7 +65,7 @@ class Opened:
         )
 
 
-def _arrived(
+def _unpickle(
     handle: Handle,
     expected: str,
     caches: tuple[bytes, ...],
@@ -80,7 +80,7 @@ def _arrived(
     except MissingError:
         if spellings is None:
             raise
-        again = _packed(spellings[0]) if fields else None
+        again = _open_manifest(spellings[0]) if fields else None
         table = _open(spellings, demand, cached=True) if again is None else again.table
         found = codec.fingerprint(table)
         if found != expected:
@@ -104,7 +104,7 @@ def open_packed(source: Source) -> list[Opened] | None:
     spellings = spell_source(source)
     if len(spellings) > MANY:  # these are files, as in ``find``
         return None
-    found = [_packed(spelling) for spelling in spellings]
+    found = [_open_manifest(spelling) for spelling in spellings]
     opened = [one for one in found if one is not None]
     if opened and len(opened) < len(found):
         other = next(s for s, one in zip(spellings, found, strict=True) if one is None)
@@ -116,7 +116,7 @@ def open_packed(source: Source) -> list[Opened] | None:
     return opened or None
 
 
-def _packed(spelling: bytes) -> Opened | None:
+def _open_manifest(spelling: bytes) -> Opened | None:
     folder = folder_of(spelling)
     if folder is None:
         return None
@@ -136,12 +136,12 @@ def open_table(source: Source, demand: Demand = _EVERYTHING, *, cached: bool = T
 
 def _open(spellings: Paths, demand: Demand, cached: bool) -> Table:
     layout, wanted, _ = demand
-    kept = _kept(spellings, demand) if cached else None
+    kept = _find_cached(spellings, demand) if cached else None
     if isinstance(kept, Table):
         return kept
     began = cache.now()
     files = find(spellings)
-    table = _renewed(kept, files, demand) if kept else build(files, demand)
+    table = _update_table(kept, files, demand) if kept else build(files, demand)
     if not table.files:
         refuse(table.skipped, len(files.paths))
         raise listing.nothing_found(spellings[0], "in this folder")
@@ -153,7 +153,7 @@ def _open(spellings: Paths, demand: Demand, cached: bool) -> Table:
     return table
 
 
-def _kept(spellings: Paths, demand: Demand) -> Table | cache.Kept | None:
+def _find_cached(spellings: Paths, demand: Demand) -> Table | cache.Kept | None:
     """Return the table of an earlier run if still valid, else what can be reused of it, if any."""
     layout, wanted, skip = demand
     kept: cache.Kept | None = None
@@ -174,7 +174,7 @@ def _kept(spellings: Paths, demand: Demand) -> Table | cache.Kept | None:
     return kept
 
 
-def _renewed(kept: cache.Kept, files: Files, demand: Demand) -> Table:
+def _update_table(kept: cache.Kept, files: Files, demand: Demand) -> Table:
     """Return the table of ``files``, describing only those new or changed since ``kept``."""
     place = places(kept.table, files.paths)
     place[cache.changed_files(kept, demand.layout)[place]] = -1

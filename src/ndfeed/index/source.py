@@ -44,7 +44,7 @@ def spell_source(source: Source) -> Paths:
     if isinstance(source, Paths):
         return source
     if isinstance(source, str | bytes | os.PathLike):
-        return Paths((_spelled(source),))
+        return Paths((_spell(source),))
     if not isinstance(source, Sequence) and not hasattr(source, "__array__"):
         hint = _LOADED if hasattr(source, "files") or hasattr(source, "read") else ""
         problem = f"a source must be a path or a list of paths, got {type(source).__name__}"
@@ -56,10 +56,10 @@ def spell_source(source: Source) -> Paths:
             "np.load(path), or np.save it first"
         )
     here = os.path.join(os.getcwdb(), b"")  # asked for once, not for every file
-    return Paths(_spelled(one, here) for one in source)
+    return Paths(_spell(one, here) for one in source)
 
 
-def _spelled(one: object, here: bytes | None = None) -> bytes:
+def _spell(one: object, here: bytes | None = None) -> bytes:
     if isinstance(one, str):
         path = one.encode(_ENCODING, _ERRORS)  # like os.fsencode, in a third of the time
     elif isinstance(one, bytes | os.PathLike):
@@ -88,7 +88,7 @@ def find(spellings: Paths) -> Files:
     many = len(spellings) > MANY
     if not any(_is_several(spelling, many) for spelling in spellings):
         return Files(spellings, np.zeros(len(spellings), bool), Folders())
-    parts = [_found(spelling, many) for spelling in spellings]
+    parts = [_find_files(spelling, many) for spelling in spellings]
     if len(parts) == 1:
         return parts[0]
     paths, folders = Paths(), Folders()
@@ -103,7 +103,7 @@ def _is_several(spelling: bytes, many: bool) -> bool:
     return listing.is_pattern(spelling) or (not many and listing.is_folder(spelling))
 
 
-def _found(spelling: bytes, many: bool) -> Files:
+def _find_files(spelling: bytes, many: bool) -> Files:
     if listing.is_pattern(spelling) and not os.path.lexists(spelling):
         found = listing.find_matches(spelling)
         if not found.paths:

@@ -146,7 +146,7 @@ class Assembly:
         columns = {column: part[column] for column in self._columns}
         columns["file"] = columns["file"] + self._files
         for column, pool in (("name", "names"), ("dtype", "dtypes"), ("format", "formats")):
-            columns[column] = self._pooled(pool, part[pool])[columns[column]]
+            columns[column] = self._pool(pool, part[pool])[columns[column]]
         columns["shape"] = columns["shape"] + self._rows
         columns["strides"] = np.where(columns["strides"] < 0, -1, columns["strides"] + self._rows)
         for column, kind in {**_PER_FILE, **_PER_ARRAY}.items():
@@ -162,7 +162,7 @@ class Assembly:
         self._remarked += part["remarked"]
         self._passed_over += part["passed_over"]
 
-    def _pooled(self, pool: str, own: Sequence[str]) -> Ints:
+    def _pool(self, pool: str, own: Sequence[str]) -> Ints:
         shared = self._pools[pool]
         return np.array([shared.setdefault(text, len(shared)) for text in own] or [0], np.int64)
 
@@ -172,7 +172,7 @@ class Assembly:
         columns: dict[str, Any] = {
             name: np.frombuffer(self._columns[name], kind) for name, kind in kinds.items()
         }
-        dims, place = _joined_dims(self._dims)
+        dims, place = _join_dims(self._dims)
         for name in ("shape", "strides"):
             columns[name] = np.where(columns[name] < 0, -1, place[columns[name]]).astype(np.int32)
         ends = np.zeros(self._files + 1, np.int64)
@@ -209,7 +209,7 @@ def concat(tables: Sequence[Table]) -> Table:
         if table.base != made.base:
             part |= _paths(made.base, table.paths_of(np.arange(table.files)))
         made.add(part)
-    return replace(made.table(), **_inherited(tables))
+    return replace(made.table(), **_inherit(tables))
 
 
 def subset(tables: Sequence[Table], files: Ints) -> Table:
@@ -217,7 +217,7 @@ def subset(tables: Sequence[Table], files: Ints) -> Table:
     ends = np.cumsum([table.files for table in tables])
     made = Assembly(common_folder(table.base for table in tables))
     for start in range(0, max(len(files), 1), _AT_ONCE):
-        made.add(_mixed(tables, ends, files[start : start + _AT_ONCE], made.base))
+        made.add(_mix_files(tables, ends, files[start : start + _AT_ONCE], made.base))
     notes = []
     for table, end in zip(tables, ends.tolist(), strict=True):
         for file, text in table.notes:
@@ -228,11 +228,11 @@ def subset(tables: Sequence[Table], files: Ints) -> Table:
         notes=tuple(sorted(notes, key=lambda note: note[0])[:NOTES_KEPT]),
         # It is not known to which files the remarks belong that were not kept.
         remarked=sum(table.remarked for table in tables) - known + kept,
-        **_inherited(tables),
+        **_inherit(tables),
     )
 
 
-def _inherited(tables: Sequence[Table]) -> dict[str, Any]:
+def _inherit(tables: Sequence[Table]) -> dict[str, Any]:
     """Return what a table made of ``tables`` inherits besides files."""
     return {
         "sealed": all(table.sealed for table in tables),
@@ -243,26 +243,26 @@ def _inherited(tables: Sequence[Table]) -> dict[str, Any]:
     }
 
 
-def _mixed(tables: Sequence[Table], ends: Ints, files: Ints, base: bytes) -> Part:
+def _mix_files(tables: Sequence[Table], ends: Ints, files: Ints, base: bytes) -> Part:
     """Return a few files of several tables, numbered across all of them."""
     which = np.searchsorted(ends, files, side="right")
     made = Assembly(base)
     for i in np.unique(which).tolist() or [0]:
         first = int(ends[i]) - tables[i].files
-        part = _some(tables[i], files[which == i] - first, base)
+        part = _select_files(tables[i], files[which == i] - first, base)
         if (which == i).all():
             return part
         made.add(part)
     place = np.empty(len(files), np.int64)
     place[np.argsort(which, kind="stable")] = np.arange(len(files))
-    return _some(made.table(), place, base)
+    return _select_files(made.table(), place, base)
 
 
 def _fields(table: Table) -> Part:
     return {column.name: getattr(table, column.name) for column in fields(Table)}
 
 
-def _some(table: Table, files: Ints, base: bytes) -> Part:
+def _select_files(table: Table, files: Ints, base: bytes) -> Part:
     """Return some files of a table, with only the names, types and shapes that they use."""
     first = np.searchsorted(table.file, files)
     counts = np.searchsorted(table.file, files, side="right") - first
@@ -319,7 +319,7 @@ def _used_dims(part: Part) -> tuple[Ints, Ints, Ints]:
     return dims[:, :width], at, np.where(strides < 0, -1, steps)
 
 
-def _joined_dims(pools: list[Ints]) -> tuple[Ints, Ints]:
+def _join_dims(pools: list[Ints]) -> tuple[Ints, Ints]:
     """Return all distinct rows of the pools, in order, and where each row of each pool went."""
     width = max(pool.shape[1] for pool in pools)
     padded = [np.pad(pool, ((0, 0), (0, width - pool.shape[1]))) for pool in pools]
