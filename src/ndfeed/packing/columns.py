@@ -27,6 +27,8 @@ from ndfeed.formats.manifest import Column, Field, Part, Role, file_names, rows_
 from ndfeed.formats.npy import preamble
 from ndfeed.index.table import Ints
 
+_SUMMED = 64 << 20  # bytes that one task reads for their checksums
+
 
 class Spot(NamedTuple):
     """A column: its part, the place of its field, its role."""
@@ -90,6 +92,25 @@ class Columns:
             for role in field.roles
         ]
 
+    def known_spots(self) -> list[Spot]:
+        """Every column whose number of rows is known by now."""
+        return [
+            spot
+            for spot in self.spots()
+            if spot.role != "values" or self.values[spot.part][spot.field] is not None
+        ]
+
+    def sum_ranges(self) -> list[tuple[Spot, int, int]]:
+        """The byte ranges after headers to read for checksums, cut between blocks."""
+        found = []
+        for spot in self.spots():
+            if spot.role in ("rows", "values"):
+                file = self.file(spot)
+                step = max(_SUMMED // max(file.block, 1), 1) * file.block
+                starts = range(0, file.data, step or 1)
+                found += [(spot, at, min(at + step, file.data)) for at in starts]
+        return found
+
     def file(self, spot: Spot) -> File:
         """The file of a column."""
         field = self.fields[spot.field]
@@ -114,13 +135,13 @@ class Columns:
             found = self.__dict__["names"] = file_names(self.fields)
         return found
 
-    def part(self, part: int, stretches: "dict[str, list[Stretch]]") -> Part:
+    def part(self, part: int, stretches: "dict[Spot, list[Stretch]]") -> Part:
         """Return the manifest entry of a part, all of whose columns are covered by stretches."""
         columns = []
         for spot in self.spots():
             if spot.part == part:
                 file = self.file(spot)
-                sums = checksums(file, stretches.get(str(spot), []))
+                sums = checksums(file, stretches.get(spot, []))
                 name = file.name.decode().rpartition("/")[2]
                 columns.append(
                     Column(
@@ -302,9 +323,9 @@ class InOrder(_Files):
         else:
             self.values(field, targets, targets, data)
 
-    def wrote(self) -> dict[str, Stretch]:
+    def wrote(self) -> dict[Spot, Stretch]:
         """Return what was written, by column."""
-        return {str(spot): writer.stretch() for spot, writer in self._writers.items()}
+        return {spot: writer.stretch() for spot, writer in self._writers.items()}
 
 
 class Scattered(_Files):
@@ -350,7 +371,7 @@ class Scattered(_Files):
             part = int(starts[first])
             yield part, int(self._starts[part]), first, last
 
-    def wrote(self) -> dict[str, Stretch]:
+    def wrote(self) -> dict[Spot, Stretch]:
         """Return nothing: the stretches are incomplete."""
         return {}
 

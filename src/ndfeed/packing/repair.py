@@ -33,16 +33,13 @@ from ndfeed.formats.manifest import NAME, Column, Field, Manifest, Part
 from ndfeed.formats.npy import preamble
 from ndfeed.index.build import open_column
 from ndfeed.index.table import Ints
-from ndfeed.order.permutation import key_of, permuted
-from ndfeed.packing.column_values import Offsets, Stored, to_stored_values
 from ndfeed.packing.columns import as_bytes
-from ndfeed.packing.job import DATA
-from ndfeed.packing.plan import lengths, map_names
-from ndfeed.packing.publish import Pack, check_no_link, manifest_of, packs_of
-from ndfeed.packing.request import Request
-from ndfeed.packing.source_rows import Reading, Rows
+from ndfeed.packing.plan import map_names, shuffle_rows
+from ndfeed.packing.request import Pack, Request, find_manifest, read_packs, refuse_link
+from ndfeed.packing.source_rows import NAMES, Reading, Rows
 from ndfeed.packing.staging_folder import StagingFolder
-from ndfeed.packing.stored_fields import NAMES
+from ndfeed.packing.stored_fields import Offsets, StoredValues, count_values, to_stored_values
+from ndfeed.packing.tasks import DATA
 
 _DIGEST = hashlib.sha256(b"repair").hexdigest()[:32]
 _NEW = b"column.npy"
@@ -64,11 +61,11 @@ class _Damage(NamedTuple):
 
 def repair_blocks(request: Request) -> Dataset:
     """Write damaged blocks again, if they come from this source, and open the dataset."""
-    manifest = manifest_of(request.target)
+    manifest = find_manifest(request.target)
     if manifest is None:
         raise MissingError(request.target, "no packed dataset to repair: no ndfeed.json in it")
-    check_no_link(request.target)
-    packs = packs_of(manifest, os.path.join(request.target, NAME))
+    refuse_link(request.target)
+    packs = read_packs(manifest, os.path.join(request.target, NAME))
     owners = _owners(manifest, packs)
     damages = sorted(
         _damages(request.target, manifest, owners), key=lambda one: _ROLES[one.column.role]
@@ -154,7 +151,7 @@ class _Target:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._entered or self._work.begun:  # by an earlier run
+        if self._entered or self._work.exists:  # by an earlier run
             with suppress(Error):
                 self._enter()
                 self._work.remove()
@@ -263,11 +260,9 @@ class _Repair:
 
     def _rows_of(self, first: int, last: int) -> Ints:
         at = self._damage.start + np.arange(first, last)
-        if self._shuffle is None:
-            return at
-        return permuted(at, self._rows, key_of("exact", self._shuffle, 0))
+        return shuffle_rows(at, self._rows, self._shuffle)
 
-    def _read(self, first: int, last: int) -> Stored:
+    def _read(self, first: int, last: int) -> StoredValues:
         """Return the samples of the field in rows of the part, as they are stored."""
         rows = self._rows_of(first, last)
         samples = self._source.samples(rows)
@@ -295,7 +290,7 @@ class _Repair:
         if first:
             data = output.read(self._damage.column.header + 8 * (first - 1), 8)
             before = int.from_bytes(data, "little", signed=True)
-        counts = lengths(self._damage.field, self._shapes(max(first - 1, 0), last - 1))
+        counts = count_values(self._damage.field, self._shapes(max(first - 1, 0), last - 1))
         ends = before + np.cumsum(counts)
         found = ends if first else np.concatenate([[0], ends])
         return as_bytes(found.astype("<i8")).tobytes()
@@ -309,7 +304,7 @@ class _Repair:
         folder = os.path.dirname(one.path)
         with open_column(os.path.join(folder, beside.file.encode())) as file:
             offsets = Offsets(file, beside)
-            a, b = offsets.samples(first, last)
+            a, b = offsets.samples_of(first, last)
             begin = offsets[a]
         data = self._read(a, b).data
         size = one.field.row_bytes("values")

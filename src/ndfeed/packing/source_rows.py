@@ -33,9 +33,9 @@ from ndfeed.formats.description import DEFLATE, GZIP, INLINE, RAW
 from ndfeed.formats.dtypes import EXTENDED, delivered
 from ndfeed.formats.inflate import Decoding
 from ndfeed.index.table import Ints, Table
-from ndfeed.packing.stored_fields import NAMES
 from ndfeed.packing.streams import Cursor, stream_rows
 
+NAMES = "file"  # the field with the names of source files
 _AT_ONCE = 1 << 16
 
 
@@ -61,7 +61,7 @@ class Rows:
         return select_rows(self.ds.rows, rows)
 
     @lazy
-    def rising(self) -> bool:
+    def is_ascending(self) -> bool:
         """Are the rows in the order in which they are stored?"""
         rows = self.ds.rows
         if rows is None or isinstance(rows, range):
@@ -69,7 +69,7 @@ class Rows:
         return bool((rows[1:] >= rows[:-1]).all())
 
     @property
-    def together(self) -> bool:
+    def is_contiguous(self) -> bool:
         """Are the rows consecutive, with none left out?"""
         rows = self.ds.rows
         return rows is None or (isinstance(rows, range) and rows.step == 1)
@@ -107,8 +107,8 @@ class Rows:
         raise KeyError(name)
 
     @lazy
-    def cut_by(self) -> Group | None:
-        """Return the largest group whose parts must not be decoded twice, if there is one."""
+    def decoded_group(self) -> Group | None:
+        """The largest group whose parts must not be decoded twice, if there is one."""
         held = [
             (max(int(c.table.decoded[c.arrays].max(initial=0)) for c in group.columns), i)
             for i, group in enumerate(self.ds.groups)
@@ -289,7 +289,7 @@ class Reading:
             batch[NAMES] = self._source.file_names(samples)
         return batch
 
-    def column(self, group: Group, column: Column, samples: Ints) -> Any:  # noqa: ANN401
+    def column(self, group: Group, column: Column, samples: Ints) -> Arrays:
         """Read samples of one column as they are stored."""
         alone = replace(group, columns=(column,))
         return reader_of(alone).fill(alone, samples, {}, self._decoded)[0].arrays

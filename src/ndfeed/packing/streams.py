@@ -191,4 +191,5 @@ def _room(column: Column, part: Ints) -> Values:
     field = column.field
     if field.ragged:
         return [np.empty(shape, field.dtype) for shape in column.shapes(part)]
-    return np.empty((len(part), *field.shape), field.dtype)  # type: ignore[misc]
+    lengths = [length for length in field.shape or () if length is not None]
+    return np.empty((len(part), *lengths), field.dtype)

@@ -19,9 +19,9 @@ from ndfeed.formats.checksums import block_rows, block_span, find_damaged
 from ndfeed.formats.manifest import Column, Field, Manifest, Part
 from ndfeed.index.build import REMEDY, check_header, folder_of, open_column, read_manifest
 from ndfeed.index.source import Name, spell_source
-from ndfeed.packing.column_values import Offsets, Order
-from ndfeed.packing.journal import MOST_JOURNAL, believed
-from ndfeed.packing.staging_folder import JOURNAL, unfinished
+from ndfeed.packing.journal import MOST_JOURNAL, parse_journal
+from ndfeed.packing.staging_folder import JOURNAL, find_unfinished
+from ndfeed.packing.stored_fields import Offsets, OffsetsCheck
 from ndfeed.progress import Bar
 
 _LEAST_AT_ONCE, _MOST_AT_ONCE = 4 << 20, 64 << 20
@@ -85,7 +85,7 @@ class _Work(NamedTuple):
     column: Column
     field: Field
     path: bytes
-    order: Order | None
+    offsets: OffsetsCheck | None
 
 
 def verify(path: Name, *, threads: int | None = None, progress: bool = True) -> Verified:
@@ -130,7 +130,7 @@ def verify(path: Name, *, threads: int | None = None, progress: bool = True) -> 
 
 def _refuse_unfinished(path: bytes) -> None:
     """Raise an error for an unfinished pack: how far it is, and whether its journal is intact."""
-    found = unfinished(path)
+    found = find_unfinished(path)
     if found is None:
         return
     place, seal = found
@@ -142,7 +142,7 @@ def _refuse_unfinished(path: bytes) -> None:
         )
     with Folder(place) as folder:
         data = read_contents(folder, JOURNAL, MOST_JOURNAL) or b""
-    records, end = believed(data, seal)
+    records, end = parse_journal(data, seal)
     if end < len(data):
         raise ChecksumError(
             os.path.join(place, JOURNAL),
@@ -166,9 +166,9 @@ def _work(folder: bytes, manifest: Manifest) -> Iterator[_Work]:
         for column in part.columns:
             if column.role == "values":
                 values = column.rows
-            order = Order(column, values) if column.role == "offsets" else None
+            check = OffsetsCheck(column, values) if column.role == "offsets" else None
             path = os.path.join(folder, part.folder.encode(), column.file.encode())
-            yield _Work(at, part, start, column, fields[column.field], path, order)
+            yield _Work(at, part, start, column, fields[column.field], path, check)
             at += 1
         start += part.rows
 
@@ -191,9 +191,9 @@ def _checked(
         pool.shutdown(cancel_futures=True)  # Ctrl-C waits for one task per thread at most
     broken = {one.at for one in found}
     for one in work:
-        if one.order is not None and one.at not in broken:
+        if one.offsets is not None and one.at not in broken:
             problem = "offsets do not rise from 0 to the number of values"
-            found += [_Found(one.at, block, problem) for block in one.order.wrong()]
+            found += [_Found(one.at, block, problem) for block in one.offsets.damaged_blocks()]
     return sorted(found)
 
 
@@ -215,7 +215,7 @@ def _check(piece: _Piece) -> tuple[list[_Found], int]:
     """Return the damaged ones of some blocks, and the bytes they have."""
     one, chosen = piece
     column, size = one.column, one.field.row_bytes(one.column.role)
-    look = None if one.order is None else one.order.look
+    look = None if one.offsets is None else one.offsets.add
     nbytes = block_span(column, size, chosen[-1])[1] - block_span(column, size, chosen[0])[0]
     try:
         with open_column(one.path) as file:
@@ -267,4 +267,4 @@ def _samples(
     if beside.path in broken:
         return 0, one.part.rows
     with open_column(beside.path) as file:
-        return Offsets(file, beside.column).samples(first, last)
+        return Offsets(file, beside.column).samples_of(first, last)
