@@ -14,7 +14,7 @@ from packing import making
 
 import ndfeed
 from ndfeed.files.folder import Folder
-from ndfeed.packing.columns import File, Spot, Stretch, checksums
+from ndfeed.packing.columns import ColumnFile, Spot, Stretch, combine_checksums
 from ndfeed.packing.journal import Journal, Record, checksum, seal_line
 from ndfeed.packing.plan import RowsTask
 from ndfeed.packing.staging_folder import find_unfinished
@@ -224,10 +224,10 @@ def test_a_journal_is_held_against_the_plan(folder):
 
 def test_columns_must_be_covered():
     """A gap in what was noted can never become a manifest."""
-    file = File(b"x", 10, 4, b"", 3)
+    file = ColumnFile(b"x", 10, 4, b"", 3)
     whole = [Stretch(0, 12, [1]), Stretch(12, 40, [2, 3, 4])]
 
-    assert checksums(file, whole) == [1, 2, 3, 4]
+    assert combine_checksums(file, whole) == [1, 2, 3, 4]
     for some in (whole[:1], whole[1:], []):
         with pytest.raises(ValueError, match="were not written"):
-            checksums(file, some)
+            combine_checksums(file, some)

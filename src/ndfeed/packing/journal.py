@@ -21,14 +21,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, get_args
 
 from ndfeed.errors import Error, LimitError
 from ndfeed.files.folder import Folder, read_contents
 from ndfeed.formats.inflate import crc32
 from ndfeed.formats.manifest import Role
 from ndfeed.formats.untrusted_text import parse_json
-from ndfeed.packing.columns import Spot, Stretch, blocks_touched
+from ndfeed.packing.columns import Spot, Stretch, count_blocks
 from ndfeed.packing.member_checksums import Member
 from ndfeed.packing.plan import OffsetsTask, PlaceTask, Plan, RowsTask, SumsTask, Task
 
@@ -43,12 +43,7 @@ _KINDS: dict[str, type[Task]] = {
     "sums": SumsTask,
 }
 _KIND_NAMES = {kind: name for name, kind in _KINDS.items()}
-_ROLES: dict[str, Role] = {
-    "rows": "rows",
-    "values": "values",
-    "offsets": "offsets",
-    "shapes": "shapes",
-}
+_ROLES: dict[str, Role] = {role: role for role in get_args(Role)}
 _NUMBER = r"(0|[1-9][0-9]{0,17})"
 _TASK = re.compile(rf"(rows|offsets|place|sums) {_NUMBER}")
 _SPOT = re.compile(rf"{_NUMBER}\.{_NUMBER}\.(rows|values|offsets|shapes)")
@@ -339,7 +334,7 @@ class PlanCheck:
         if spot.role == "values" and self._values[spot.part][spot.field] is None:
             return False
         file = self._columns.file(spot)
-        blocks = blocks_touched(file, stretch.start, stretch.end)
+        blocks = count_blocks(file, stretch.start, stretch.end)
         return stretch.end <= file.data and len(stretch.sums) == blocks
 
 

@@ -21,7 +21,7 @@ from ndfeed.formats.checksums import combined
 from ndfeed.formats.description import RAW
 from ndfeed.index.table import Ints
 from ndfeed.packing.columns import Bytes, Stretch, as_bytes
-from ndfeed.packing.source_rows import Rows
+from ndfeed.packing.source_rows import SourceRows
 
 _AT_ONCE = 1 << 20
 
@@ -40,7 +40,7 @@ class Member(NamedTuple):
 class MemberChecks:
     """Which stored members of a source are checked as they are read. Shared by threads."""
 
-    def __init__(self, source: Rows, pieces: Sequence[int], *, in_order: bool) -> None:
+    def __init__(self, source: SourceRows, pieces: Sequence[int], *, in_order: bool) -> None:
         self._source = source
         self._pieces = pieces
         self._places: dict[int, tuple[int, int]] = {}

@@ -27,7 +27,7 @@ from ndfeed.packing.request import (
     read_packs,
     refuse_link,
 )
-from ndfeed.packing.source_rows import Rows, mark_caller
+from ndfeed.packing.source_rows import SourceRows, mark_caller
 from ndfeed.packing.staging_folder import StagingFolder
 from ndfeed.packing.stored_fields import find_fields, probe_row_bytes
 from ndfeed.progress import Bar
@@ -134,7 +134,7 @@ def pack(  # noqa: PLR0913 - what users say about a conversion
     workers = check_count("workers", workers, 1, _MOST_WORKERS)
     pool = executors.WorkerPool(ds, executor, workers)
     request = Request(
-        source=Rows(ds, names=names),
+        source=SourceRows(ds, names=names),
         target=check_target(target),
         dtypes=check_dtypes(dtype),
         shuffle=check_count("shuffle", shuffle, 0),
@@ -213,7 +213,7 @@ def _forecast(work: StagingFolder, plan: Plan, *, done: bool) -> Forecast:
         plan.rows,
         len(plan.parts) - 1,
         {field.name: describe_packed(field) for field in plan.fields},
-        plan.needed_bytes(),
+        plan.columns.known_bytes,
         not plan.spooled,
         write.free_bytes(work.parent),
         "done" if done else "begun" if work.exists else "new",

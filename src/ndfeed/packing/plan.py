@@ -6,8 +6,8 @@ the functions given to ``map``. So a plan of the same digest makes the same byte
 another digest, which ignores how the work is divided: it shows a later run that everything is done
 already.
 
-The work is cut into *pieces*, stretches of rows for one task each. Pieces follow the source where
-it is compressed, and are cut between its arrays, so that each is decoded once. Rows whose place in
+The work is cut into *pieces*, stretches of rows for one task each. Where the source is compressed,
+pieces follow it and are cut between its arrays, so that each is decoded once. Rows whose place in
 the target follows another order (``shuffle``, or rows taken in some order) are then *scattered*:
 the work goes through the source, and a file beside the plan has the place of every row. Everywhere
 else the work goes through the target. The size of a piece depends on the data alone, unless there
@@ -33,7 +33,7 @@ from ndfeed.index.table import Ints
 from ndfeed.order.permutation import key_of, permuted
 from ndfeed.packing.columns import Columns
 from ndfeed.packing.request import Pack, Request
-from ndfeed.packing.source_rows import NAMES, Rows
+from ndfeed.packing.source_rows import NAMES, SourceRows
 from ndfeed.packing.stored_fields import count_values
 
 VERSION = 1
@@ -147,11 +147,6 @@ class Plan:
         rows = tuple(b - a for a, b in pairwise(self.parts))
         return Columns(self.fields, self.pack.first, rows, values)
 
-    def needed_bytes(self) -> int:
-        """Return the size of the target, as far as it is known before the maps run."""
-        columns = self.columns
-        return sum(columns.file(spot).size for spot in columns.known_spots())
-
     def rows_of(self, targets: Ints) -> Ints:
         """Return the rows of the dataset that go to some rows of the target."""
         return shuffle_rows(targets, self.rows, self.pack.shuffle)
@@ -239,7 +234,7 @@ def make_plan(
 class _Work:
     """The sample at each place of the work."""
 
-    def __init__(self, source: Rows, shuffle: int | None) -> None:
+    def __init__(self, source: SourceRows, shuffle: int | None) -> None:
         self._source = source
         self._shuffle = shuffle
         self.order: Ints | None = None
@@ -270,7 +265,7 @@ class _Work:
         return (self._shuffle is None or len(self) < 2) and self._source.is_ascending
 
 
-def _cut_work(source: Rows, work: _Work, row_bytes: int, memory: int) -> list[int]:
+def _cut_work(source: SourceRows, work: _Work, row_bytes: int, memory: int) -> list[int]:
     """Return where pieces end: about evenly by bytes, between arrays that are decoded whole."""
     if source.row_bytes is not None:
         each = max(source.row_bytes, row_bytes)
@@ -289,7 +284,7 @@ def _cut_work(source: Rows, work: _Work, row_bytes: int, memory: int) -> list[in
     return cuts if group is None else [_move_cut(work, group, cut) for cut in cuts]
 
 
-def _weights(source: Rows, rows: Ints, least: int) -> Ints:
+def _weights(source: SourceRows, rows: Ints, least: int) -> Ints:
     return np.maximum(source.sizes(rows), least)
 
 
@@ -307,7 +302,7 @@ def _move_cut(work: _Work, group: Group, cut: int) -> int:
     return bisect.bisect_left(work, int(group.starts[part + 1]), lo=cut)
 
 
-def _count_part(source: Rows, work: _Work, field: Field, start: int, stop: int) -> int | None:
+def _count_part(source: SourceRows, work: _Work, field: Field, start: int, stop: int) -> int | None:
     """Count the values of a stored ragged field in rows of the target."""
     if "values" not in field.roles:
         return None

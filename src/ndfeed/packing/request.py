@@ -17,7 +17,7 @@ from ndfeed.errors import ConflictError, ManifestError, MissingError, shown
 from ndfeed.files import write
 from ndfeed.formats.manifest import NAME, Manifest
 from ndfeed.index.build import read_manifest
-from ndfeed.packing.source_rows import Rows
+from ndfeed.packing.source_rows import SourceRows
 
 _MOST_ROWS = 1 << 63
 
@@ -30,7 +30,7 @@ class Request:
     ``source``, which reads them.
     """
 
-    source: Rows
+    source: SourceRows
     target: bytes
     dtypes: Mapping[str, object]
     shuffle: int | None

@@ -44,7 +44,7 @@ from ndfeed.packing.member_checksums import MemberChecks
 from ndfeed.packing.plan import OffsetsTask, PlaceTask, Plan, RowsTask, Task
 from ndfeed.packing.request import Request, find_manifest
 from ndfeed.packing.staging_folder import JOURNAL, StagingFolder, record_inodes
-from ndfeed.packing.tasks import DATA, ORDER, PLAN, SPOOL, VALUES, Worker, spool_names
+from ndfeed.packing.tasks import DATA, ORDER, PLAN, SPOOL, VALUES, Worker, shapes_name, spool_name
 
 _RESUME = "rerun to resume: finished work is reused"
 
@@ -85,7 +85,7 @@ def open_finished(work: StagingFolder) -> Dataset:
 def _check_space(work: StagingFolder, plan: Plan) -> None:
     """Refuse to start if the disk does not have enough space."""
     free = write.free_bytes(work.parent)
-    needed = plan.needed_bytes()
+    needed = plan.columns.known_bytes
     if free is not None and needed > free and not work.exists:
         raise SpaceError(
             work.target,
@@ -103,7 +103,7 @@ def _keep_for_resume(work: StagingFolder) -> Iterator[None]:
         _discard(work)  # fixing that makes another plan
         raise
     except BaseException as error:
-        if work.resumable:
+        if work.is_resumable:
             error.add_note(_RESUME)
         else:
             _discard(work)
@@ -216,7 +216,8 @@ class _PackRun:
         """Return the manifest's entries for the parts, whose bytes must all be recorded."""
         written = journal.written()
         try:
-            return tuple(self._columns.part(n, written) for n in range(len(self._plan.parts) - 1))
+            parts = range(len(self._plan.parts) - 1)
+            return tuple(self._columns.describe_part(n, written) for n in parts)
         except ValueError as error:
             raise _Uncovered(str(error)) from None
 
@@ -226,7 +227,7 @@ class _PackRun:
         if not left:
             return
         names = self._files_to_sync() if isinstance(left[0], RowsTask) else []
-        with Commits(journal, self._work.inside, names, self._plan.needed_bytes()) as commits:
+        with Commits(journal, self._work.inside, names, self._plan.columns.known_bytes) as commits:
 
             def record(records: list[Record]) -> None:
                 commits.add(records)
@@ -262,7 +263,7 @@ class _PackRun:
         if plan.spooled:
             inside.inner(SPOOL, new=True).close()
             for i in plan.spooled:
-                with inside.output(spool_names(0, i).shapes, new=True) as output:
+                with inside.output(shapes_name(i), new=True) as output:
                     output.allocate(8 * len(plan.fields[i].shape) * plan.rows)
         if self._order is not None:
             inside.write(ORDER, as_bytes(self._order).tobytes())
@@ -299,7 +300,7 @@ class _PackRun:
         pieces = range(len(self._plan.pieces) - 1)
         with self._work.inside.inner(SPOOL) as spool:
             for i in self._plan.spooled:
-                found = [spool.status(spool_names(n, i).values) for n in pieces]
+                found = [spool.status(spool_name(n, i)) for n in pieces]
                 nbytes = sum(one.st_size for one in found if one is not None)
                 size = self._plan.fields[i].row_bytes("values")
                 if nbytes != size * sum(part[i] or 0 for part in values):
@@ -360,7 +361,7 @@ def _add_parts(work: StagingFolder, target: Folder, parts: Sequence[Part]) -> No
         for name in new.parts:
             before.refuse_others(target, name)
             # Not in the manifest, so an earlier run left it behind.
-            if work.alone and before.has(target, name):
+            if work.is_alone and before.has(target, name):
                 before.remove_part(target, name)
         if new.parts:
             (before | new).write(work.inside, work.seal)

@@ -204,12 +204,12 @@ class StagingFolder:
         return write.present(self.folder)
 
     @property
-    def resumable(self) -> bool:
+    def is_resumable(self) -> bool:
         """Will the same call find the folder again?"""
         return self._names.known
 
     @property
-    def alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Is it certain that nobody else writes the target? Not where there are no locks."""
         return self._lock is not None and bool(self._lock.held)
 
@@ -274,7 +274,7 @@ class StagingFolder:
                     f"remove it if you know what it is",
                     stacklevel=4,
                 )
-        if not self.resumable:
+        if not self.is_resumable:
             warnings.warn(
                 "no key can be stored in this user's cache folder, so an interrupted pack starts "
                 "over; make the folder writable for this user alone",
@@ -294,13 +294,13 @@ class _Names:
         self.known = key is not None
         self._key = key or secrets.token_bytes(32)
 
-    def _signature(self, purpose: bytes, text: bytes) -> bytes:
+    def _sign(self, purpose: bytes, text: bytes) -> bytes:
         signed = b"\0".join([b"ndfeed pack", purpose, self._target, text])
         return hmac.digest(self._key, signed, "sha256")[:16].hex().encode()
 
     def name_of(self, digest: str) -> bytes:
         """Return the name of the folder for a plan."""
-        tag = self._signature(b"folder", digest.encode())
+        tag = self._sign(b"folder", digest.encode())
         return b"%s%s-%s%s" % (self._prefix, digest.encode(), tag, _SUFFIX)
 
     def list_similar(self) -> list[bytes]:
@@ -327,7 +327,7 @@ class _Names:
 
     def seal_of(self, name: bytes) -> Seal:
         """Return the function that signs lines of the journal in a folder."""
-        return lambda text: self._signature(b"journal " + name, text)
+        return lambda text: self._sign(b"journal " + name, text)
 
 
 def find_unfinished(path: bytes) -> tuple[bytes, Seal | None] | None:

@@ -9,7 +9,7 @@ column lie and which are damaged is in ``formats.checksums``.
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,7 +23,7 @@ from ndfeed.formats.dtypes import EXTENDED, cast, check_possible, named, on_disk
 from ndfeed.formats.manifest import Column, Field
 from ndfeed.index.table import Ints
 from ndfeed.packing.columns import Bytes, as_bytes
-from ndfeed.packing.source_rows import NAMES, Rows
+from ndfeed.packing.source_rows import NAMES, SourceRows
 
 _PROBED = 8
 _REMEDY = "make them alike with map, or return a list of arrays for samples that differ"
@@ -143,7 +143,7 @@ class OffsetsCheck:
         return np.flatnonzero(falls).tolist()
 
 
-class Offsets(Sequence[int]):
+class Offsets:
     """Offsets in an open file, read one at a time: to search among them, however many."""
 
     def __init__(self, file: File, column: Column) -> None:
@@ -153,15 +153,7 @@ class Offsets(Sequence[int]):
     def __len__(self) -> int:
         return self._column.rows
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> int:
         data = self._file.read(self._column.header + 8 * index, 8)
         return int.from_bytes(data, "little", signed=True)
 
@@ -184,7 +176,7 @@ def count_values(field: Field, shapes: Ints) -> Ints:
     return counts
 
 
-def to_stored_values(field: Field, batch: Batch, rows: Ints, source: Rows) -> StoredValues:
+def to_stored_values(field: Field, batch: Batch, rows: Ints, source: SourceRows) -> StoredValues:
     """Return the samples of a field as they are written."""
     if field.name not in batch:
         raise SchemaError(
@@ -203,12 +195,14 @@ def to_stored_values(field: Field, batch: Batch, rows: Ints, source: Rows) -> St
     return StoredValues(as_bytes(made), np.empty((0, 0), np.int64))
 
 
-def cast_flat(field: Field, values: NDArray[Any], row: int, source: Rows) -> NDArray[Any]:
+def cast_flat(field: Field, values: NDArray[Any], row: int, source: SourceRows) -> NDArray[Any]:
     """Cast some of the values of one row to the field's dtype."""
     return _cast(field, values, np.array([0, len(values)]), np.array([row]), source)
 
 
-def _stack(field: Field, values: Sequence[ArrayLike], rows: Ints, source: Rows) -> NDArray[Any]:
+def _stack(
+    field: Field, values: Sequence[ArrayLike], rows: Ints, source: SourceRows
+) -> NDArray[Any]:
     for row, value in zip(rows.tolist(), values, strict=True):
         if np.shape(value) != field.shape:
             _refuse_shape(field, np.shape(value), row, source)
@@ -216,7 +210,7 @@ def _stack(field: Field, values: Sequence[ArrayLike], rows: Ints, source: Rows) 
 
 
 def _join_ragged(
-    field: Field, values: Sequence[ArrayLike], rows: Ints, source: Rows
+    field: Field, values: Sequence[ArrayLike], rows: Ints, source: SourceRows
 ) -> StoredValues:
     samples = [np.asarray(value) for value in values]
     rank = len(field.shape)
@@ -230,7 +224,9 @@ def _join_ragged(
     return StoredValues(as_bytes(_cast(field, flat, ends, rows, source)), shapes)
 
 
-def _cast(field: Field, array: NDArray[Any], ends: Ints, rows: Ints, source: Rows) -> NDArray[Any]:
+def _cast(
+    field: Field, array: NDArray[Any], ends: Ints, rows: Ints, source: SourceRows
+) -> NDArray[Any]:
     """Cast values to the field's dtype; ``ends`` says where each row ends in ``array``."""
     if field.dtype in EXTENDED and array.dtype.kind == "u" and not source.ds.steps:
         return array  # its bits, where ml_dtypes is not installed
@@ -244,7 +240,7 @@ def _cast(field: Field, array: NDArray[Any], ends: Ints, rows: Ints, source: Row
     return made
 
 
-def _refuse_shape(field: Field, found: tuple[int, ...], row: int, source: Rows) -> None:
+def _refuse_shape(field: Field, found: tuple[int, ...], row: int, source: SourceRows) -> None:
     wanted = str(field.shape).replace("None", "…")
     raise SchemaError(
         source.path_of(row),

@@ -4,10 +4,9 @@ A task writes the same whatever was there before, so it may run twice, or in two
 once. What it returns is for the journal: its output is synced by then.
 
 The values that maps make for ragged fields wait in ``spool/N.FIELD``, with their counts beside
-them, and their shapes go to ``shapes.FIELD``, row by row: their places are known when all are made.
-
-The plan's file is trusted if it has the digest given by the process that submits the tasks; the
-other files as far as they can be: numbers are within their bounds, or it is an error.
+them, and their shapes go to ``shapes.FIELD``: their places are known when all are made. The plan's
+file is trusted if it has the digest given by whoever submits the tasks; other files as far as they
+can be: numbers are within their bounds, or it is an error.
 """
 
 import hashlib
@@ -17,7 +16,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,14 +26,23 @@ from ndfeed.files.folder import Folder, read_contents
 from ndfeed.formats.inflate import crc32
 from ndfeed.formats.manifest import Field, Role
 from ndfeed.index.table import Ints
-from ndfeed.packing.columns import Columns, InOrder, Scattered, Spot, Store, Stretch, as_bytes
+from ndfeed.packing.columns import (
+    Columns,
+    OrderedStore,
+    ScatteredStore,
+    Spot,
+    Store,
+    Stretch,
+    as_bytes,
+)
 from ndfeed.packing.journal import Record
 from ndfeed.packing.member_checksums import MemberChecks
 from ndfeed.packing.plan import OffsetsTask, PlaceTask, Plan, RowsTask, SumsTask, Task
-from ndfeed.packing.source_rows import Reading, Rows, chunks
+from ndfeed.packing.source_rows import RowReader, SourceRows, read_chunks
 from ndfeed.packing.stored_fields import StoredValues, cast_flat, count_values, to_stored_values
 
 PLAN, ORDER, VALUES, DATA, SPOOL = b"plan", b"order", b"values", b"data", b"spool"
+_COUNTS = b".n"  # ends the name of the file with the counts of spooled values
 _MOST_SMALL = 1 << 30  # bytes of a plan
 _AT_ONCE = 1 << 20
 
@@ -107,7 +114,7 @@ class _Job:
     def __init__(self, path: bytes, digest: str, ds: Dataset) -> None:
         self.folder, self.plan = _open_plan(path, digest)
         in_order = self.plan.in_order
-        self.source = Rows(ds, names=self.plan.pack.names, in_order=in_order)
+        self.source = SourceRows(ds, names=self.plan.pack.names, in_order=in_order)
         self.checks = MemberChecks(self.source, self.plan.pieces, in_order=in_order)
         self.stopped = False
 
@@ -133,7 +140,7 @@ class _Job:
             values = ()
         same = len(values) == len(self.plan.values) and all(
             len(new) == len(old)
-            and all(a == b if b is not None else _may_be(a) for a, b in zip(new, old, strict=True))
+            and all(_is_count(a) if b is None else a == b for a, b in zip(new, old, strict=True))
             for new, old in zip(values, self.plan.values, strict=True)
         )
         if not same:
@@ -152,11 +159,11 @@ class _Job:
 
     def open_store(self, columns: Columns) -> Store:
         """Open the columns for rows in the order of the work."""
-        kind = Scattered if self.plan.scattered else InOrder
+        kind = ScatteredStore if self.plan.scattered else OrderedStore
         return kind(self.folder.inner(DATA), columns, self.plan.parts)
 
 
-def _may_be(value: object) -> bool:
+def _is_count(value: object) -> bool:
     return value is None or (type(value) is int and 0 <= value < 1 << 62)
 
 
@@ -182,22 +189,21 @@ def _open_plan(path: bytes, digest: str) -> tuple[Folder, Plan]:
 
 def _copy_rows(job: _Job, task: RowsTask, sync: bool) -> Record:
     """Read the rows of a piece, convert them, and write them to their places or to spools."""
-    plan, source = job.plan, job.source
+    plan, source, sums = job.plan, job.source, job.checks.new_sums()
     start, end = plan.pieces[task.number :][:2]
     job.checks.verify_others(task.number)
-    sums = job.checks.new_sums()
     store = job.open_store(job.columns(final=False))
     with store, ExitStack() as stack:
-        reading = stack.enter_context(Reading(source, sums.add_rows))
+        reader = stack.enter_context(RowReader(source, sums.add_rows))
         spools = {i: _Spool(job, task.number, i, stack) for i in plan.spooled}
         written = 0
         for targets in _cut_batches(job, start, end):
             job.check_wanted()
             rows = plan.rows_of(targets)
             if len(rows) == 1 and not source.ds.steps and source.sizes(rows)[0] > plan.large:
-                written += _copy_large_row(job, reading, store, int(targets[0]), int(rows[0]))
+                written += _copy_large_row(job, reader, store, int(targets[0]), int(rows[0]))
                 continue
-            batch = reading.read(rows)
+            batch = reader.read(rows)
             for i, field in enumerate(plan.fields):
                 values = to_stored_values(field, batch, rows, source)
                 written += len(values.data)
@@ -213,30 +219,30 @@ def _copy_rows(job: _Job, task: RowsTask, sync: bool) -> Record:
             with job.folder.inner(SPOOL) as folder:
                 folder.sync()
     read = job.checks.check_task(task.number, sums)
-    return Record(task, store.wrote(), end - start, written, read=read)
+    return Record(task, store.stretches(), end - start, written, read=read)
 
 
 def _write_values(
     store: Store, number: int, field: Field, targets: Ints, values: StoredValues
 ) -> None:
     if "values" in field.roles:
-        store.values(number, targets, count_values(field, values.shapes), values.data)
+        store.write_values(number, targets, count_values(field, values.shapes), values.data)
     else:
-        store.rows(number, targets, values.data)
+        store.write_rows(number, targets, values.data)
 
 
-def _copy_large_row(job: _Job, reading: Reading, store: Store, target: int, row: int) -> int:
+def _copy_large_row(job: _Job, reader: RowReader, store: Store, target: int, row: int) -> int:
     """Copy a row that is larger than memory; return its size in bytes."""
     numbers = {field.name: (i, field) for i, field in enumerate(job.plan.fields)}
     written = 0
-    for name, values in chunks(job.source, reading, row, job.plan.batch):
+    for name, values in read_chunks(job.source, reader, row, job.plan.batch):
         i, field = numbers[name]
         role: Role = "values" if "values" in field.roles else "rows"
         at = 0
         for chunk in values:
             job.check_wanted()
             data = as_bytes(cast_flat(field, chunk, row, job.source))
-            store.part_of_row(i, role, target, at, data)
+            store.write_chunk(i, role, target, at, data)
             at += len(data)
         written += at
     return written
@@ -263,10 +269,10 @@ class _Spool:
     """Ragged values that maps made in a task, until their places are known."""
 
     def __init__(self, job: _Job, number: int, field: int, stack: ExitStack) -> None:
-        names = spool_names(number, field)
-        self._values = stack.enter_context(job.folder.output(SPOOL, names.values, new=True))
-        self._counts = stack.enter_context(job.folder.output(SPOOL, names.counts, new=True))
-        self._shapes = stack.enter_context(job.folder.output(names.shapes))
+        name = spool_name(number, field)
+        self._values = stack.enter_context(job.folder.output(SPOOL, name, new=True))
+        self._counts = stack.enter_context(job.folder.output(SPOOL, name + _COUNTS, new=True))
+        self._shapes = stack.enter_context(job.folder.output(shapes_name(field)))
         self._values.allocate(0)
         self._counts.allocate(0)
         self._field = job.plan.fields[field]
@@ -291,19 +297,14 @@ class _Spool:
             output.sync()
 
 
-class SpoolNames(NamedTuple):
-    """The files of a spooled field."""
-
-    values: bytes
-    counts: bytes
-    shapes: bytes
+def spool_name(number: int, field: int) -> bytes:
+    """Return the file in the spool that has the values of a field of a piece."""
+    return b"%d.%d" % (number, field)
 
 
-def spool_names(number: int, field: int) -> SpoolNames:
-    """Return the files that hold a spooled field of a task."""
-    return SpoolNames(
-        b"%d.%d" % (number, field), b"%d.%d.n" % (number, field), b"shapes.%d" % field
-    )
+def shapes_name(field: int) -> bytes:
+    """Return the file that has the shapes of all samples of a spooled field."""
+    return b"shapes.%d" % field
 
 
 def _write_offsets(job: _Job, task: OffsetsTask) -> Record:
@@ -314,8 +315,8 @@ def _write_offsets(job: _Job, task: OffsetsTask) -> Record:
     start, end = plan.parts[part : part + 2]
     total = 0
     columns = job.columns(final=False)
-    with InOrder(job.folder.inner(DATA), columns, plan.parts) as store:
-        begins = store.writer(Spot(part, field_number, "offsets"), 0)
+    with OrderedStore(job.folder.inner(DATA), columns, plan.parts) as store:
+        begins = store.open_writer(Spot(part, field_number, "offsets"), 0)
         begins.append(as_bytes(np.zeros(1, "<i8")).data)
         for at in range(start, end, _AT_ONCE):
             job.check_wanted()
@@ -324,10 +325,10 @@ def _write_offsets(job: _Job, task: OffsetsTask) -> Record:
             total = int(ends[-1])
             begins.append(as_bytes(ends.astype("<i8")).data)
             if "shapes" in field.roles:
-                writer = store.writer(Spot(part, field_number, "shapes"), 0)
+                writer = store.open_writer(Spot(part, field_number, "shapes"), 0)
                 writer.append(as_bytes(shapes.astype("<i8")).data)
         store.sync()
-        return Record(task, store.wrote(), values=total)
+        return Record(task, store.stretches(), values=total)
 
 
 def _read_shapes(job: _Job, field: int, start: int, end: int) -> Ints:
@@ -336,7 +337,7 @@ def _read_shapes(job: _Job, field: int, start: int, end: int) -> Ints:
         rows = job.plan.rows_of(np.arange(start, end))
         return job.source.shapes(job.plan.fields[field].name, rows)
     rank = len(job.plan.fields[field].shape)
-    with job.folder.file(spool_names(0, field).shapes) as file:
+    with job.folder.file(shapes_name(field)) as file:
         data = file.read(8 * rank * start, 8 * rank * (end - start))
         shapes = np.frombuffer(data, np.int64).reshape(-1, rank)
         # As floats, which do not overflow: their product is the number of a sample's values.
@@ -352,9 +353,9 @@ def _place_values(job: _Job, task: PlaceTask) -> Record:
     with job.open_store(job.columns(final=True)) as store:
         for i in plan.spooled:
             size = plan.fields[i].row_bytes("values")
-            names = spool_names(task.number, i)
-            counts = _read_counts(job, names.counts, end - start)
-            with job.folder.file(SPOOL, names.values) as file:
+            name = spool_name(task.number, i)
+            counts = _read_counts(job, name + _COUNTS, end - start)
+            with job.folder.file(SPOOL, name) as file:
                 if file.size != int(counts.sum()) * size:
                     raise _changed(file.path)
                 at = byte = 0
@@ -365,10 +366,10 @@ def _place_values(job: _Job, task: PlaceTask) -> Record:
                     length = int(ends[taken - 1])
                     data = np.frombuffer(file.read(byte, length), np.uint8)
                     targets = job.targets(start + at, start + at + taken)
-                    store.values(i, targets, counts[at : at + taken], data)
+                    store.write_values(i, targets, counts[at : at + taken], data)
                     at, byte = at + taken, byte + length
         store.sync()
-        return Record(task, store.wrote())
+        return Record(task, store.stretches())
 
 
 def _read_counts(job: _Job, name: bytes, rows: int) -> Ints:
