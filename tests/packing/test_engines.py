@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import sys
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -120,6 +121,15 @@ def test_a_broken_pool_of_the_callers(ds, folder, expected):
         pack(mapped, folder, executor=executor)
     with processes() as executor:
         assert pack(mapped, folder, executor=executor) == expected
+
+
+def test_the_same_pack_twice_in_one_pool(ds, folder):
+    """Processes that served the first must not look for its folder, which had the same name."""
+    with processes(1) as executor:
+        for _ in range(2):
+            packed = ndfeed.pack(ds, folder / "packed", memory=SMALL, executor=executor)
+            assert making.same(packed, ds)
+            shutil.rmtree(folder / "packed")
 
 
 def test_errors_come_back_from_processes(ds, folder):

@@ -1,4 +1,4 @@
-"""Runs tasks in an executor: threads, worker processes, or remote machines.
+"""Runs tasks in an executor: the worker that threads, processes or machines get, and their pool.
 
 An executor is any ``concurrent.futures.Executor``. Without one this module makes its own pool:
 threads, since copying and inflating release the GIL; or processes, where there are maps, which may
@@ -8,6 +8,8 @@ A task whose worker died is given to another, a few times. Any other error ends 
 yet started are cancelled, running ones are waited for, finished ones are recorded.
 """
 
+import os
+import secrets
 import signal
 import threading
 import time
@@ -23,6 +25,7 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
+from itertools import count
 from multiprocessing import get_context
 from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple, Self
@@ -32,7 +35,7 @@ from ndfeed.errors import WorkerError
 from ndfeed.files import platform_calls
 from ndfeed.packing.journal import Record
 from ndfeed.packing.plan import RowsTask, Task
-from ndfeed.packing.tasks import Stopped, Worker
+from ndfeed.packing.tasks import Job, Stopped, run_task
 
 _TRIES = 3
 _MOST = 16
@@ -40,6 +43,65 @@ _AHEAD = 64  # tasks submitted before others are done; recording them may take a
 _WORTH_IT = 4.0  # seconds of work for which processes are started
 # Modules whose errors say that a worker is lost, not that the task failed.
 _OTHERS = ("distributed.", "ray.")
+
+
+class Worker:
+    """Runs tasks of the plan in ``folder``. Threads share one worker, processes receive copies.
+
+    ``digest`` is that of the plan's file, so that no other plan is mistaken for it. ``is_copy``
+    says that this process belongs to the pack, so that maps may seed its global generators.
+    """
+
+    def __init__(self, folder: bytes, digest: str, ds: Dataset, *, is_copy: bool = False) -> None:
+        self.folder, self.digest, self.ds, self.is_copy = folder, digest, ds, is_copy
+        self._run = _PROCESS, os.getpid(), next(_runs)  # no other worker anywhere has the same
+        self._job: Job | None = None
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def run(self, task: Task, sync: bool = True) -> Record:
+        """Run a task; unless ``sync``, the rows that it writes are synced by the caller."""
+        with self._lock:
+            if self._job is None:
+                folder, digest, ds = self.folder, self.digest, self.ds
+                self._job = Job(folder, digest, ds, seeds_globals=self.is_copy)
+        if self._stopped:
+            raise Stopped
+        return run_task(self._job, task, sync=sync)
+
+    def stop(self) -> None:
+        """Have tasks in threads of this process end with ``Stopped``."""
+        self._stopped = True
+        if self._job is not None:
+            self._job.stopped = True
+
+    def close(self) -> None:
+        """Let go of the plan and its folder, when no task is running any more."""
+        self._job = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _receive_worker, (self._run, self.folder, self.digest, self.ds)
+
+
+_Run = tuple[bytes, int, int]  # a process, its number, and how many workers it had made before
+_PROCESS = secrets.token_bytes(16)  # forked processes have the same, but other numbers
+_runs = count()
+_received: dict[_Run, Worker] = {}  # only the newest
+_lock = threading.Lock()
+
+
+def _receive_worker(run: _Run, folder: bytes, digest: str, ds: Dataset) -> Worker:
+    """Return the worker of this process: it arrives with every task, and is opened once.
+
+    Another run may have the same plan in another folder of the same name, so each has its own.
+    """
+    with _lock:
+        worker = _received.get(run)
+        if worker is None:
+            _received.clear()
+            is_copy = run[:2] != (_PROCESS, os.getpid())
+            worker = _received[run] = Worker(folder, digest, ds, is_copy=is_copy)
+        return worker
 
 
 class Stage(NamedTuple):
@@ -54,10 +116,6 @@ class Stage(NamedTuple):
     sync: bool
     record: Callable[[list[Record]], None]
     describe: Callable[[Task], str]
-
-    def run_one(self, task: Task) -> None:
-        """Run a task in this thread."""
-        self.record([self.worker.run(task, self.sync)])
 
 
 class WorkerPool:
@@ -104,7 +162,7 @@ class WorkerPool:
     def _choose_kind(self, stage: Stage, task: Task, others: int) -> None:
         """Run the first task here, and choose processes if the others would take long."""
         began = time.perf_counter()
-        stage.run_one(task)
+        stage.record([stage.worker.run(task, stage.sync)])
         self._undecided = False
         self._processes = (time.perf_counter() - began) * others > _WORTH_IT
 

@@ -27,7 +27,7 @@ from ndfeed.packing.request import (
     read_packs,
     refuse_link,
 )
-from ndfeed.packing.source_rows import SourceRows, mark_caller
+from ndfeed.packing.source_rows import SourceRows
 from ndfeed.packing.staging_folder import StagingFolder
 from ndfeed.packing.stored_fields import find_fields, probe_row_bytes
 from ndfeed.progress import Bar
@@ -142,7 +142,6 @@ def pack(  # noqa: PLR0913 - what users say about a conversion
         append=append,
         memory=max(as_bytes(memory) // pool.workers, 1),
     )
-    mark_caller()
     if repair:
         return repair_blocks(request)
     plan, order, before, done = _prepare(request)

@@ -30,7 +30,7 @@ from ndfeed.files.folder import Folder
 from ndfeed.formats.manifest import NAME, Manifest, Part
 from ndfeed.index.table import Ints
 from ndfeed.packing.columns import Columns, Spot, as_bytes
-from ndfeed.packing.executors import Stage, WorkerPool
+from ndfeed.packing.executors import Stage, Worker, WorkerPool
 from ndfeed.packing.journal import (
     MOST_FILES,
     Commits,
@@ -44,7 +44,7 @@ from ndfeed.packing.member_checksums import MemberChecks
 from ndfeed.packing.plan import OffsetsTask, PlaceTask, Plan, RowsTask, Task
 from ndfeed.packing.request import Request, find_manifest
 from ndfeed.packing.staging_folder import JOURNAL, StagingFolder, record_inodes
-from ndfeed.packing.tasks import DATA, ORDER, PLAN, SPOOL, VALUES, Worker, shapes_name, spool_name
+from ndfeed.packing.tasks import DATA, ORDER, PLAN, SPOOL, VALUES, shapes_name, spool_name
 
 _RESUME = "rerun to resume: finished work is reused"
 

@@ -192,16 +192,6 @@ def _is_compressed(group: Group) -> bool:
     return any(bool(((c.coding != RAW) & (c.coding != INLINE)).any()) for c in group.columns)
 
 
-# Processes that called pack: there the global random generators belong to the user. In worker
-# processes they are seeded by the rows before maps run.
-_callers: set[int] = set()
-
-
-def mark_caller() -> None:
-    """Remember that this process called pack."""
-    _callers.add(os.getpid())
-
-
 class _RowGenerators:
     """Random generators fixed by the rows of a batch, whatever else is in it."""
 
@@ -215,13 +205,6 @@ class _RowGenerators:
     def sample(self, step: int, at: int) -> np.random.Generator:
         """Return the generator for one row."""
         return np.random.default_rng([step, int(self._rows[at])])
-
-
-def _apply_maps(batch: Batch, ds: Dataset, rows: Ints) -> Batch:
-    """Apply the maps of a dataset to some rows."""
-    if os.getpid() not in _callers:
-        seed_globals(rows[0].tobytes())
-    return apply_steps(batch, ds.steps, _RowGenerators(rows))
 
 
 class _ReusedBuffers(threading.local):
@@ -257,12 +240,16 @@ class RowReader:
     """Reads batches for one task. Leaving the context without an error checks what is open.
 
     ``observe`` is called for columns that are not read as streams, as they were read: with the
-    column, where its parts start, the samples, and their values.
+    column, where its parts start, the samples, and their values. ``seeds_globals`` is for worker
+    processes: elsewhere the global random generators belong to the user.
     """
 
-    def __init__(self, source: SourceRows, observe: Observer | None = None) -> None:
+    def __init__(
+        self, source: SourceRows, observe: Observer | None = None, *, seeds_globals: bool = False
+    ) -> None:
         self._source = source
         self._observe = observe
+        self._seeds_globals = seeds_globals
         self._cursors = [[StreamCursor(columns) for columns in found] for found in source.streams]
         self._decoded = Decoded(0)  # only the newest stream is kept
 
@@ -282,10 +269,15 @@ class RowReader:
                 every = zip(cursor.columns, cursor.read(*group.locate(samples)), strict=True)
                 batch.update({column.field.name: values for column, values in every})
         if ds.steps:
-            batch = _apply_maps(batch, ds, rows)
+            batch = self._apply_maps(batch, rows)
         if self._source.names:
             batch[NAMES] = self._source.file_names(samples)
         return batch
+
+    def _apply_maps(self, batch: Batch, rows: Ints) -> Batch:
+        if self._seeds_globals:
+            seed_globals(rows[0].tobytes())
+        return apply_steps(batch, self._source.ds.steps, _RowGenerators(rows))
 
     def read_column(self, group: Group, column: Column, samples: Ints) -> Arrays:
         """Read samples of one column as they are stored."""

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -51,70 +50,14 @@ class Stopped(Exception):
     """Nobody wants the result of the task any more."""
 
 
-class Worker:
-    """Runs tasks of the plan in ``folder``. Threads share one worker, processes receive copies.
-
-    ``digest`` is that of the plan's file, so that no other plan is mistaken for it.
-    """
-
-    def __init__(self, folder: bytes, digest: str, ds: Dataset) -> None:
-        self.folder, self.digest, self.ds = folder, digest, ds
-        self._job: _Job | None = None
-        self._lock = threading.Lock()
-        self._stopped = False
-
-    def run(self, task: Task, sync: bool = True) -> Record:
-        """Run a task; unless ``sync``, the rows it writes are synced by somebody else."""
-        with self._lock:
-            if self._job is None:
-                self._job = _Job(self.folder, self.digest, self.ds)
-        if self._stopped:
-            raise Stopped
-        match task:
-            case RowsTask():
-                return _copy_rows(self._job, task, sync)
-            case OffsetsTask():
-                return _write_offsets(self._job, task)
-            case PlaceTask():
-                return _place_values(self._job, task)
-            case SumsTask():
-                return _sum_blocks(self._job, task)
-
-    def stop(self) -> None:
-        """Have tasks in threads of this process end with ``Stopped``."""
-        self._stopped = True
-        if self._job is not None:
-            self._job.stopped = True
-
-    def close(self) -> None:
-        """Let go of the plan and its folder, when no task is running any more."""
-        self._job = None
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _receive_worker, (self.folder, self.digest, self.ds)
-
-
-_received: dict[tuple[bytes, str], Worker] = {}  # only the newest
-_lock = threading.Lock()
-
-
-def _receive_worker(folder: bytes, digest: str, ds: Dataset) -> Worker:
-    """Return the worker of this process: it arrives with every task, and is opened once."""
-    with _lock:
-        worker = _received.get((folder, digest))
-        if worker is None:
-            _received.clear()
-            worker = _received[folder, digest] = Worker(folder, digest, ds)
-        return worker
-
-
-class _Job:
+class Job:
     """A plan in the process that runs its tasks, and the folder it runs in."""
 
-    def __init__(self, path: bytes, digest: str, ds: Dataset) -> None:
+    def __init__(self, path: bytes, digest: str, ds: Dataset, *, seeds_globals: bool) -> None:
         self.folder, self.plan = _open_plan(path, digest)
         in_order = self.plan.in_order
         self.source = SourceRows(ds, names=self.plan.pack.names, in_order=in_order)
+        self.seeds_globals = seeds_globals
         self.checks = MemberChecks(self.source, self.plan.pieces, in_order=in_order)
         self.stopped = False
 
@@ -136,14 +79,11 @@ class _Job:
         """Parse the numbers of values in a file that the coordinating process has written."""
         try:
             values = tuple(map(tuple, json.loads(data)))
+            parts = zip(values, self.plan.values, strict=True)
+            pairs = [pair for part in parts for pair in zip(*part, strict=True)]
         except (ValueError, TypeError, RecursionError):
-            values = ()
-        same = len(values) == len(self.plan.values) and all(
-            len(new) == len(old)
-            and all(_is_count(a) if b is None else a == b for a, b in zip(new, old, strict=True))
-            for new, old in zip(values, self.plan.values, strict=True)
-        )
-        if not same:
+            raise _changed(self.folder.joined(VALUES)) from None
+        if not all(_is_count(new) if old is None else new == old for new, old in pairs):
             raise _changed(self.folder.joined(VALUES))
         return values
 
@@ -187,14 +127,29 @@ def _open_plan(path: bytes, digest: str) -> tuple[Folder, Plan]:
     return folder, Plan.decode(data)
 
 
-def _copy_rows(job: _Job, task: RowsTask, sync: bool) -> Record:
+def run_task(job: Job, task: Task, *, sync: bool) -> Record:
+    """Run a task; unless ``sync``, the rows it writes are synced by somebody else."""
+    match task:
+        case RowsTask():
+            return _copy_rows(job, task, sync)
+        case OffsetsTask():
+            return _write_offsets(job, task)
+        case PlaceTask():
+            return _place_values(job, task)
+        case SumsTask():
+            return _sum_blocks(job, task)
+
+
+def _copy_rows(job: Job, task: RowsTask, sync: bool) -> Record:
     """Read the rows of a piece, convert them, and write them to their places or to spools."""
     plan, source, sums = job.plan, job.source, job.checks.new_sums()
     start, end = plan.pieces[task.number :][:2]
     job.checks.verify_others(task.number)
     store = job.open_store(job.columns(final=False))
     with store, ExitStack() as stack:
-        reader = stack.enter_context(RowReader(source, sums.add_rows))
+        reader = stack.enter_context(
+            RowReader(source, sums.add_rows, seeds_globals=job.seeds_globals)
+        )
         spools = {i: _Spool(job, task.number, i, stack) for i in plan.spooled}
         written = 0
         for targets in _cut_batches(job, start, end):
@@ -231,7 +186,7 @@ def _write_values(
         store.write_rows(number, targets, values.data)
 
 
-def _copy_large_row(job: _Job, reader: RowReader, store: Store, target: int, row: int) -> int:
+def _copy_large_row(job: Job, reader: RowReader, store: Store, target: int, row: int) -> int:
     """Copy a row that is larger than memory; return its size in bytes."""
     numbers = {field.name: (i, field) for i, field in enumerate(job.plan.fields)}
     written = 0
@@ -248,7 +203,7 @@ def _copy_large_row(job: _Job, reader: RowReader, store: Store, target: int, row
     return written
 
 
-def _cut_batches(job: _Job, start: int, end: int) -> Iterator[Ints]:
+def _cut_batches(job: Job, start: int, end: int) -> Iterator[Ints]:
     """Yield rows of the target, about as many as are to be in memory at a time."""
     most, least = job.plan.batch, max(job.plan.made, 1)
     at = start
@@ -268,7 +223,7 @@ def _cut_batches(job: _Job, start: int, end: int) -> Iterator[Ints]:
 class _Spool:
     """Ragged values that maps made in a task, until their places are known."""
 
-    def __init__(self, job: _Job, number: int, field: int, stack: ExitStack) -> None:
+    def __init__(self, job: Job, number: int, field: int, stack: ExitStack) -> None:
         name = spool_name(number, field)
         self._values = stack.enter_context(job.folder.output(SPOOL, name, new=True))
         self._counts = stack.enter_context(job.folder.output(SPOOL, name + _COUNTS, new=True))
@@ -307,7 +262,7 @@ def shapes_name(field: int) -> bytes:
     return b"shapes.%d" % field
 
 
-def _write_offsets(job: _Job, task: OffsetsTask) -> Record:
+def _write_offsets(job: Job, task: OffsetsTask) -> Record:
     """Write where the samples of a ragged field start in a part, and their shapes if needed."""
     plan = job.plan
     part, field_number = divmod(task.number, len(plan.fields))
@@ -331,7 +286,7 @@ def _write_offsets(job: _Job, task: OffsetsTask) -> Record:
         return Record(task, store.stretches(), values=total)
 
 
-def _read_shapes(job: _Job, field: int, start: int, end: int) -> Ints:
+def _read_shapes(job: Job, field: int, start: int, end: int) -> Ints:
     """Read the shapes of a ragged field's samples in rows of the target."""
     if field not in job.plan.spooled:
         rows = job.plan.rows_of(np.arange(start, end))
@@ -346,7 +301,7 @@ def _read_shapes(job: _Job, field: int, start: int, end: int) -> Ints:
     return shapes
 
 
-def _place_values(job: _Job, task: PlaceTask) -> Record:
+def _place_values(job: Job, task: PlaceTask) -> Record:
     """Write the spooled values of a piece to their places."""
     plan = job.plan
     start, end = plan.pieces[task.number :][:2]
@@ -372,7 +327,7 @@ def _place_values(job: _Job, task: PlaceTask) -> Record:
         return Record(task, store.stretches())
 
 
-def _read_counts(job: _Job, name: bytes, rows: int) -> Ints:
+def _read_counts(job: Job, name: bytes, rows: int) -> Ints:
     """Read how many values a task's samples have, as they were spooled."""
     with job.folder.file(SPOOL, name) as file:
         if file.size != 8 * rows:
@@ -383,7 +338,7 @@ def _read_counts(job: _Job, name: bytes, rows: int) -> Ints:
     return counts
 
 
-def _sum_blocks(job: _Job, task: SumsTask) -> Record:
+def _sum_blocks(job: Job, task: SumsTask) -> Record:
     """Read blocks that were written in no order, for their checksums."""
     columns = job.columns(final=True)
     spot, start, end = columns.sum_ranges()[task.number]
