@@ -63,8 +63,8 @@ class Worker:
         """Run a task; unless ``sync``, the rows that it writes are synced by the caller."""
         with self._lock:
             if self._job is None:
-                folder, digest, ds = self.folder, self.digest, self.ds
-                self._job = Job(folder, digest, ds, seeds_globals=self.is_copy)
+                where = self.folder, self.digest
+                self._job = Job(*where, self.ds, seeds_globals=self.is_copy)
         if self._stopped:
             raise Stopped
         return run_task(self._job, task, sync=sync)

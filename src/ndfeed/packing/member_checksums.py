@@ -152,9 +152,9 @@ class MemberSums:
     def add_rows(self, column: Column, starts: Ints, samples: Ints, values: Arrays) -> None:
         """Add consecutive samples, as they were read."""
         place = self._places.get(id(column))
-        if place is None or not isinstance(values, np.ndarray):
+        if place is None:
             return
-        data = as_bytes(values)
+        data = as_bytes(np.asarray(values))
         at, end = int(samples[0]), int(samples[-1]) + 1
         part = int(np.searchsorted(starts, at, side="right")) - 1
         done = 0

@@ -117,7 +117,9 @@ def _find_obstacle(request: Request, damage: _Damage, packs: list[Pack], rows: i
     """Say why damage cannot be repaired from this source, if so; ``rows`` are its pack's."""
     if damage.pack < 0:
         return SchemaError(
-            damage.path, "it does not say what it was made from", remedy="pack it again"
+            damage.path,
+            "its manifest does not record what it was made from",
+            remedy="pack it again",
         )
     made, ds = packs[damage.pack], request.source.ds
     if made.fingerprint != ds.fingerprint:
@@ -135,7 +137,7 @@ def _find_obstacle(request: Request, damage: _Damage, packs: list[Pack], rows: i
     if not made.rows == rows == len(ds):
         path = os.path.join(request.target, NAME)
         problem = f"expected {len(ds)} rows of this source, found {rows} in its parts"
-        return ManifestError(path, f"{problem}, {made.rows} noted", remedy="pack it again")
+        return ManifestError(path, f"{problem}, {made.rows} recorded", remedy="pack it again")
     return None
 
 
@@ -236,7 +238,7 @@ class _Repair:
                 raise ChangedError(
                     self._source.path_of(first),
                     f"gives other values of {one.field.name!r} than were packed",
-                    remedy="put back what was, or pack again",
+                    remedy="restore the source, or pack again",
                 )
             output.write(start, data)
 

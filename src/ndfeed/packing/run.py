@@ -164,7 +164,9 @@ class _PackRun:
                 return self._run(journal)
             except _Uncovered as error:
                 if not resumed:
-                    raise ChangedError(work.folder, f"changed meanwhile: {error}") from None
+                    raise ChangedError(
+                        work.folder, f"changed while it was in use: {error}"
+                    ) from None
             journal.clear()  # an earlier run left a journal that is wrong
             self._columns = self._plan.columns
             return self._run(journal)

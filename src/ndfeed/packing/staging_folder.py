@@ -361,7 +361,7 @@ def _own_folder(
             if not is_private(folder, beside):
                 raise ConflictError(
                     folder.path,
-                    "named like our own, but it does not belong to this user alone",
+                    "has the name of a staging folder, but does not belong to this user alone",
                     remedy="remove it",
                 )
             try:
@@ -374,4 +374,4 @@ def _own_folder(
                     return
             finally:
                 lock.release()
-    raise ConflictError(target, "others keep writing it", remedy="wait for them")
+    raise ConflictError(target, "other processes keep writing it", remedy="wait for them")
