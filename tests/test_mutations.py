@@ -40,8 +40,8 @@ from ndfeed.formats import raw
 from ndfeed.formats.manifest import parse
 from ndfeed.index import cache
 from ndfeed.index.source import spell_source
-from ndfeed.packing.journal import believed, checksum, sealed
-from ndfeed.packing.staging_folder import unfinished
+from ndfeed.packing.journal import checksum, parse_journal, seal_line
+from ndfeed.packing.staging_folder import find_unfinished
 
 COUNT = 10_000
 SEED = 0
@@ -233,7 +233,7 @@ def journals(folder, count):
     target = folder / "packed"
     journal, text = making.interrupted(ds, target)
     work, kept = journal.parent, folder / "kept"
-    _, seal = unfinished(bytes(work))
+    _, seal = find_unfinished(bytes(work))
     shutil.move(work, kept)
     ndfeed.pack(ds, target, **making.PIECES)
     expected, outcomes = tree(target), Outcomes()
@@ -243,8 +243,8 @@ def journals(folder, count):
     for number, (at, edit) in enumerate(_edited_lines(lines, count)):
         outcomes["edits"] += 1
         for how in (seal, checksum):
-            data = b"".join([*lines[:at], sealed(edit, how), *lines[at + 1 :]])
-            records, _ = outcomes.attempt(believed, data, seal)
+            data = b"".join([*lines[:at], seal_line(edit, how), *lines[at + 1 :]])
+            records, _ = outcomes.attempt(parse_journal, data, seal)
             assert how is seal or len(records) == at  # nothing from there on
             accepted = len(records) > at
             outcomes["believed"] += accepted

@@ -4,9 +4,9 @@ Thin on purpose: a task each, retried by Ray itself where a worker or a machine 
 need ndfeed, and the folders of source and target on a file system that they share.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent import futures
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from ndfeed.errors import not_installed
 
@@ -18,37 +18,37 @@ except ModuleNotFoundError as error:
 
 __all__ = ["Executor"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 class Executor(futures.Executor):
     """Runs functions as Ray tasks, on the cluster at ``address`` or on one of its own.
 
     Without an address it joins the Ray that this process is connected to, or else starts one on
-    this machine, which ``shutdown`` ends.
+    this machine, which ``shutdown`` ends. ``max_workers`` is the number of the cluster's CPUs.
     """
 
     def __init__(self, address: str | None = None) -> None:
         self._started = not ray.is_initialized()
         if self._started:
             ray.init(address, log_to_driver=False)
-        self._run = ray.remote(_call)
-        found = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        self._max_workers = max(int(found.get("CPU", 1)), 1)
+        self._run: Any = ray.remote(_call)
+        resources: Callable[[], Mapping[str, float]] = ray.cluster_resources
+        self.max_workers = max(int(resources().get("CPU", 1)), 1)
         self._closed = False
 
     def submit(
-        self,
-        function: Callable[..., Any],
-        /,
-        *args: Any,
-        **kwargs: Any,
-    ) -> "futures.Future[Any]":
-        """A task that calls ``function``."""
+        self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> "futures.Future[T]":
+        """Start a task that calls ``fn``."""
         if self._closed:
             raise RuntimeError("no new tasks after shutdown")
-        made: futures.Future[Any] = futures.Future()
-        made.set_running_or_notify_cancel()
-        self._run.remote(function, args, kwargs).future().add_done_callback(_passed_on(made))
-        return made
+        result: futures.Future[T] = futures.Future()
+        result.set_running_or_notify_cancel()
+        task = self._run.remote(fn, args, kwargs).future()
+        task.add_done_callback(lambda done: _pass_on(done, result))
+        return result
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more tasks, and end the Ray that was started for this."""
@@ -57,18 +57,16 @@ class Executor(futures.Executor):
         self._closed = True
 
 
-def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+def _call(function: Callable[..., T], args: tuple[object, ...], kwargs: dict[str, object]) -> T:
     return function(*args, **kwargs)
 
 
-def _passed_on(made: "futures.Future[Any]") -> Callable[["futures.Future[Any]"], None]:
-    def done(found: "futures.Future[Any]") -> None:
-        error = found.exception()
-        if isinstance(error, RayTaskError):
-            error = error.cause  # what the function itself raised
-        if error is None:
-            made.set_result(found.result())
-        else:
-            made.set_exception(error)
-
-    return done
+def _pass_on(done: "futures.Future[Any]", result: "futures.Future[Any]") -> None:
+    """Give the result or the error of a Ray task to the future that the caller has."""
+    error = done.exception()
+    if isinstance(error, RayTaskError):
+        error = error.cause  # what the function itself raised
+    if error is None:
+        result.set_result(done.result())
+    else:
+        result.set_exception(error)

@@ -194,7 +194,7 @@ def found_with(**more):
 def printed(found, row=10.0):
     """The table of stages as text."""
     out = Console(file=io.StringIO(), width=100)
-    out.print(bench._pipeline(found, row))
+    out.print(bench._make_table(found, row))
     return out.file.getvalue()
 
 
@@ -251,10 +251,10 @@ def test_what_is_in_memory_says_how_to_measure_the_disk(invoke, plain):
 def test_every_byte_of_the_samples_is_read_from_the_disk(compressed):
     """A disk that is asked for less would look faster than it is."""
     ds = ndfeed.open(compressed, sample="file", cache=False)
-    found = throughput.pieces(ds, np.arange(len(ds)))
+    found = throughput.locate_pieces(ds, np.arange(len(ds)))
     given = throughput.read(found, seconds=60, threads=3)
 
-    assert given.nbytes == throughput.nbytes(found)
+    assert given.nbytes == throughput.count_bytes(found)
     assert given.nbytes >= sum(path.stat().st_size for path in compressed.iterdir()) // 2
     assert throughput.read(found, seconds=-1, threads=3).nbytes == 0
 

@@ -93,7 +93,7 @@ def test_png_through_matplotlib(tmp_path):
     pytest.importorskip("matplotlib")
     bars = [Bar("a$x_1$ $", 10, "$10"), Bar("b", 0, "0", True)]
     where = chart.check(tmp_path / "x.PNG")
-    made = chart.drawn(where, Chart("$ t", bars, "rows per second", "$f$"))
+    made = chart.draw(where, Chart("$ t", bars, "rows per second", "$f$"))
 
     assert made.startswith(b"\x89PNG\r\n\x1a\n")
     assert chart.png(Chart("", [], "rows per second")).startswith(b"\x89PNG")

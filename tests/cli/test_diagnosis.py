@@ -12,7 +12,9 @@ from ndfeed.cli.diagnosis import Remedy, Stage, Trial
 
 def test_a_stage_could_give_what_its_time_says():
     """Threads that spend a quarter of their time with a stage could do it four times as often."""
-    found = diagnosis.stages_of({"read": 2.0, "inflate": 5.0, "copy": 1.0}, idle=0.0, loader=500.0)
+    found = diagnosis.compute_stages(
+        {"read": 2.0, "inflate": 5.0, "copy": 1.0}, idle=0.0, loader=500.0
+    )
 
     assert found == [
         Stage("read", 2000.0, 0.25, 500.0),
@@ -28,7 +30,7 @@ def test_a_stage_could_give_what_its_time_says():
 )
 def test_stages_add_up_to_the_loader(seconds, idle, loader):
     """None is slower than the loader it is part of, and the time of all is the loader's at most."""
-    found = diagnosis.stages_of(seconds, idle, loader)
+    found = diagnosis.compute_stages(seconds, idle, loader)
 
     assert all(one.rows_per_second >= loader * (1 - 1e-9) for one in found)
     assert all(one.is_consistent for one in found)
@@ -42,11 +44,11 @@ def test_stages_add_up_to_the_loader(seconds, idle, loader):
 
 def test_stages_that_take_no_time_are_left_out():
     """They limit nothing, and their rates would be noise."""
-    found = diagnosis.stages_of({"order": 0.001, "copy": 1.0, "transform": 0.0}, 0.0, 10.0)
+    found = diagnosis.compute_stages({"order": 0.001, "copy": 1.0, "transform": 0.0}, 0.0, 10.0)
 
     assert [one.name for one in found] == ["copy"]
-    assert diagnosis.stages_of({"copy": 1.0}, 0.0, loader=0.0) == []
-    assert diagnosis.stages_of({}, 0.0, 10.0) == []
+    assert diagnosis.compute_stages({"copy": 1.0}, 0.0, loader=0.0) == []
+    assert diagnosis.compute_stages({}, 0.0, 10.0) == []
 
 
 STAGES = [
@@ -68,7 +70,7 @@ STAGES = [
 )
 def test_the_slowest_stage_limits(changed, disk, limit):
     """The disk only where every epoch comes from it."""
-    assert diagnosis.limiting(STAGES + changed, disk=disk) == limit
+    assert diagnosis.find_bottleneck(STAGES + changed, disk=disk) == limit
 
 
 @pytest.mark.parametrize(
@@ -84,30 +86,30 @@ def test_the_slowest_stage_limits(changed, disk, limit):
 def test_no_verdict_where_a_stage_is_slower_than_its_loader(name, rate, loader, disk, limit, said):
     """That cannot be, so it was measured wrongly, and no other stage is to blame for it."""
     stages = [Stage("inflate", 100.0, 0.9, 90.0), Stage(name, rate, None, loader)]
-    doubts = diagnosis.doubts(stages, disk=disk)
+    doubts = diagnosis.list_doubts(stages, disk=disk)
 
-    assert diagnosis.limiting(stages, disk=disk) == limit
+    assert diagnosis.find_bottleneck(stages, disk=disk) == limit
     assert [text.split(" measured slower")[0] for text in doubts] == ([said] if said else [])
 
 
 def test_threads_that_are_idle_limit_nothing():
     """Batches were ready: what takes them is slower. A device may limit nevertheless."""
-    stages = diagnosis.stages_of({"copy": 2.0}, idle=8.0, loader=100.0)
+    stages = diagnosis.compute_stages({"copy": 2.0}, idle=8.0, loader=100.0)
     idle = diagnosis.idle_share({"copy": 2.0}, 8.0)
 
     assert idle == 0.8
-    assert diagnosis.limiting(stages, disk=False, idle=idle) is None
-    (said,) = diagnosis.doubts(stages, disk=False, idle=idle)
+    assert diagnosis.find_bottleneck(stages, disk=False, idle=idle) is None
+    (said,) = diagnosis.list_doubts(stages, disk=False, idle=idle)
     assert said.startswith("threads were idle 80% of the time")
-    assert diagnosis.limiting(stages, disk=False, idle=0.3) == "copy"
+    assert diagnosis.find_bottleneck(stages, disk=False, idle=0.3) == "copy"
     device = [*stages, Stage("device", 110.0, None, 100.0)]
-    assert diagnosis.limiting(device, disk=False, idle=idle) == "device"
-    assert diagnosis.doubts(device, disk=False, idle=idle) == []
+    assert diagnosis.find_bottleneck(device, disk=False, idle=idle) == "device"
+    assert diagnosis.list_doubts(device, disk=False, idle=idle) == []
 
 
 def test_nothing_measured_limits_nothing():
     """A dataset may hold nothing but empty arrays."""
-    assert diagnosis.limiting([Stage("disk", 1.0)], disk=False) is None
+    assert diagnosis.find_bottleneck([Stage("disk", 1.0)], disk=False) is None
 
 
 @pytest.mark.parametrize(
@@ -130,15 +132,15 @@ def test_the_two_best_remedies():
         Trial("batch size", "batch_size=1024", 121.0),
     ]
 
-    assert diagnosis.remedies(trials, base) == [
+    assert diagnosis.choose_remedies(trials, base) == [
         Remedy("pack", "ndfeed pack a b", 100.0, 900.0),
         Remedy("threads", "threads=1", 100.0, 150.0),
     ]
-    assert [one.gain for one in diagnosis.remedies(trials, base)] == [9.0, 1.5]
-    every = [one.name for one in diagnosis.remedies(trials, base, most=9)]
+    assert [one.gain for one in diagnosis.choose_remedies(trials, base)] == [9.0, 1.5]
+    every = [one.name for one in diagnosis.choose_remedies(trials, base, most=9)]
     assert every == ["pack", "threads", "batch size"]
-    assert diagnosis.remedies(trials, Trial("as it is", "", 1000.0)) == []
-    assert diagnosis.remedies(trials, Trial("as it is", "", 0.0)) == []
+    assert diagnosis.choose_remedies(trials, Trial("as it is", "", 1000.0)) == []
+    assert diagnosis.choose_remedies(trials, Trial("as it is", "", 0.0)) == []
 
 
 def test_a_remedy_gains_no_more_than_the_disk_lets_through():
@@ -151,7 +153,7 @@ def test_a_remedy_gains_no_more_than_the_disk_lets_through():
         Trial("blocks", "shuffle=ndfeed.Blocks()", 100.0, disk=150.0),
     ]
 
-    assert [(one.name, one.gain) for one in diagnosis.remedies(trials, base)] == [
+    assert [(one.name, one.gain) for one in diagnosis.choose_remedies(trials, base)] == [
         ("memory", 8.0),
         ("blocks", 2.0),
     ]

@@ -160,13 +160,13 @@ def test_the_fingerprint_is_that_of_the_samples(alike):
 
 def test_interrupted_packs_of_other_functions_are_not_gone_on_with(alike, tmp_path):
     """Which function is whose is part of what a pack is of."""
-    from ndfeed.packing.plan import _step
+    from ndfeed.packing.plan import describe_step
 
     a, b = alike
     one = a.map(from_floats).map(noisy) + b
     other = a.map(from_floats) + b.map(noisy)
 
-    assert _step(one.steps[0]) != _step(other.steps[0])
+    assert describe_step(one.steps[0]) != describe_step(other.steps[0])
 
 
 def test_random_functions_draw_by_position_and_not_alike(alike):

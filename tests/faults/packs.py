@@ -13,7 +13,7 @@ import ndfeed
 class AtOnce(Executor):
     """An executor without threads: a forked child begins quickly, and does all in one order."""
 
-    _max_workers = 1
+    max_workers = 1
 
     def submit(self, function, *args):
         future = Future()

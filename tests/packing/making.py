@@ -147,12 +147,14 @@ class Deadly:
 class Elsewhere(Executor):
     """An executor whose workers do not see the folder."""
 
-    _max_workers = 1
+    max_workers = 1
 
-    def submit(self, function, folder, *args):
+    def submit(self, function, *args):
         future = Future()
+        worker = function.__self__
+        worker.folder += b"/elsewhere"
         try:
-            future.set_result(function(folder + b"/elsewhere", *args))
+            future.set_result(function(*args))
         except Exception as error:  # noqa: BLE001 - whatever it is, it goes into the future
             future.set_exception(error)
         return future

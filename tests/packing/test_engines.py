@@ -2,12 +2,14 @@
 
 import multiprocessing
 import os
+import shutil
 import sys
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from faults.packs import AtOnce
 from faults.seam import tree
 from packing import making
 
@@ -51,6 +53,26 @@ def test_executors_of_others(ds, folder, expected):
         trees.append(tree(folder / name))
 
     assert trees[0] == trees[1]
+
+
+def count_tasks(ds, target, **attributes):
+    """How many tasks a pack has: memory is divided among workers, so more of them do less each."""
+    executor = AtOnce()
+    vars(executor).update(attributes)
+    submitted = []
+    submit = executor.submit
+    executor.submit = lambda *args: submitted.append(args) or submit(*args)
+    ndfeed.pack(ds, target, memory=100_000, executor=executor)
+    return len(submitted)
+
+
+def test_executors_may_say_how_many_tasks_run_at_once(tmp_path):
+    """In a public attribute; what an executor keeps private is not read."""
+    ds = making.npz_of_rows(tmp_path / "source", files=1, rows=20_000, compressed=False)
+    one = count_tasks(ds, tmp_path / "a", max_workers=1)
+
+    assert count_tasks(ds, tmp_path / "b", max_workers=8) > 2 * one
+    assert count_tasks(ds, tmp_path / "c", max_workers=1, _max_workers=8) == one
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
@@ -99,6 +121,15 @@ def test_a_broken_pool_of_the_callers(ds, folder, expected):
         pack(mapped, folder, executor=executor)
     with processes() as executor:
         assert pack(mapped, folder, executor=executor) == expected
+
+
+def test_the_same_pack_twice_in_one_pool(ds, folder):
+    """Processes that served the first must not look for its folder, which had the same name."""
+    with processes(1) as executor:
+        for _ in range(2):
+            packed = ndfeed.pack(ds, folder / "packed", memory=SMALL, executor=executor)
+            assert making.same(packed, ds)
+            shutil.rmtree(folder / "packed")
 
 
 def test_errors_come_back_from_processes(ds, folder):

@@ -14,12 +14,13 @@ from packing import making
 
 import ndfeed
 from ndfeed.files.folder import Folder
-from ndfeed.packing.columns import File, Stretch, checksums
-from ndfeed.packing.journal import Journal, checksum, sealed
-from ndfeed.packing.staging_folder import unfinished
+from ndfeed.packing.columns import ColumnFile, Spot, Stretch, combine_checksums
+from ndfeed.packing.journal import Journal, Record, checksum, seal_line
+from ndfeed.packing.plan import RowsTask
+from ndfeed.packing.staging_folder import find_unfinished
 
 RECORDS = [
-    {"task": f"rows {n}", "wrote": {"0.0.rows": [n, n + 1, [n * 77]]}, "rows": 1, "bytes": 9}
+    Record(RowsTask(n), {Spot(0, 0, "rows"): Stretch(n, n + 1, [n * 77])}, rows=1, nbytes=9)
     for n in range(4)
 ]
 
@@ -31,8 +32,8 @@ def opened(path):
 
 def written(path):
     journal = opened(path)
-    journal.note(RECORDS[:1])
-    journal.note(RECORDS[1:])
+    journal.append(RECORDS[:1])
+    journal.append(RECORDS[1:])
     journal.close()
     return path.read_bytes()
 
@@ -50,7 +51,9 @@ def test_what_is_noted_is_there_the_next_time(tmp_path):
     journal.close()
 
     assert list(journal.done.values()) == RECORDS
-    assert journal.stretches() == {"0.0.rows": [Stretch(n, n + 1, [n * 77]) for n in range(4)]}
+    assert journal.written() == {
+        Spot(0, 0, "rows"): [Stretch(n, n + 1, [n * 77]) for n in range(4)]
+    }
 
 
 def test_lines_are_frozen(tmp_path):
@@ -170,7 +173,7 @@ STRANGE = [
 def test_what_no_piece_would_say_is_not_believed(tmp_path, number):
     """Nor is anything behind it, though each line has its checksum."""
     first, second = written(tmp_path / "journal").splitlines(keepends=True)[:2]
-    (tmp_path / "journal").write_bytes(first + sealed(STRANGE[number], checksum) + second)
+    (tmp_path / "journal").write_bytes(first + seal_line(STRANGE[number], checksum) + second)
 
     assert read(tmp_path / "journal") == RECORDS[:1]
 
@@ -179,8 +182,8 @@ def test_a_forged_journal_is_called_damaged(folder):
     """By verify, with one line, however deep it is; the pack does again what it spoke of."""
     ds = making.npz_of_rows(folder / "source", files=8, rows=100)
     journal, _ = making.interrupted(ds, folder / "packed")
-    _, seal = unfinished(os.fsencode(journal.parent))
-    journal.write_bytes(sealed(DEEP, seal))
+    _, seal = find_unfinished(os.fsencode(journal.parent))
+    journal.write_bytes(seal_line(DEEP, seal))
     with pytest.raises(ndfeed.ChecksumError, match="damaged from line 1 on"):
         ndfeed.verify(folder / "packed")
 
@@ -192,7 +195,7 @@ def test_a_journal_is_held_against_the_plan(folder):
     ds = making.npz_of_rows(folder / "source", files=8, rows=100)
     journal, text = making.interrupted(ds, folder / "packed")
     work = journal.parent
-    _, seal = unfinished(os.fsencode(work))
+    _, seal = find_unfinished(os.fsencode(work))
     shutil.copytree(work, folder / "kept")
     ndfeed.pack(ds, folder / "packed", **making.PIECES)
     expected = tree(folder / "packed")
@@ -213,7 +216,7 @@ def test_a_journal_is_held_against_the_plan(folder):
         shutil.copytree(folder / "kept", work)
         forged = json.dumps({**record, **change}).encode()
         rest = text.splitlines(keepends=True)[1:]
-        journal.write_bytes(b"".join([sealed(forged, seal), *rest]))
+        journal.write_bytes(b"".join([seal_line(forged, seal), *rest]))
         ndfeed.pack(ds, folder / "packed", **making.PIECES)
 
         assert tree(folder / "packed") == expected
@@ -221,10 +224,10 @@ def test_a_journal_is_held_against_the_plan(folder):
 
 def test_columns_must_be_covered():
     """A gap in what was noted can never become a manifest."""
-    file = File(b"x", 10, 4, b"", 3)
+    file = ColumnFile(b"x", 10, 4, b"", 3)
     whole = [Stretch(0, 12, [1]), Stretch(12, 40, [2, 3, 4])]
 
-    assert checksums(file, whole) == [1, 2, 3, 4]
+    assert combine_checksums(file, whole) == [1, 2, 3, 4]
     for some in (whole[:1], whole[1:], []):
         with pytest.raises(ValueError, match="were not written"):
-            checksums(file, some)
+            combine_checksums(file, some)

@@ -16,8 +16,8 @@ import ndfeed
 from ndfeed.files.file import File
 from ndfeed.formats.checksums import find_damaged
 from ndfeed.formats.manifest import parse
-from ndfeed.packing.journal import believed
-from ndfeed.packing.staging_folder import unfinished
+from ndfeed.packing.journal import parse_journal
+from ndfeed.packing.staging_folder import find_unfinished
 
 ROWS = 40
 FLIPS = 100_000
@@ -134,7 +134,7 @@ def journal(tmp_path_factory):
     folder = tmp_path_factory.mktemp("interrupted")
     ds = making.npz_of_rows(folder / "source", files=20, rows=100)
     path, text = making.interrupted(ds, folder / "packed")
-    return text, unfinished(os.fsencode(path.parent))[1]
+    return text, find_unfinished(os.fsencode(path.parent))[1]
 
 
 def flips(name, data, bits, sound):
@@ -152,7 +152,7 @@ def test_a_hundred_thousand_flipped_bits_are_all_found(packed, journal):
     every = list(columns(folder, manifest))
     text = (folder / "ndfeed.json").read_bytes()
     journal, seal = journal
-    noted, end = believed(journal, seal)
+    noted, end = parse_journal(journal, seal)
     lines = np.cumsum([len(line) for line in journal.splitlines(keepends=True)])
     sizes = np.array([column.nbytes for _, column, *_ in every] + [len(text), len(journal)])
     ends = np.cumsum(8 * sizes)
@@ -184,7 +184,7 @@ def test_a_hundred_thousand_flipped_bits_are_all_found(packed, journal):
     def relied_on(data, at):
         """Is anything believed but the lines before the one that is damaged?"""
         line = int(np.searchsorted(lines, at, side="right"))
-        return believed(data, seal) != (noted[:line], int(lines[line - 1]) if line else 0)
+        return parse_journal(data, seal) != (noted[:line], int(lines[line - 1]) if line else 0)
 
     missed += flips("manifest", text, own[-2], parsed)
     missed += flips("journal", journal, own[-1], relied_on)

@@ -1,9 +1,9 @@
 """The command line: ``ndfeed inspect``, ``bench``, ``pack``, ``verify`` and ``demo``.
 
-Commands declare their arguments, ``words`` those that several have, and print. What they print is
-made by ``facts`` (of ``inspect``) and ``trials`` (of ``bench``), with ``doctor`` for the verdict
-and ``chart`` for pictures. Only this package imports Typer and rich, so ``import ndfeed`` does
-without them.
+Commands declare their options (``options`` has the shared ones), call the library and print.
+``description`` holds what ``inspect`` prints; ``measurements`` what ``bench`` prints, with
+``throughput`` for rates and ``diagnosis`` for the verdict; ``chart`` draws pictures. Only this
+package imports Typer and rich, so ``import ndfeed`` does without them.
 """
 
 import io

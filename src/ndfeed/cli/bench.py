@@ -1,4 +1,4 @@
-"""``ndfeed bench PATH``: what limits the feeding of this data, and what would help, measured."""
+"""``ndfeed bench PATH``: find the bottleneck of reading this data, and what would help."""
 
 import importlib
 import math
@@ -18,7 +18,15 @@ from rich.table import Table
 
 import ndfeed
 from ndfeed.cli import chart
-from ndfeed.cli.console import Steps, complain, console, line, literal, print_json, rounded
+from ndfeed.cli.console import (
+    Steps,
+    complain,
+    format_rate,
+    literal,
+    make_console,
+    print_json,
+    print_line,
+)
 from ndfeed.cli.diagnosis import LABELS
 from ndfeed.cli.measurements import Case, Findings, Function, examine
 from ndfeed.cli.options import (
@@ -29,13 +37,13 @@ from ndfeed.cli.options import (
     Sample,
     SampleOption,
     ShapeOption,
-    opener,
-    options_refused,
+    make_opener,
+    report_bad_options,
 )
 from ndfeed.dataset.samples import size
 from ndfeed.errors import SourceError
 
-_WIDEST = 16  # characters of a bar: with all else, 80
+_WIDEST = 16  # characters of a bar: the table then has 80
 _MOST = 12.0  # times the shortest bar; longer ones are cut
 
 Facts = dict[str, Any]
@@ -92,41 +100,41 @@ def bench(
     ndfeed bench npz_data/ --batch-size 64 --map augment:flip --plot stages.svg
     ndfeed bench npz_data/ --cold --json | jq .remedies
     """
-    opened = opener(dtype, shape, fields)
+    opened = make_opener(dtype, shape, fields)
     picture = None if plot is None else chart.check(plot)
-    mapped = None if function is None else imported(function)
-    ds = _opened(path, sample, opened)
-    words = {"--sample": sample, "--dtype": dtype, "--shape": shape, "--fields": fields}
-    case = Case(path, _packing(path, words), ds, mapped, batch_size, shuffle, seconds, cold)
-    _check(case)
-    with _blamed(function), Steps("measuring") as steps:
+    mapped = None if function is None else import_function(function)
+    ds = _open(path, sample, opened)
+    options = {"--sample": sample, "--dtype": dtype, "--shape": shape, "--fields": fields}
+    case = Case(path, _pack_command(path, options), ds, mapped, batch_size, shuffle, seconds, cold)
+    _check_options(case)
+    with _report_function_errors(function), Steps("measuring") as steps:
         found = examine(case, steps.begin)
-    facts = _facts(case, found)
+    facts = _describe(case, found)
     if picture is not None:
-        facts["plot"] = chart.save(picture, chart.drawn(picture, _chart(case, found)))
+        facts["plot"] = chart.save(picture, chart.draw(picture, _make_chart(case, found)))
     if as_json:
         print_json(facts)
     else:
-        _print(console(), case, found, facts["plot"])
+        _print(make_console(), case, found, facts["plot"])
 
 
-def _opened(path: str, sample: Sample, opened: Opener) -> ndfeed.Dataset:
-    """The data, which must have samples."""
-    with options_refused():
+def _open(path: str, sample: Sample, opened: Opener) -> ndfeed.Dataset:
+    """Open the data, which must have samples."""
+    with report_bad_options():
         ds = opened(path, sample=sample.value)
     if not len(ds):
         raise SourceError(path, "no samples to measure")
     return ds
 
 
-def _check(case: Case) -> None:
-    """Refuse what no loader can do, before anything is measured."""
-    with options_refused():
+def _check_options(case: Case) -> None:
+    """Refuse wrong options before anything is measured."""
+    with report_bad_options():
         replace(case, function=None).loader(case.ds)
 
 
-def imported(name: str) -> Function:
-    """The function that ``module:name`` is; modules of the current folder are found."""
+def import_function(name: str) -> Function:
+    """Import ``module:name``; modules of the current folder are found."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise typer.BadParameter(f"--map needs MODULE:NAME such as augment:flip, got {name!r}")
@@ -140,12 +148,13 @@ def imported(name: str) -> Function:
         raise typer.BadParameter(f"--map {name}: {error}") from None
     if not callable(found):
         raise typer.BadParameter(f"--map {name}: a {type(found).__name__}, not a function")
-    return found  # type: ignore[no-any-return]
+    function: Function = found
+    return function
 
 
 @contextmanager
-def _blamed(function: str | None) -> Iterator[None]:
-    """Whatever the user's function raises is told as its own, on one line."""
+def _report_function_errors(function: str | None) -> Iterator[None]:
+    """Report whatever the user's function raises on one line."""
     try:
         yield
     except (ndfeed.Error, OSError):
@@ -157,14 +166,14 @@ def _blamed(function: str | None) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _packing(path: str, words: Mapping[str, str | None]) -> str:
-    """The command that packs the same samples."""
-    said = [(name, word) for name, word in words.items() if word not in (None, Sample.auto)]
-    options = "".join(f" {name} {shlex.quote(str(word))}" for name, word in said)
-    return f"ndfeed pack {shlex.quote(path)} packed/{options}"
+def _pack_command(path: str, options: Mapping[str, str | None]) -> str:
+    """Return the command that packs the same samples."""
+    given = [(name, one) for name, one in options.items() if one not in (None, Sample.auto)]
+    text = "".join(f" {name} {shlex.quote(str(one))}" for name, one in given)
+    return f"ndfeed pack {shlex.quote(path)} packed/{text}"
 
 
-def _facts(case: Case, found: Findings) -> Facts:
+def _describe(case: Case, found: Findings) -> Facts:
     row = case.ds.nbytes / len(case.ds)
     return {
         "path": case.path,
@@ -183,7 +192,9 @@ def _facts(case: Case, found: Findings) -> Facts:
             {
                 "stage": one.name,
                 "rows_per_second": round(one.rows_per_second, 1),
-                "bytes_per_second": round(one.rows_per_second * _bytes(one.name, found, row)),
+                "bytes_per_second": round(
+                    one.rows_per_second * _sample_bytes(one.name, found, row)
+                ),
                 "share": None if one.share is None else round(one.share, 3),
             }
             for one in found.stages
@@ -205,8 +216,8 @@ def _facts(case: Case, found: Findings) -> Facts:
     }
 
 
-def _bytes(stage: str, found: Findings, row: float) -> float:
-    """Of a sample in this stage: what goes to the device is what the function made."""
+def _sample_bytes(stage: str, found: Findings, row: float) -> float:
+    """Return the bytes of a sample in this stage: the device gets what the function returned."""
     return found.loader.row_bytes if stage == "device" else row
 
 
@@ -214,16 +225,16 @@ def _print(out: Console, case: Case, found: Findings, plot: str | None) -> None:
     ds = case.ds
     out.print(literal(case.path, "bold"))
     row = ds.nbytes / len(ds)
-    line(
+    print_line(
         out,
         f"{len(ds):,} samples of {size(row)}, {found.order}, batches of {case.batch_size:,}, "
         f"{found.loader.threads} thread{'s' * (found.loader.threads != 1)}",
     )
-    out.print(_pipeline(found, row))
+    out.print(_make_table(found, row))
     for note in found.notes:
-        line(out, note, "dim")
+        print_line(out, note, "dim")
     if found.disk_counts or found.disk_passes:
-        line(
+        print_line(
             out,
             "larger than free memory: every epoch reads from the disk"
             if not found.disk_passes
@@ -232,41 +243,43 @@ def _print(out: Console, case: Case, found: Findings, plot: str | None) -> None:
         )
     _print_remedies(out, found)
     if plot is not None:
-        line(out, f"chart: {plot}")
+        print_line(out, f"chart: {plot}")
 
 
-def _pipeline(found: Findings, row: float) -> Table:
-    """The stages in the order that data takes, each with what it could give by itself."""
+def _make_table(found: Findings, row: float) -> Table:
+    """Make a table of the stages in the order of the data, each with its own rate."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("stage, on its own")
     for name in ("rows/s", "bytes/s", "time"):
         table.add_column(name, justify="right")
     table.add_column("")
     rates = [one.rows_per_second for one in found.stages]
-    rates += [rate for _, rate in _loaders(found)]
+    rates += [rate for _, rate in _list_loaders(found)]
     top = min(max(rates), _MOST * min(rates)) or 1.0  # a loaded machine may deliver nothing
     for one in found.stages:
         rate, limits = one.rows_per_second, one.name == found.limit
         table.add_row(
             one.label,
-            rounded(rate),
-            size(rate * _bytes(one.name, found, row)),
+            format_rate(rate),
+            size(rate * _sample_bytes(one.name, found, row)),
             "" if one.share is None else f"{one.share:.0%}",
-            _bar(rate, top) + " ◀ bottleneck" * limits,
+            _draw_bar(rate, top) + " ◀ bottleneck" * limits,
             style="bold red" if limits else "",
         )
     table.add_section()
-    for label, rate in _loaders(found):
-        table.add_row(label, rounded(rate), size(rate * row), "", _bar(rate, top), style="bold")
+    for label, rate in _list_loaders(found):
+        table.add_row(
+            label, format_rate(rate), size(rate * row), "", _draw_bar(rate, top), style="bold"
+        )
     return table
 
 
-def _bar(rate: float, top: float) -> str:
+def _draw_bar(rate: float, top: float) -> str:
     return "█" * max(round(_WIDEST * min(rate / top, 1.0)), 1) + "▶" * (rate > top)
 
 
-def _loaders(found: Findings) -> list[tuple[str, float]]:
-    """What came of all stages together, and on the device if there is one."""
+def _list_loaders(found: Findings) -> list[tuple[str, float]]:
+    """Return the rates of loaders: all stages together, and on the device if there is one."""
     loaders = [("the loader", found.loader.rows_per_second)]
     if found.disk_passes:
         loaders = [("the loader, first epoch", found.loader.rows_per_second)]
@@ -279,28 +292,28 @@ def _loaders(found: Findings) -> list[tuple[str, float]]:
 def _print_remedies(out: Console, found: Findings) -> None:
     tried = ", ".join(dict.fromkeys(one.name for one in found.trials))
     if not found.remedies:
-        line(out, f"nothing helped of what was tried on {found.sample:,} samples: {tried}")
+        print_line(out, f"nothing helped of what was tried on {found.sample:,} samples: {tried}")
         return
-    line(out, f"what helps most, measured on {found.sample:,} samples:", "bold")
+    print_line(out, f"what helps most, measured on {found.sample:,} samples:", "bold")
     for number, one in enumerate(found.remedies, 1):
-        line(
+        print_line(
             out,
-            f"{number}. {one.how}  {rounded(one.before)} → {rounded(one.after)} rows/s, "
+            f"{number}. {one.how}  {format_rate(one.before)} → {format_rate(one.after)} rows/s, "
             f"{one.gain:.1f}×",
         )
-    line(out, f"tried: {tried}", "dim")
+    print_line(out, f"tried: {tried}", "dim")
 
 
-def _chart(case: Case, found: Findings) -> chart.Chart:
+def _make_chart(case: Case, found: Findings) -> chart.Chart:
     row = case.ds.nbytes / len(case.ds)
     rows = [
-        (one.label, one.rows_per_second, _bytes(one.name, found, row), one.loader)
+        (one.label, one.rows_per_second, _sample_bytes(one.name, found, row), one.loader)
         for one in found.stages
     ]
-    rows += [(label, rate, row, 0.0) for label, rate in _loaders(found)]
+    rows += [(label, rate, row, 0.0) for label, rate in _list_loaders(found)]
     limit = None if found.limit is None else LABELS[found.limit]
     bars = [
-        chart.Bar(label, rate, _beside(rate, each, loader), label == limit)
+        chart.Bar(label, rate, _describe_bar(rate, each, loader), label == limit)
         for label, rate, each, loader in rows
         if math.isfinite(rate)
     ]
@@ -309,7 +322,7 @@ def _chart(case: Case, found: Findings) -> chart.Chart:
     return chart.Chart(title, bars, "rows per second", foot)
 
 
-def _beside(rate: float, row: float, loader: float) -> str:
-    """A bar's value, and how many times the loader that would be."""
+def _describe_bar(rate: float, row: float, loader: float) -> str:
+    """Return the text beside a bar: its value, and its ratio to the loader."""
     ratio = f", {rate / loader:.1f}× the loader" if loader else ""
-    return f"{rounded(rate)} rows/s, {size(rate * row)}/s{ratio}"
+    return f"{format_rate(rate)} rows/s, {size(rate * row)}/s{ratio}"

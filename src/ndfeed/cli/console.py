@@ -1,14 +1,10 @@
-"""Output of commands: tables, text, JSON, warnings and progress.
+"""Output of commands: tables, text and JSON; errors and progress on standard error.
 
-Where commands write to: tables and text on standard output, complaints on standard error.
-
-Names and text from files may hold anything, also what a terminal obeys. So commands print what is
-not their own words through ``literal``, ``line``, ``complain`` and ``print_json`` alone, which
+Names and text from files may contain anything, including control codes for terminals. Commands
+print such text only through ``literal``, ``print_line``, ``complain`` and ``print_json``, which
 leave nothing but printable characters.
 
-How far a long copy has come: a bar for people, plain lines for logs.
-
-What a long measurement is at: one line that changes for people, plain lines for logs.
+Progress is a bar or a changing line in a terminal, and plain lines in a log.
 """
 
 import json
@@ -33,31 +29,31 @@ from rich.text import Text
 from ndfeed.dataset.samples import size
 from ndfeed.errors import Error, shown
 
-# Words of the library that are options here, at the end of a remedy or with their value.
-_WORDS = re.compile(
+# Arguments of the library that are options here, at the end of a remedy or with their value.
+_ARGUMENTS = re.compile(
     r"""(?<![\w/.=-])(sample|dtype|shape|fields)=(?:(["'])(\w+)\2)?(?=[\s,;:)]|$)"""
 )
 
 
-def console() -> Console:
-    """Standard output as it is now. Nothing from a file is ever taken for markup."""
+def make_console() -> Console:
+    """Return standard output as it is now. Text from files is never taken for markup."""
     return Console(highlight=False, markup=False, emoji=False)
 
 
 def literal(text: str, style: str = "") -> Text:
-    """Text from a file or its name, printable, on one line, and without a meaning to rich."""
+    """Return text from a file or its name, printable, on one line, and without markup."""
     return Text(shown(text), style=style)
 
 
-def line(out: Console, text: str, style: str = "") -> None:
-    """One line below a heading. Wrapped by the terminal, if at all: what is piped stays one."""
+def print_line(out: Console, text: str, style: str = "") -> None:
+    """Print one line below a heading. Only the terminal wraps it: in a pipe it stays one line."""
     out.print(literal(f"  {text}", style), soft_wrap=True)
 
 
-def rounded(count: float) -> str:
-    """A rate for people.
+def format_rate(count: float) -> str:
+    """Format a rate for people.
 
-    >>> rounded(950), rounded(12_345), rounded(2_300_000)
+    >>> format_rate(950), format_rate(12_345), format_rate(2_300_000)
     ('950', '12.3 k', '2.3 M')
     """
     if count < 1000:
@@ -65,30 +61,30 @@ def rounded(count: float) -> str:
     return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.1f} k"
 
 
-def in_options(text: str) -> str:
-    """What the library says, in words that can be typed here.
+def name_options(text: str) -> str:
+    """Replace arguments of the library in a message by the options of the command.
 
-    >>> in_options('x: say which: sample="row" or another; check dtype= and shape=')
+    >>> name_options('x: say which: sample="row" or another; check dtype= and shape=')
     'x: say which: --sample row or another; check --dtype and --shape'
     """
     text = text.replace("cast it with dtype=", "cast it with --cast")
-    return _WORDS.sub(lambda m: f"--{m[1]} {m[3]}" if m[3] else f"--{m[1]}", text)
+    return _ARGUMENTS.sub(lambda m: f"--{m[1]} {m[3]}" if m[3] else f"--{m[1]}", text)
 
 
 def complain(problem: object, file: TextIO | None = None) -> None:
-    """Say on standard error what is wrong. Only an error of ours may have several lines."""
+    """Print a problem on standard error. Only errors of the library may have several lines."""
     text = str(problem) if isinstance(problem, Error) else shown(str(problem))
-    print(f"ndfeed: {in_options(text)}", file=file or sys.stderr)
+    print(f"ndfeed: {name_options(text)}", file=file or sys.stderr)
 
 
 def print_json(facts: Mapping[str, Any]) -> None:
-    """Facts as one line of JSON. It is ASCII; JSON itself escapes all controls but one."""
+    """Print one line of JSON in ASCII; JSON itself escapes all control characters but one."""
     print(json.dumps(facts).replace("\x7f", "\\u007f"))
 
 
 def bad_option(problem: object) -> typer.BadParameter:
-    """The error for an option that cannot be used, in words that can be typed here."""
-    return typer.BadParameter(in_options(shown(str(problem))))
+    """Make the error for an option that cannot be used."""
+    return typer.BadParameter(name_options(shown(str(problem))))
 
 
 def warn(
@@ -99,7 +95,7 @@ def warn(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A warning for people: what it says, without the line of code it comes from."""
+    """Print a warning without the line of code it comes from."""
     complain(f"warning: {message}", file)
 
 
@@ -108,9 +104,9 @@ _BETWEEN = 10.0  # seconds from one line of a log to the next
 
 
 class Meter:
-    """Counts rows towards ``total``, and bytes; shows itself after a second.
+    """Counts rows towards ``total``, and bytes; is shown after a second.
 
-    What it is told first was done by an earlier run.
+    The first call of ``advance`` tells what an earlier run did.
     """
 
     def __init__(self, label: str, total: int) -> None:
@@ -119,13 +115,15 @@ class Meter:
         self._label = label
         self._total = total
         self._began = time.monotonic()
-        self._known: tuple[int, int] | None = None  # of an earlier run: they took no time now
+        self._known: tuple[int, int] | None = (
+            None  # rows and bytes of an earlier run, which took no time now
+        )
         self._said = self._began
         self._bar: Progress | None = None
         self._watched = sys.stderr.isatty()
 
     def advance(self, rows: int, nbytes: int) -> None:
-        """Say that so many more are done."""
+        """Add rows and bytes that were just done."""
         self._known = self._known or (rows, nbytes)
         self.rows += rows
         self.nbytes += nbytes
@@ -137,7 +135,7 @@ class Meter:
             print(f"ndfeed: {self.line()}", file=sys.stderr, flush=True)
 
     def line(self) -> str:
-        """All of it as text."""
+        """Return the progress as text."""
         took = time.monotonic() - self._began
         new = self.rows - (self._known or (0, 0))[0]
         left = f", {(self._total - self.rows) * took / new:.0f} s left" if new else ""
@@ -174,7 +172,7 @@ _STEP_PATIENCE = 1.0
 
 
 class Steps:
-    """Says what comes next, on standard error; in a log only from the second second on."""
+    """Shows on standard error what is being measured; in a log only after the first second."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -182,7 +180,7 @@ class Steps:
         self._shown: Progress | None = None
 
     def begin(self, step: str) -> None:
-        """Say that this comes now."""
+        """Show the next step."""
         took = time.monotonic() - self._began
         if self._shown is not None:
             self._shown.update(self._shown.task_ids[0], step=step, refresh=True)

@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import json
 import os
 import secrets
 import shutil
@@ -23,7 +22,7 @@ from rich.table import Table
 import ndfeed
 from ndfeed.cli import chart
 from ndfeed.cli.baseline import Loop
-from ndfeed.cli.console import Meter, console, literal, rounded
+from ndfeed.cli.console import Meter, format_rate, literal, make_console, print_json
 from ndfeed.cli.options import JsonOption
 from ndfeed.cli.throughput import length, run
 from ndfeed.dataset.samples import size
@@ -72,14 +71,14 @@ def demo(
     ndfeed demo
     ndfeed demo --plot chart.svg --json
     """
-    picture = _writable(plot)
-    say = None if as_json else console()
-    with _made_folder(folder, keep=keep) as made:
-        found = _told(made, files, seconds, say)
-    found["plot"] = chart.save(picture, chart.drawn(picture, _chart(found["ways"])))
+    picture = _choose_picture(plot)
+    say = None if as_json else make_console()
+    with _make_folder(folder, keep=keep) as made:
+        found = _run_demo(made, files, seconds, say)
+    found["plot"] = chart.save(picture, chart.draw(picture, _make_chart(found["ways"])))
     found["folder"] = os.fspath(made) if keep else None
     if say is None:
-        print(json.dumps(found))
+        print_json(found)
         return
     say.print(literal(f"chart: {found['plot']}"), soft_wrap=True)
     if keep:
@@ -87,8 +86,8 @@ def demo(
     say.print("all ways read the same samples; next, your files: ndfeed bench YOUR_FOLDER")
 
 
-def _writable(plot: Path | None) -> str:
-    """Where the chart can go, known before anything is begun."""
+def _choose_picture(plot: Path | None) -> str:
+    """Return where the chart can be written; checked before anything else."""
     try:
         return chart.check(plot or _PICTURE)
     except DeniedError:
@@ -98,11 +97,11 @@ def _writable(plot: Path | None) -> str:
 
 
 @contextmanager
-def _made_folder(parent: Path | None, *, keep: bool) -> Iterator[Path]:
-    """A new folder, gone afterwards whatever happens, unless it is to be kept."""
+def _make_folder(parent: Path | None, *, keep: bool) -> Iterator[Path]:
+    """Make a new folder, which is removed afterwards whatever happens, unless it is to be kept."""
     if parent is not None and not parent.is_dir():
         raise MissingError(parent, "no such folder", remedy="create it, or choose another --folder")
-    # Named before it is there: an interrupt may come at any moment from then on.
+    # Named before it exists, so that an interrupt at any moment leaves nothing behind.
     made = (parent or Path(tempfile.gettempdir())) / f"ndfeed-demo-{secrets.token_hex(8)}"
     try:
         made.mkdir(0o700)
@@ -117,8 +116,8 @@ def _made_folder(parent: Path | None, *, keep: bool) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _told(made: Path, files: int, seconds: float, say: Console | None) -> Facts:
-    """The story, from files to training."""
+def _run_demo(made: Path, files: int, seconds: float, say: Console | None) -> Facts:
+    """Run the demo, from making files to training."""
     source, target = made / "npz", made / "packed"
     source.mkdir()
     _tell(say, f"making {files:,} compressed .npz files: an image and a label in each …")
@@ -137,7 +136,7 @@ def _told(made: Path, files: int, seconds: float, say: Console | None) -> Facts:
     for way, loader in loaders.items():
         if samples_of(loader) != expected:
             raise RuntimeError(f"{way}: samples differ from those of np.load; please report this")
-    rates = {"np.load in a loop": _looped(usual, seconds)}
+    rates = {"np.load in a loop": _measure_loop(usual, seconds)}
     rates |= {way: run(loader, seconds).rows_per_second for way, loader in loaders.items()}
     slowest = rates["np.load in a loop"]
     ways = [
@@ -147,16 +146,16 @@ def _told(made: Path, files: int, seconds: float, say: Console | None) -> Facts:
     found: Facts = {
         "files": files,
         "batch_size": batch,
-        "bytes": {"npz": _on_disk(source), "packed": _on_disk(target)},
+        "bytes": {"npz": _count_bytes(source), "packed": _count_bytes(target)},
         "pack_seconds": round(took, 3),
         "ways": ways,
         "training": None,
     }
     if say is not None:
-        say.print(_table(ways))
+        say.print(_make_table(ways))
         before, after = (size(found["bytes"][name]) for name in ("npz", "packed"))
         say.print(f"packing took {took:.1f} s, once: {before} before, {after} now")
-    found["training"] = _trained(packed, batch, seconds, say)
+    found["training"] = _train(packed, batch, seconds, say)
     return found
 
 
@@ -166,20 +165,20 @@ def _tell(say: Console | None, text: str) -> None:
 
 
 def make(folder: Path, files: int) -> None:
-    """Images of ten kinds, each a pattern of its own under noise; one file for each."""
+    """Write images of ten classes, each a pattern under noise, one to a file."""
     rng = np.random.default_rng(0)
     patterns = rng.integers(0, 4, (_CLASSES, _SHAPE[0], *(n // 8 for n in _SHAPE[1:])), np.uint8)
     labels = rng.integers(0, _CLASSES, files)
     with Bar("making files", files) as bar:
         for number, label in enumerate(labels.tolist()):
             image = np.kron(patterns[label] * np.uint8(40), np.ones((1, 8, 8), np.uint8))
-            image += rng.integers(0, 16, _SHAPE, np.uint8)  # few levels: they can be compressed
+            image += rng.integers(0, 16, _SHAPE, np.uint8)  # few levels, so that they compress
             np.savez_compressed(folder / f"{number:06}.npz", image=image, label=label)
             bar.advance(1)
 
 
 def samples_of(batches: Iterable[Any]) -> list[bytes]:
-    """What an epoch has in it, whatever the order: a digest of every sample, sorted."""
+    """Return the samples of an epoch in any order: a digest of each, sorted."""
     found = []
     for batch in batches:
         names = sorted(batch)
@@ -193,8 +192,8 @@ def samples_of(batches: Iterable[Any]) -> list[bytes]:
     return sorted(found)
 
 
-def _looped(loop: Loop, seconds: float) -> float:
-    """Rows a second of the usual way."""
+def _measure_loop(loop: Loop, seconds: float) -> float:
+    """Measure rows per second of ``np.load`` in a loop."""
     rows, began = 0, time.perf_counter()
     while True:
         for batch in loop:
@@ -204,15 +203,13 @@ def _looped(loop: Loop, seconds: float) -> float:
                 return rows / took
 
 
-def _trained(
-    packed: ndfeed.Dataset, batch: int, seconds: float, say: Console | None
-) -> Facts | None:
-    """What training on the packed files gives, where torch is installed."""
+def _train(packed: ndfeed.Dataset, batch: int, seconds: float, say: Console | None) -> Facts | None:
+    """Train on the packed files, where torch is installed."""
     if find_spec("torch") is None:
         _tell(say, "install torch to train a classifier here: pip install torch")
         return None
     _tell(say, "training a small classifier with torch …")
-    from ndfeed.cli.demo_training import train  # noqa: PLC0415 - not everybody has torch
+    from ndfeed.cli.torch_runs import train  # noqa: PLC0415 - not everybody has torch
 
     done = train(packed, batch, min(seconds * 4, _TRAINING))
     if say is not None:
@@ -230,11 +227,11 @@ def _trained(
     }
 
 
-def _on_disk(folder: Path) -> int:
+def _count_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _table(ways: list[Facts]) -> Table:
+def _make_table(ways: list[Facts]) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("shuffled batches")
     table.add_column("rows/s", justify="right")
@@ -243,17 +240,17 @@ def _table(ways: list[Facts]) -> Table:
     top = max(way["rows_per_second"] for way in ways)
     for way in ways:
         long = max(round(_WIDEST * way["rows_per_second"] / top), 1)
-        rate, ratio = rounded(way["rows_per_second"]), f"{way['ratio']:.1f}×"
+        rate, ratio = format_rate(way["rows_per_second"]), f"{way['ratio']:.1f}×"
         table.add_row(way["way"], rate, ratio, "█" * long)
     return table
 
 
-def _chart(ways: list[Facts]) -> chart.Chart:
+def _make_chart(ways: list[Facts]) -> chart.Chart:
     bars = [
         chart.Bar(
             way["way"],
             way["rows_per_second"],
-            f"{rounded(way['rows_per_second'])} rows/s, {way['ratio']:.1f}×",
+            f"{format_rate(way['rows_per_second'])} rows/s, {way['ratio']:.1f}×",
             marked=not way["way"].startswith("ndfeed"),
         )
         for way in ways

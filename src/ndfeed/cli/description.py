@@ -1,7 +1,7 @@
-"""What there is to say about a dataset, as plain dicts that show alike as a table and as JSON.
+"""Describes a dataset as plain dicts, for tables and for JSON, and advises how to read it faster.
 
-Only what the headers told is used; no sample is read. The keys are public: ``ndfeed inspect
---json`` prints these dicts, and scripts rely on them.
+Uses only headers; no sample is read. The keys are public: ``ndfeed inspect --json`` prints these
+dicts, and scripts rely on them.
 """
 
 import os
@@ -20,13 +20,13 @@ from ndfeed.index.table import Table
 
 _LISTED = 10
 _NAMED = 4
-# Below the first size a file costs more to open than to read; a few such files do not matter.
+# Files below the first size take longer to open than to read; a few of them do not matter.
 _TINY, _MANY = 64_000, 1000
 _SPARE = 64_000
 
 
 class FieldFacts(TypedDict):
-    """One field. ``shape`` has ``null`` for lengths that differ, and is it if the rank does."""
+    """One field. ``shape`` has ``null`` for lengths that differ, and is ``null`` if ranks do."""
 
     name: str
     dtype: str
@@ -36,7 +36,7 @@ class FieldFacts(TypedDict):
 
 
 class Reading(TypedDict):
-    """One way to understand the samples."""
+    """One way to read the samples."""
 
     sample: str
     samples: int
@@ -45,21 +45,21 @@ class Reading(TypedDict):
 
 
 class Remark(TypedDict):
-    """Something that a person may want to know about a file."""
+    """A remark about a file."""
 
     file: str
     text: str
 
 
 class Advice(TypedDict):
-    """What would make reading faster."""
+    """A suggestion that would make reading faster."""
 
     kind: str
     text: str
 
 
 class Facts(TypedDict):
-    """All about one source. With two ``readings``, the facts that depend on them are ``null``."""
+    """All about one source. With two ``readings``, what depends on them is ``null``."""
 
     path: str
     sample: str | None
@@ -80,19 +80,19 @@ class Facts(TypedDict):
 
 
 def describe_source(path: str, ds: Dataset) -> Facts:
-    """Everything about the dataset that ``path`` opened as."""
-    return _facts(path, ds, _reading(ds), ds.why, [], advice(ds))
+    """Describe the dataset that was opened from ``path``."""
+    return _describe(path, ds, _describe_reading(ds), ds.why, [], find_advice(ds))
 
 
 def describe_undecided(path: str, as_files: Dataset, as_rows: Dataset) -> Facts:
-    """Everything about a source that could be read two ways, and both of them."""
-    either = [_reading(as_files), _reading(as_rows)]
-    for_rows = advice(as_rows)
-    for_both = [one for one in advice(as_files) if one in for_rows]
-    return _facts(path, as_files, None, None, either, for_both)
+    """Describe a source that could be read two ways, and both of them."""
+    either = [_describe_reading(as_files), _describe_reading(as_rows)]
+    for_rows = find_advice(as_rows)
+    for_both = [one for one in find_advice(as_files) if one in for_rows]
+    return _describe(path, as_files, None, None, either, for_both)
 
 
-def _facts(
+def _describe(
     path: str,
     ds: Dataset,
     reading: Reading | None,
@@ -116,13 +116,13 @@ def _facts(
         fields=reading["fields"] if reading else None,
         readings=readings,
         files=sum(table.files for table in tables),
-        formats=_formats(tables),
+        formats=_count_formats(tables),
         bytes_on_disk=sum(int(table.identity[:, 2].sum()) for table in tables),
         remarks=remarks,
         remarks_total=sum(table.remarked for table in tables),
         ignored=ignored[:_LISTED],
         ignored_total=sum(table.passed_over for table in tables),
-        warnings=[],  # for whoever opened the dataset to fill in
+        warnings=[],  # filled in by the caller, who opened the dataset
         advice=tips,
     )
 
@@ -135,8 +135,8 @@ def _columns(ds: Dataset) -> list[Column]:
     return [column for group in ds.groups for column in group.columns]
 
 
-def _formats(tables: Sequence[Table]) -> dict[str, int]:
-    """How many files there are of each format."""
+def _count_formats(tables: Sequence[Table]) -> dict[str, int]:
+    """Count the files of each format."""
     found: dict[str, int] = {}
     for table in tables:
         for name, count in zip(
@@ -146,16 +146,16 @@ def _formats(tables: Sequence[Table]) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
-def _reading(ds: Dataset) -> Reading:
+def _describe_reading(ds: Dataset) -> Reading:
     return Reading(
         sample=samples.sample_kind(ds),
         samples=len(ds),
         bytes=ds.nbytes,
-        fields=list(_field_facts(ds)),
+        fields=list(_describe_fields(ds)),
     )
 
 
-def _field_facts(ds: Dataset) -> Iterator[FieldFacts]:
+def _describe_fields(ds: Dataset) -> Iterator[FieldFacts]:
     for group in ds.groups:
         for column in group.columns:
             field = column.field
@@ -168,45 +168,45 @@ def _field_facts(ds: Dataset) -> Iterator[FieldFacts]:
             )
 
 
-def advice(ds: Dataset) -> list[Advice]:
-    """What in the files costs time at every read, and what to do about it."""
+def find_advice(ds: Dataset) -> list[Advice]:
+    """Find what costs time at every read, and suggest what to do about it."""
     columns = _columns(ds)
     tables = _tables(ds)
     found = [
-        ("compressed-rows", _compressed(columns)),
-        ("scattered-rows", _strided(columns, scattered=True)),
-        ("interleaved-rows", _strided(columns, scattered=False)),
-        ("kept-as-text", _as_text(columns)),
-        ("byte-order", _swapped(columns)),
-        ("tiny-files", _tiny(tables)),
-        ("unmapped-files", _unmapped(ds)),
-        ("unused-storage", _unused(tables)),
+        ("compressed-rows", _find_compressed(columns)),
+        ("scattered-rows", _find_strided(columns, scattered=True)),
+        ("interleaved-rows", _find_strided(columns, scattered=False)),
+        ("kept-as-text", _find_text(columns)),
+        ("byte-order", _find_swapped(columns)),
+        ("tiny-files", _find_tiny(tables)),
+        ("unmapped-files", _find_unmapped(ds)),
+        ("unused-storage", _find_unused(tables)),
     ]
     return [Advice(kind=kind, text=text) for kind, text in found if text]
 
 
-def _names(columns: Sequence[Column]) -> str:
+def _list_names(columns: Sequence[Column]) -> str:
     names = [repr(column.field.name) for column in columns]
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more:,} more fields" if more > 0 else "")
 
 
-def _compressed(columns: Sequence[Column]) -> str:
-    """Rows that cannot be had without decoding all others of their member."""
+def _find_compressed(columns: Sequence[Column]) -> str:
+    """Find rows that can only be read by decoding their whole member."""
     packed = {column: np.isin(column.coding, (DEFLATE, GZIP)) & ~column.whole for column in columns}
     used = [column for column, which in packed.items() if which.any()]
     if not used:
         return ""
     most = max(int(c.table.decoded[c.arrays[packed[c]]].max()) for c in used)
     return (
-        f"rows of {_names(used)} lie inside compressed members of up to {samples.size(most)}: "
-        f"reading one row decodes its whole member; ndfeed pack does that once, and np.savez or "
-        f"np.save, which do not compress, never need it"
+        f"rows of {_list_names(used)} lie inside compressed members of up to {samples.size(most)}: "
+        f"reading one row decodes its whole member; run ndfeed pack once, or save with np.savez "
+        f"or np.save, which do not compress"
     )
 
 
-def _strided(columns: Sequence[Column], *, scattered: bool) -> str:
-    """Rows in another order than C: the whole array apart, or among those of other fields."""
+def _find_strided(columns: Sequence[Column], *, scattered: bool) -> str:
+    """Find rows that are not contiguous: scattered over an array, or among other fields."""
     used = [
         column
         for column in columns
@@ -217,17 +217,17 @@ def _strided(columns: Sequence[Column], *, scattered: bool) -> str:
         return ""
     if scattered:
         return (
-            f"rows of {_names(used)} are scattered over their arrays (Fortran order): reading one "
-            f"touches them from end to end; np.ascontiguousarray before saving puts rows together"
+            f"rows of {_list_names(used)} are scattered over their arrays (Fortran order): reading "
+            f"one row touches the whole array; save np.ascontiguousarray(array) instead"
         )
     return (
-        f"{_names(used)} lie interleaved with other fields (a structured or strided array): "
-        f"reading one touches the others' bytes; an array for each field is read faster"
+        f"{_list_names(used)} are interleaved with other fields (a structured or strided array): "
+        f"reading one field also touches the others; save one array per field"
     )
 
 
 def _is_scattered(column: Column, part: int) -> bool:
-    """Is the step from row to row smaller than one inside a row?"""
+    """Is the stride between rows smaller than one within a row?"""
     table, array = column.table, int(column.arrays[part])
     shape = table.dimensions(int(table.shape[array]))
     strides = table.dimensions(int(table.strides[array]))
@@ -235,53 +235,53 @@ def _is_scattered(column: Column, part: int) -> bool:
     return bool(steps) and steps[0] < max(steps)
 
 
-def _as_text(columns: Sequence[Column]) -> str:
-    """NumPy arrays that torch.save pickled."""
+def _find_text(columns: Sequence[Column]) -> str:
+    """Find NumPy arrays that torch.save pickled."""
     used = [column for column in columns if (column.coding == LATIN1).any()]
     if not used:
         return ""
     return (
-        f"{_names(used)} are NumPy arrays inside .pt files, kept there as text: reading decodes "
-        f"them whole; torch.from_numpy before torch.save keeps them as bytes"
+        f"{_list_names(used)} are NumPy arrays, which .pt files store as text: every read decodes "
+        f"the whole array; convert them with torch.from_numpy before torch.save"
     )
 
 
-def _swapped(columns: Sequence[Column]) -> str:
+def _find_swapped(columns: Sequence[Column]) -> str:
     used = [column for column in columns if column.any_swapped]
     if not used:
         return ""
     return (
-        f"the bytes of {_names(used)} are in the other order than this machine's and are swapped "
-        f'at every read; array.astype(array.dtype.newbyteorder("=")) before saving spares that'
+        f"{_list_names(used)} have another byte order than this machine, so every read swaps their "
+        f'bytes; save array.astype(array.dtype.newbyteorder("=")) instead'
     )
 
 
-def _tiny(tables: Sequence[Table]) -> str:
+def _find_tiny(tables: Sequence[Table]) -> str:
     files = sum(table.files for table in tables)
     mean = sum(int(table.identity[:, 2].sum()) for table in tables) / max(files, 1)
     if files <= _MANY or mean >= _TINY:
         return ""
     return (
-        f"{files:,} files of {samples.size(mean)} on average cost more to open than to read; "
-        f"ndfeed pack writes one .npy for each field, with all samples as its rows"
+        f"{files:,} files of {samples.size(mean)} on average take longer to open than to read; "
+        f"run ndfeed pack once: it stores all samples of a field in one .npy file"
     )
 
 
-def _unmapped(ds: Dataset) -> str:
-    """Files whose rows could be gathered from maps, were there not too many."""
+def _find_unmapped(ds: Dataset) -> str:
+    """Find files that could be memory-mapped if there were fewer."""
     for group in ds.groups:
         rows = any(((c.coding == RAW) & ~c.whole).any() for c in group.columns)
         if rows and group.mapped and not group.by_file and reader_of(group).maps is None:
             return (
-                f"{group.table.files:,} files are more than this process may map at once, so "
-                f"their rows are read one by one; raise the limit of open files (ulimit -n), or "
-                f"use fewer and larger files"
+                f"{group.table.files:,} files are more than this process may memory-map at once, "
+                f"so their rows are read one by one; raise the limit of open files (ulimit -n), "
+                f"or use fewer and larger files"
             )
     return ""
 
 
-def _unused(tables: Sequence[Table]) -> str:
-    """Storages in .pt files of which the tensors show only a small part."""
+def _find_unused(tables: Sequence[Table]) -> str:
+    """Find storages in .pt files of which tensors use only a small part."""
     held = used = 0
     for table in tables:
         kinds = [i for i, name in enumerate(table.formats) if name in ("pt", "pt list")]
@@ -292,19 +292,19 @@ def _unused(tables: Sequence[Table]) -> str:
         places = np.stack([table.file[arrays], table.offset[arrays]])
         _, first, storage = np.unique(places, axis=1, return_index=True, return_inverse=True)
         length = table.length[arrays][first]
-        shown = np.bincount(storage.reshape(-1), _sizes(table)[arrays], minlength=len(length))
+        shown = np.bincount(storage.reshape(-1), _array_bytes(table)[arrays], minlength=len(length))
         held += int(length.sum())
         used += int(np.minimum(shown, length).sum())
     if held <= 2 * used + _SPARE:
         return ""
     return (
-        f"tensors show {samples.size(used)} of the {samples.size(held)} that their .pt files hold "
-        f"(views of larger tensors); clone() before torch.save keeps only what is used"
+        f"tensors use {samples.size(used)} of the {samples.size(held)} in their .pt files, being "
+        f"views of larger tensors; call clone() before torch.save to store only what is used"
     )
 
 
-def _sizes(table: Table) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Per array: bytes of all its elements."""
+def _array_bytes(table: Table) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return the bytes of all elements, for each array."""
     inside = np.arange(table.dims.shape[1] - 1) < table.dims[:, :1]
     elements = np.where(inside, table.dims[:, 1:], 1).prod(axis=1)
     widths = np.array([itemsize(name) for name in table.dtypes], np.int64)

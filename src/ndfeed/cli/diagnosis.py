@@ -1,23 +1,23 @@
-"""From measured rates to a verdict: what limits, and what would help most. Pure arithmetic.
+"""Finds the bottleneck from measured rates, and what would help most. Pure arithmetic.
 
-The loader's threads do one stage after the other, so their time is divided among the stages, and
-the stage that takes most of it limits. A *stage* is shown with what it could deliver if the threads
-did nothing else: the loader's rate, divided by the share of their time that the stage takes. So no
-stage is slower than the loader, and the shares add up to one with the time that threads were idle.
+The loader's threads run one stage after the other, so their time is divided among the stages, and
+the stage that takes most of it is the bottleneck. The rate of a *stage* is what it could deliver if
+threads did nothing else: the loader's rate, divided by the stage's share of their time. So no stage
+is slower than the loader, and the shares and the idle time of threads add up to one.
 
-The disk and the copy to a device work beside the threads and are measured by themselves: they limit
-where they give less than any stage could use. One that comes out slower than the loader that
-includes it was measured wrongly, and then there is no verdict.
+The disk and the copy to a device run beside the threads and are measured separately: either is the
+bottleneck where it is slower than every stage. One that is slower than the loader that includes it
+was measured wrongly, and then there is no verdict.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-WORTH = 1.2  # a remedy that gives less than this may be noise
+WORTH = 1.2  # a smaller gain of a remedy may be noise
 _NOISE = 1.1  # two measurements of the same thing may differ by this much
-_SEEN = 0.005  # share of the threads' time below which a stage is not worth a line
-_MOSTLY = 0.5  # threads that are idle for more of their time than this limit nothing
+_SEEN = 0.005  # stages with a smaller share of the threads' time are not shown
+_MOSTLY = 0.5  # threads that are idle for a larger share of their time are no bottleneck
 
 LABELS = {
     "disk": "disk, cold",
@@ -33,10 +33,10 @@ LABELS = {
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage by itself: how many rows a second it could give.
+    """One stage by itself: the rows per second that it could deliver.
 
-    ``share`` is the part of the threads' time that it takes; ``None`` if others do the work.
-    ``loader`` is what the loader gave that the stage was a part of.
+    ``share`` is its share of the threads' time; ``None`` if other hardware does the work.
+    ``loader`` is the rate of the loader that the stage was a part of.
     """
 
     name: str
@@ -46,20 +46,20 @@ class Stage:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The name for people."""
         return LABELS[self.name]
 
     @property
     def is_consistent(self) -> bool:
-        """Can the loader have been as fast as it was, with this stage in it?"""
+        """Is the stage at least as fast as the loader that includes it?"""
         return self.rows_per_second * _NOISE >= self.loader
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Something that was tried on a sample, and what a loader gave with it.
+    """A change that was tried on a sample, and the rate of a loader with it.
 
-    ``how`` is what to write for it. ``disk`` is what the disk could give with it, where the disk
+    ``how`` is what to write for it. ``disk`` is what the disk could deliver with it, where the disk
     counts.
     """
 
@@ -70,13 +70,13 @@ class Trial:
 
     @property
     def given(self) -> float:
-        """Rows a second, with what the disk lets through."""
+        """Rows per second, limited by the disk."""
         return min(self.rows_per_second, self.disk)
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to do, and how many times as fast it was on the sample."""
+    """What to do, and how much faster it was on the sample."""
 
     name: str
     how: str
@@ -85,16 +85,16 @@ class Remedy:
 
     @property
     def gain(self) -> float:
-        """How many times as fast."""
+        """The ratio of the rates after and before."""
         return self.after / self.before
 
 
-def stages_of(seconds: Mapping[str, float], idle: float, loader: float) -> list[Stage]:
-    """What each stage could give, from the time that threads spent on it while the loader ran.
+def compute_stages(seconds: Mapping[str, float], idle: float, loader: float) -> list[Stage]:
+    """Compute the rate of each stage from the time that threads spent on it in a loader.
 
-    ``seconds`` and ``idle`` are those of all threads together, ``loader`` is its rows a second.
+    ``seconds`` and ``idle`` are of all threads together, ``loader`` is its rows per second.
 
-    >>> stages_of({"inflate": 6.0, "copy": 1.5, "order": 0.001}, idle=0.0, loader=400.0)[1]
+    >>> compute_stages({"inflate": 6.0, "copy": 1.5, "order": 0.001}, idle=0.0, loader=400.0)[1]
     Stage(name='copy', rows_per_second=2000.26..., share=0.199..., loader=400.0)
     """
     known = {name: spent for name, spent in seconds.items() if spent > 0}
@@ -107,16 +107,16 @@ def stages_of(seconds: Mapping[str, float], idle: float, loader: float) -> list[
 
 
 def idle_share(seconds: Mapping[str, float], idle: float) -> float:
-    """The part of their time for which threads had nothing to do: batches were ready."""
+    """Compute the share of time in which threads had nothing to do, since batches were ready."""
     idle = max(idle, 0.0)
     whole = sum(seconds.values()) + idle
     return idle / whole if whole > 0 else 0.0
 
 
-def limiting(stages: Sequence[Stage], *, disk: bool, idle: float = 0.0) -> str | None:
-    """The stage that limits; the disk only if it counts.
+def find_bottleneck(stages: Sequence[Stage], *, disk: bool, idle: float = 0.0) -> str | None:
+    """Find the bottleneck; the disk only if it counts.
 
-    None does if the measurements contradict each other, or if threads were mostly idle.
+    There is none if measurements contradict each other, or if threads were mostly idle.
     """
     known = [one for one in stages if disk or one.name != "disk"]
     if not known or not all(one.is_consistent for one in known):
@@ -125,15 +125,20 @@ def limiting(stages: Sequence[Stage], *, disk: bool, idle: float = 0.0) -> str |
     return None if slowest.share is not None and idle > _MOSTLY else slowest.name
 
 
-def doubts(stages: Sequence[Stage], *, disk: bool, idle: float = 0.0) -> list[str]:
-    """Why there is no verdict, or which rates are not to be believed: sentences for people."""
+def list_doubts(stages: Sequence[Stage], *, disk: bool, idle: float = 0.0) -> list[str]:
+    """Say for people why there is no verdict, or which rates are unreliable."""
     found = [
         f"{one.label} measured slower than the loader that includes it: the measurement is "
         "unreliable, as on a busy machine; try --seconds 60"
         for one in stages
         if not one.is_consistent
     ]
-    if not found and stages and limiting(stages, disk=disk, idle=idle) is None and idle > _MOSTLY:
+    if (
+        not found
+        and stages
+        and find_bottleneck(stages, disk=disk, idle=idle) is None
+        and idle > _MOSTLY
+    ):
         found.append(
             f"threads were idle {idle:.0%} of the time: batches are produced faster than "
             "one loop takes them, so no stage is the bottleneck; raise batch_size"
@@ -142,15 +147,15 @@ def doubts(stages: Sequence[Stage], *, disk: bool, idle: float = 0.0) -> list[st
 
 
 def disk_counts(nbytes: int, room: int, *, cold: bool) -> bool:
-    """Does every epoch come from the disk? Files that fit into memory do so once.
+    """Is every epoch read from the disk? Files that fit into memory are read once.
 
-    ``cold`` says that the disk was measured at all.
+    ``cold`` says whether the disk was measured at all.
     """
     return cold and nbytes > room
 
 
-def remedies(trials: Sequence[Trial], base: Trial, most: int = 2) -> list[Remedy]:
-    """The best of what was tried, best first and one of a name; nothing that hardly helps."""
+def choose_remedies(trials: Sequence[Trial], base: Trial, most: int = 2) -> list[Remedy]:
+    """Choose the best trials, best first and one of each name; none that hardly helps."""
     if not base.given:
         return []
     found = [Remedy(one.name, one.how, base.given, one.given) for one in trials]

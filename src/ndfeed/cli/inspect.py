@@ -1,4 +1,4 @@
-"""``ndfeed inspect PATH…``: say what each source holds, reading headers only."""
+"""``ndfeed inspect PATH…``: show what each source holds, reading only headers."""
 
 import warnings
 from typing import Annotated
@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ndfeed.cli import description
-from ndfeed.cli.console import bad_option, complain, console, line, literal, print_json
+from ndfeed.cli.console import bad_option, complain, literal, make_console, print_json, print_line
 from ndfeed.cli.description import Facts, FieldFacts, Reading
 from ndfeed.cli.options import (
     DtypeOption,
@@ -18,7 +18,7 @@ from ndfeed.cli.options import (
     Sample,
     SampleOption,
     ShapeOption,
-    opener,
+    make_opener,
 )
 from ndfeed.dataset import samples
 from ndfeed.errors import AmbiguousError, Error
@@ -56,12 +56,12 @@ def inspect(
     ndfeed inspect tokens.bin --dtype uint16 --shape 1024
     ndfeed inspect npz_data/ --json | jq .samples
     """
-    opened = opener(dtype, shape, fields, cache=not no_cache)
-    out = console()
+    opened = make_opener(dtype, shape, fields, cache=not no_cache)
+    out = make_console()
     failed = False
     for path in paths:
         try:
-            found = look(path, sample.value, opened)
+            found = describe(path, sample.value, opened)
         except (Error, OSError) as error:
             complain(error)
             failed = True
@@ -69,7 +69,7 @@ def inspect(
         except ValueError as error:
             if dtype is None:
                 raise
-            raise bad_option(error) from None  # the file needs none
+            raise bad_option(error) from None  # --dtype for a file that has one
         if as_json:
             print_json(found)
         else:
@@ -78,8 +78,8 @@ def inspect(
         raise typer.Exit(1)
 
 
-def look(path: str, sample: str, opened: Opener) -> Facts:
-    """The facts of one source; both readings where it could be read two ways."""
+def describe(path: str, sample: str, opened: Opener) -> Facts:
+    """Describe one source; both readings where it could be read two ways."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -102,34 +102,36 @@ def _print(out: Console, found: Facts) -> None:
     if found["fields"] is None:
         _print_readings(out, found["readings"])
     else:
-        out.print(_field_table(found["fields"]))
+        out.print(_make_field_table(found["fields"]))
         size = samples.size(found["bytes"] or 0)
-        line(out, f"{_count(found['samples'] or 0, 'sample')}, {size} decoded")
-        line(out, f"{samples.READINGS[found['sample'] or 'both']} ({found['why']})")
+        print_line(out, f"{_format_count(found['samples'] or 0, 'sample')}, {size} decoded")
+        print_line(out, f"{samples.READINGS[found['sample'] or 'both']} ({found['why']})")
     formats = ", ".join(f"{count:,} {name}" for name, count in found["formats"].items())
-    line(out, f"{_count(found['files'], 'file')} ({formats}), {_disk(found)} on disk")
+    print_line(
+        out, f"{_format_count(found['files'], 'file')} ({formats}), {_disk_size(found)} on disk"
+    )
     _print_remarks(out, found)
     if found["advice"]:
-        line(out, "what would make it faster:", "bold")
+        print_line(out, "what would make it faster:", "bold")
         for one in found["advice"]:
-            line(out, f"- {one['text']}")
+            print_line(out, f"- {one['text']}")
     out.print()
 
 
-def _count(count: int, what: str) -> str:
+def _format_count(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
-def _disk(found: Facts) -> str:
+def _disk_size(found: Facts) -> str:
     return samples.size(found["bytes_on_disk"])
 
 
-def _dims(field: FieldFacts) -> str:
+def _format_shape(field: FieldFacts) -> str:
     shape = field["shape"]
     return "(…)" if shape is None else str(tuple(shape)).replace("None", "…")
 
 
-def _field_table(fields: list[FieldFacts]) -> Table:
+def _make_field_table(fields: list[FieldFacts]) -> Table:
     table = Table(show_edge=False)
     for name in ("field", "dtype", "shape"):
         table.add_column(name, overflow="fold")
@@ -140,7 +142,7 @@ def _field_table(fields: list[FieldFacts]) -> Table:
         table.add_row(
             literal(field["name"]),
             literal(field["dtype"]),
-            literal(_dims(field)),
+            literal(_format_shape(field)),
             f"{'about ' * uneven}{field['bytes_per_sample']:,}",
             ", ".join(field["stored"]),
         )
@@ -150,12 +152,14 @@ def _field_table(fields: list[FieldFacts]) -> Table:
 
 
 def _print_readings(out: Console, readings: list[Reading]) -> None:
-    """Two ways to understand the samples, and the word that chooses."""
+    """Print the two ways to read the samples, and the option that chooses."""
     table = Table(show_edge=False)
     for name in ("to add", "samples", "a sample is", "fields"):
         table.add_column(name, overflow="fold", justify="right" if name == "samples" else "left")
     for one in readings:
-        listed = [f"{f['name']} {f['dtype']} {_dims(f)}" for f in one["fields"][:_SHOWN_REMARKS]]
+        listed = [
+            f"{f['name']} {f['dtype']} {_format_shape(f)}" for f in one["fields"][:_SHOWN_REMARKS]
+        ]
         more = len(one["fields"]) - len(listed)
         table.add_row(
             f"--sample {one['sample']}",
@@ -163,13 +167,13 @@ def _print_readings(out: Console, readings: list[Reading]) -> None:
             samples.READINGS[one["sample"]].removeprefix("a sample is "),
             literal(", ".join(listed) + f" and {more:,} more" * (more > 0)),
         )
-    line(out, "could be read in two ways; choose one:")
+    print_line(out, "could be read in two ways; choose one:")
     out.print(table)
-    line(out, 'in Python: ndfeed.open(…, sample="file") or ndfeed.open(…, sample="row")')
+    print_line(out, 'in Python: ndfeed.open(…, sample="file") or ndfeed.open(…, sample="row")')
 
 
 def _print_remarks(out: Console, found: Facts) -> None:
-    """Warnings, remarks (those of one text together), and files that were left out."""
+    """Print warnings, remarks (equal ones together), and files that were left out."""
     told = any(one["kind"] == "scattered-rows" for one in found["advice"])
     texts: dict[str, list[str]] = {}
     for remark in found["remarks"]:
@@ -178,16 +182,16 @@ def _print_remarks(out: Console, found: Facts) -> None:
     for text, files in texts.items():
         more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
         lines.append(f"{files[0]}{more}: {text}")
-    # The advice below says this once for all files, and what to do.
+    # The advice below says this once for all files, with a remedy.
     lines = [one for one in lines if not (told and "Fortran order" in one)]
     if lines:
-        line(out, "remarks:", "bold")
+        print_line(out, "remarks:", "bold")
     for one in lines[:_SHOWN_REMARKS]:
-        line(out, f"- {one}")
+        print_line(out, f"- {one}")
     if len(lines) > _SHOWN_REMARKS:
-        line(out, f"- … {len(lines) - _SHOWN_REMARKS:,} more kinds; --json lists them")
+        print_line(out, f"- … {len(lines) - _SHOWN_REMARKS:,} more kinds; --json lists them")
     if found["ignored_total"]:
         names = ", ".join(found["ignored"])
         more = ", …" if found["ignored_total"] > len(found["ignored"]) else ""
-        total = _count(found["ignored_total"], "file")
-        line(out, f"{total} without arrays left out: {names}{more}")
+        total = _format_count(found["ignored_total"], "file")
+        print_line(out, f"{total} without arrays left out: {names}{more}")

@@ -1,14 +1,13 @@
-"""What ``ndfeed bench`` measures: stages on a sample of the user's data, and remedies tried on it.
+"""Measures for ``ndfeed bench``: the stages of a loader on the user's data, and remedies.
 
-Everything is measured by running loaders: what a stage could give comes from their own reports.
+Everything is measured by running loaders: the rate of a stage comes from their own reports.
 """
 
 import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is to be measured: data as it is stored, what is done to it, and for how long."""
+    """What to measure: the data as it is stored, the user's loader, and for how long."""
 
     path: str
     packing: str  # the command that packs it
@@ -43,20 +42,27 @@ class Case:
     shuffle: bool
     seconds: float
     cold: bool
+    threads: int | None = None
+    processes: int = 0
 
-    def loader(self, ds: ndfeed.Dataset, **words: Any) -> ndfeed.Loader:
-        """The loader that the user would have, over these samples, with words changed."""
+    def loader(self, ds: ndfeed.Dataset) -> ndfeed.Loader:
+        """Make the loader that the user would have, over these samples."""
         mapped = ds if self.function is None else ds.map(self.function)
-        chosen = {"batch_size": self.batch_size, "shuffle": self.shuffle} | words
-        return ndfeed.loader(mapped, **chosen)
+        return ndfeed.loader(
+            mapped,
+            self.batch_size,
+            shuffle=self.shuffle,
+            threads=self.threads,
+            processes=self.processes,
+        )
 
 
 @dataclass(slots=True)
 class Findings:
-    """All that was measured, and the verdict.
+    """All measurements, and the verdict.
 
-    ``loader`` ran over all of the data, as it lay when it began. ``stages`` are those of a run in
-    memory, from which ``idle`` is as well, and of the disk and the device by themselves.
+    ``loader`` is a run over all of the data, cached or not as it was found. ``stages`` and ``idle``
+    are those of a run in memory; disk and device are measured by themselves.
     """
 
     order: str
@@ -73,8 +79,8 @@ class Findings:
 
     @property
     def limit(self) -> str | None:
-        """The stage that limits, where the measurements agree on one."""
-        return diagnosis.limiting(self.stages, disk=self.disk_counts, idle=self.idle)
+        """The bottleneck, where the measurements agree on one."""
+        return diagnosis.find_bottleneck(self.stages, disk=self.disk_counts, idle=self.idle)
 
     @property
     def disk_passes(self) -> bool:
@@ -83,19 +89,19 @@ class Findings:
 
     @property
     def later(self) -> float:
-        """Rows a second of the run that the stages are of."""
+        """Rows per second of the run that the stages belong to."""
         rates = [one.loader for one in self.stages if one.share is not None]
         return rates[0] if rates else self.base.rows_per_second
 
     @property
     def remedies(self) -> list[Remedy]:
-        """The two best."""
-        return diagnosis.remedies(self.trials, self.base)
+        """The two best remedies."""
+        return diagnosis.choose_remedies(self.trials, self.base)
 
 
 @dataclass(slots=True)
 class _Disk:
-    """Rows a second from the disk, where it could be measured."""
+    """Rows per second from the disk, where it could be measured."""
 
     cold: float | None = None
     cold_in_a_row: float | None = None
@@ -103,39 +109,41 @@ class _Disk:
 
 
 def examine(case: Case, begin: Callable[[str], None]) -> Findings:
-    """Measure, try, and judge; says what it begins with."""
+    """Measure the stages and try the remedies; ``begin`` is told what comes next."""
     notes: list[str] = []
     begin("the disk")
-    # First: what is mapped later cannot be dropped from memory any more.
-    given = _disk(case, notes)
+    # The disk first: files that are mapped cannot be dropped from the page cache.
+    given = _measure_disk(case, notes)
     begin("the loader")
     with case.loader(case.ds) as loader:
-        # What waits for a cold disk is measured from its first batch on.
+        # With a cold disk the first batches count as well.
         warm_up = _WARM_UP * case.seconds if given.cold is None else 0.0
         whole = run(loader, 0.15 * case.seconds, warm_up)
         order, report = f"{loader.order}", loader.report()
     stored = given.row_bytes * len(case.ds)
-    counts = diagnosis.disk_counts(round(stored), _room(), cold=given.cold is not None)
-    sample = case.ds.take(slice(_sample_size(case, whole)))
+    counts = diagnosis.disk_counts(round(stored), _free_memory(), cold=given.cold is not None)
+    sample = case.ds.take(slice(_choose_sample_size(case, whole)))
     begin("every stage")
-    if given.cold is not None:  # a slow disk takes longer than the loader would be given
+    if given.cold is not None:  # read ahead: a slow disk takes longer than the loader would run
         throughput.read(
-            throughput.pieces(sample, np.arange(len(sample))), 0.3 * case.seconds, throughput.ASKING
+            throughput.locate_pieces(sample, np.arange(len(sample))),
+            0.3 * case.seconds,
+            throughput.THREADS,
         )
-    base_run = _warm(case, case.loader(sample))
-    stages, idle = _stages(given, whole, base_run)
-    bus, to_device = _device(case, notes, begin)
+    base_run = _run_warm(case, case.loader(sample))
+    stages, idle = _measure_stages(given, whole, base_run)
+    bus, to_device = _measure_device(case, notes, begin)
     if bus:
         there = to_device.rows_per_second if to_device else 0.0
         stages.append(Stage("device", bus / max(whole.row_bytes, 1), None, there))
     if to_device and to_device.rows_per_second > base_run.rows_per_second * diagnosis.WORTH:
         notes.append("the device reads the files directly, without copying them into batches first")
-    notes += diagnosis.doubts(stages, disk=counts, idle=idle)
+    notes += diagnosis.list_doubts(stages, disk=counts, idle=idle)
     through = (given.cold or math.inf) if counts else math.inf
-    trials = [*_tried(case, sample, base_run, through, notes, begin)]
+    trials = [*_try_remedies(case, sample, base_run, through, notes, begin)]
     begin("as it is, again")
-    # Twice, before and behind: other programs run, too, and what was slow once is no remedy's due.
-    again = _warm(case, case.loader(sample)).rows_per_second
+    # Twice, before and after the trials: a moment in which the machine was busy is no remedy.
+    again = _run_warm(case, case.loader(sample)).rows_per_second
     base = Trial("as it is", "", max(base_run.rows_per_second, again), through)
     if counts and given.cold_in_a_row:
         how = "shuffle=ndfeed.Blocks()"
@@ -145,55 +153,55 @@ def examine(case: Case, begin: Callable[[str], None]) -> Findings:
     )
 
 
-def _stages(given: _Disk, whole: Ran, sampled: Ran) -> tuple[list[Stage], float]:
-    """What each stage could give, and the share of their time that threads were idle.
+def _measure_stages(given: _Disk, whole: Ran, sampled: Ran) -> tuple[list[Stage], float]:
+    """Return the rate of each stage, and the share of time that threads were idle.
 
-    They are of one run, or they would not add up: of the whole data if it is in memory, otherwise
-    of a sample that has been brought there.
+    All are of one run, so that they add up: over the whole data if it is in memory, otherwise over
+    a sample that was read into memory.
     """
     ran = whole if given.cold is None else sampled
-    stages = diagnosis.stages_of(ran.stages, ran.idle, ran.rows_per_second)
+    stages = diagnosis.compute_stages(ran.stages, ran.idle, ran.rows_per_second)
     if given.cold is not None:
         stages.insert(0, Stage("disk", given.cold, None, whole.rows_per_second))
     return stages, diagnosis.idle_share(ran.stages, ran.idle)
 
 
-def _room() -> int:
-    """Bytes that files may have in memory."""
+def _free_memory() -> int:
+    """Return how many bytes of files fit into memory."""
     free = platform_calls.free_memory()
     return platform_calls.memory_bytes() // 2 if free is None else free
 
 
-def _sample_size(case: Case, whole: Ran) -> int:
-    """Rows that take about a tenth of the time, and not too much memory."""
+def _choose_sample_size(case: Case, whole: Ran) -> int:
+    """Choose the size of the sample: about a tenth of the time, and not too much memory."""
     row = max(case.ds.nbytes // max(len(case.ds), 1), 1)
     wanted = round(whole.rows_per_second * 0.1 * case.seconds)
     least = min(_LEAST_BATCHES * case.batch_size, max(_SAMPLE // row, 1))
     return min(max(min(wanted, _SAMPLE // row), least), len(case.ds))
 
 
-def _warm(case: Case, loader: ndfeed.Loader) -> Ran:
-    """A tenth of the time, behind a short run that brings everything into memory."""
+def _run_warm(case: Case, loader: ndfeed.Loader) -> Ran:
+    """Run a loader for a tenth of the time, after a short run that fills the page cache."""
     return run(loader, 0.1 * case.seconds, _WARM_UP * case.seconds)
 
 
-# The disk.
-
-
-def _disk(case: Case, notes: list[str]) -> _Disk:
-    """What the disk gives for rows as a shuffle picks them, and for rows that lie together."""
-    scattered, together = _chosen(case)
-    picked, in_a_row = throughput.pieces(case.ds, scattered), throughput.pieces(case.ds, together)
+def _measure_disk(case: Case, notes: list[str]) -> _Disk:
+    """Measure the disk: for rows as a shuffle picks them, and for consecutive rows."""
+    scattered, together = _choose_rows(case)
+    picked, in_a_row = (
+        throughput.locate_pieces(case.ds, scattered),
+        throughput.locate_pieces(case.ds, together),
+    )
     if not picked:
         return _Disk()
     if case.cold:
         throughput.drop(picked)
         throughput.drop(in_a_row)
-    found = _Disk(row_bytes=throughput.nbytes(picked) / len(scattered))
+    found = _Disk(row_bytes=throughput.count_bytes(picked) / len(scattered))
     if throughput.is_cold(picked):
-        found.cold = _rows(case, picked, len(scattered))
+        found.cold = _measure_rate(case, picked, len(scattered))
         if throughput.is_cold(in_a_row):
-            found.cold_in_a_row = _rows(case, in_a_row, len(together))
+            found.cold_in_a_row = _measure_rate(case, in_a_row, len(together))
     elif case.cold:
         notes.append(
             "the files could not be dropped from the page cache: the disk was not measured"
@@ -203,8 +211,8 @@ def _disk(case: Case, notes: list[str]) -> _Disk:
     return found
 
 
-def _chosen(case: Case) -> tuple[Ints, Ints]:
-    """Rows all over the data as an exact shuffle picks them, and rows side by side."""
+def _choose_rows(case: Case) -> tuple[Ints, Ints]:
+    """Choose rows all over the data as an exact shuffle picks them, and consecutive rows."""
     count = len(case.ds)
     most = _SAMPLE * count // max(2 * case.ds.nbytes, 1)
     some = min(max(most, 1), _ON_DISK, count)
@@ -213,42 +221,41 @@ def _chosen(case: Case) -> tuple[Ints, Ints]:
     by_row = all(column.plain for group in case.ds.groups for column in group.columns)
     if not case.shuffle or not by_row or 4 * some > count:
         return together, together
-    # Not those side by side: what was read once is in memory.
+    # Not among the consecutive ones: those will be in the page cache.
     rows = np.random.default_rng(0).choice(count - some, some, replace=False)
     return np.sort(np.where(rows < first, rows, rows + some)), together
 
 
-def _rows(case: Case, pieces: list[throughput.Piece], rows: float) -> float:
-    """Rows a second of what was read."""
-    given = throughput.read(pieces, 0.05 * case.seconds, throughput.ASKING)
-    return rows * given.nbytes / max(throughput.nbytes(pieces), 1) / max(given.seconds, 1e-9)
+def _measure_rate(case: Case, pieces: list[throughput.Piece], rows: float) -> float:
+    """Read pieces of files, and return the rate in rows per second."""
+    given = throughput.read(pieces, 0.05 * case.seconds, throughput.THREADS)
+    return rows * given.nbytes / max(throughput.count_bytes(pieces), 1) / max(given.seconds, 1e-9)
 
 
-# The device.
-
-
-def _device(
+def _measure_device(
     case: Case, notes: list[str], begin: Callable[[str], None]
 ) -> tuple[float | None, Ran | None]:
-    """Bytes a second to the device, and the loader that delivers there; what fails is a note."""
-    if not throughput.seen():
+    """Measure bytes per second to the device, and a loader there; a failure becomes a note."""
+    if not throughput.may_have_device():
+        return None, None
+    from ndfeed.cli import torch_runs  # noqa: PLC0415 - not everybody has torch
+
+    if not torch_runs.has_device():
         return None, None
     begin("the device")
     mapped = case.ds if case.function is None else case.ds.map(case.function)
     bus = None
     try:
-        bus = throughput.rate()
-        return bus, throughput.fed(mapped, case.batch_size, case.shuffle, 0.15 * case.seconds)
-    # A field that torch has no type for, a device that is full, or in use by another alone.
+        bus = torch_runs.copy_rate()
+        seconds = 0.15 * case.seconds
+        return bus, torch_runs.run_on_device(mapped, case.batch_size, case.shuffle, seconds)
+    # A dtype that torch lacks, a device that is full, or one that another process uses alone.
     except (ndfeed.Error, RuntimeError, TypeError, ValueError) as error:
         notes.append(f"loading to the device was not measured: {str(error).splitlines()[0]}")
         return bus, None
 
 
-# Remedies.
-
-
-def _tried(
+def _try_remedies(
     case: Case,
     sample: ndfeed.Dataset,
     base: Ran,
@@ -256,42 +263,47 @@ def _tried(
     notes: list[str],
     begin: Callable[[str], None],
 ) -> Iterator[Trial]:
-    """Everything that makes sense for this data, each measured on the sample."""
-    rate = partial(_rate, case)
+    """Try every remedy that makes sense for this data, each on the sample."""
+
+    def rate(ds: ndfeed.Dataset, tried: Case = case) -> float:
+        return _run_warm(case, tried.loader(ds)).rows_per_second
+
     if not os.path.exists(os.path.join(os.fsencode(case.path), NAME)):
         begin("packing a sample")
-        with tempfile.TemporaryDirectory(prefix="ndfeed-bench-") as folder:
-            try:
-                packed = ndfeed.pack(sample, os.path.join(folder, "packed"))
-            except SpaceError as error:
-                notes.append(f"packing was not tried: {error}")
-            else:
-                disk_rate = through * _stored(sample) / max(_stored(packed), 1)
-                packed = packed.select(*sample.fields)
-                yield Trial("pack", case.packing, rate(packed), disk_rate)
-                del packed
-    if case.ds.nbytes < _room() // 2:
+        try:
+            yield _try_packing(case, sample, through)
+        except SpaceError as error:
+            notes.append(f"packing was not tried: {error}")
+    if case.ds.nbytes < _free_memory() // 2:
         begin("ds.in_memory()")
         yield Trial("memory", "ds.in_memory()", rate(sample.in_memory()))
     for threads in sorted({1, platform_calls.cores(), 2 * platform_calls.cores()} - {base.threads}):
         begin(f"threads={threads}")
-        yield Trial("threads", f"threads={threads}", rate(sample, threads=threads), through)
+        yield Trial(
+            "threads", f"threads={threads}", rate(sample, replace(case, threads=threads)), through
+        )
     larger = 4 * case.batch_size
     if 4 * larger <= len(sample):
         how = f"batch_size={larger}"
         begin(how)
-        yield Trial("batch size", how, rate(sample, batch_size=larger), through)
+        yield Trial("batch size", how, rate(sample, replace(case, batch_size=larger)), through)
     if case.function is not None:
         number = max(platform_calls.cores(), 2)
         how = f"processes={number}"
         begin(how)
-        yield Trial("processes", how, rate(sample, processes=number), through)
+        yield Trial("processes", how, rate(sample, replace(case, processes=number)), through)
 
 
-def _rate(case: Case, ds: ndfeed.Dataset, **words: Any) -> float:
-    return _warm(case, case.loader(ds, **words)).rows_per_second
+def _try_packing(case: Case, sample: ndfeed.Dataset, through: float) -> Trial:
+    """Pack the sample into a temporary folder, and measure a loader of that."""
+    with tempfile.TemporaryDirectory(prefix="ndfeed-bench-") as folder:
+        packed = ndfeed.pack(sample, os.path.join(folder, "packed"))
+        disk_rate = through * _count_stored(sample) / max(_count_stored(packed), 1)
+        ran = _run_warm(case, case.loader(packed.select(*sample.fields)))
+        del packed  # some systems do not remove mapped files
+        return Trial("pack", case.packing, ran.rows_per_second, disk_rate)
 
 
-def _stored(ds: ndfeed.Dataset) -> int:
-    """Bytes that samples have in files."""
-    return throughput.nbytes(throughput.pieces(ds, np.arange(len(ds))))
+def _count_stored(ds: ndfeed.Dataset) -> int:
+    """Count the bytes of samples in files."""
+    return throughput.count_bytes(throughput.locate_pieces(ds, np.arange(len(ds))))

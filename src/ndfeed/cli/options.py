@@ -1,16 +1,11 @@
-"""Options shared by several commands, and the executors they choose.
-
-Options that several commands have, each declared once, and what their words mean.
-
-Who does the work of a command: this machine, or a cluster of Ray's or Dask's.
-"""
+"""Options shared by several commands, how they are parsed, and the executors they choose."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -27,16 +22,16 @@ class Sample(StrEnum):
     file = "file"
 
 
-def as_dtype(text: str) -> str:
-    """The name of an element type, as somebody wrote it."""
+def parse_dtype(text: str) -> str:
+    """Parse a dtype."""
     try:
         return named(text)
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(f"{error}; expected a name such as float16 or <i4") from None
 
 
-def as_shape(text: str) -> tuple[int, ...]:
-    """A shape, as somebody wrote it."""
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Parse a shape."""
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
@@ -47,7 +42,7 @@ SampleOption = Annotated[Sample, typer.Option(help="What one sample is: a row, o
 DtypeOption = Annotated[
     str | None,
     typer.Option(
-        parser=as_dtype, metavar="NAME", help="Dtype of raw files, such as uint16 or <f4."
+        parser=parse_dtype, metavar="NAME", help="Dtype of raw files, such as uint16 or <f4."
     ),
 ]
 ShapeOption = Annotated[
@@ -65,24 +60,24 @@ JsonLinesOption = Annotated[
 Opener = Callable[..., ndfeed.Dataset]
 
 
-def opener(
+def make_opener(
     dtype: str | None, shape: str | None, fields: str | None, *, cache: bool = True
 ) -> Opener:
-    """``ndfeed.open`` with what the options say; takes the source, and ``sample=``."""
+    """Return ``ndfeed.open`` with these options; it takes the source, and ``sample=``."""
     if shape is not None and dtype is None:
         raise typer.BadParameter("--shape is for raw files and also needs --dtype")
     return partial(
         ndfeed.open,
         dtype=dtype,
-        shape=None if shape is None else as_shape(shape),
+        shape=None if shape is None else parse_shape(shape),
         fields=None if fields is None else fields.split(","),
         cache=cache,
     )
 
 
 @contextmanager
-def options_refused() -> Iterator[None]:
-    """A wrong argument of the library's is told as a wrong option."""
+def report_bad_options() -> Iterator[None]:
+    """Report wrong arguments of the library as wrong options."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -91,18 +86,18 @@ def options_refused() -> Iterator[None]:
         raise bad_option(error) from None
 
 
-class ExecutorName(NamedTuple):
-    """An executor, if it is not to be the usual one, and how many work at once in it."""
+class ChosenExecutor(NamedTuple):
+    """An executor, unless it is the default one, and how many tasks run in it at once."""
 
     executor: Executor | None = None
     workers: int | None = None
 
 
 @contextmanager
-def make_executor(on: str | None) -> Iterator[ExecutorName]:
-    """What ``--on`` means: nothing, ``ray``, ``ray://host:port``, ``dask`` or ``dask://host:port``."""
+def make_executor(on: str | None) -> Iterator[ChosenExecutor]:
+    """Start what ``--on`` names: ``ray``, ``ray://host:port``, ``dask`` or ``dask://host:port``."""
     if on is None:
-        yield ExecutorName()
+        yield ChosenExecutor()
         return
     name, _, address = on.partition("://")
     if name not in ("ray", "dask"):
@@ -118,20 +113,18 @@ def make_executor(on: str | None) -> Iterator[ExecutorName]:
 
 
 @contextmanager
-def _ray(address: str | None) -> Iterator[ExecutorName]:
+def _ray(address: str | None) -> Iterator[ChosenExecutor]:
     from ndfeed.ray import Executor as RayExecutor  # noqa: PLC0415 - needed by few
 
     with RayExecutor(address) as executor:
-        yield ExecutorName(executor)
+        yield ChosenExecutor(executor)
 
 
 @contextmanager
-def _dask(address: str) -> Iterator[ExecutorName]:
+def _dask(address: str) -> Iterator[ChosenExecutor]:
     from distributed import Client  # noqa: PLC0415 - needed by few
 
     where = {"address": f"tcp://{address}"} if address else {"dashboard_address": None}
-    with (
-        Client(**where) as client,  # type: ignore[no-untyped-call]
-        client.get_executor() as executor,
-    ):
-        yield ExecutorName(executor, max(sum(client.nthreads().values()), 1))
+    connect: Callable[..., Any] = Client
+    with connect(**where) as client, client.get_executor() as executor:
+        yield ChosenExecutor(executor, max(sum(client.nthreads().values()), 1))

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 import ndfeed
-from ndfeed.cli.console import Meter, complain, console, line, literal, print_json
+from ndfeed.cli.console import Meter, complain, literal, make_console, print_json, print_line
 from ndfeed.cli.options import (
     DtypeOption,
     FieldsOption,
@@ -16,32 +16,32 @@ from ndfeed.cli.options import (
     Sample,
     SampleOption,
     ShapeOption,
-    as_dtype,
     make_executor,
-    opener,
-    options_refused,
+    make_opener,
+    parse_dtype,
+    report_bad_options,
 )
 from ndfeed.cli.throughput import run_epochs
 from ndfeed.dataset.samples import size
 
 _BATCH = 256
-_AT_LEAST = 1.0  # seconds of whole epochs, before and after: less would be chance
-_AT_MOST = 3.0  # seconds for each, with the first epoch, which is not counted
-# An epoch of less than this is begun as soon as it is over: no speed can be told of it.
+_AT_LEAST = 1.0  # seconds of whole epochs, before and after: less is unreliable
+_AT_MOST = 3.0  # seconds for each, including the first epoch, which is not counted
+# Epochs of less data than this are too short to measure.
 _LEAST_ROWS = 4 * _BATCH
 _LEAST_BYTES = 64 << 20
 
 Facts = dict[str, Any]
 
 
-def _casts(texts: list[str]) -> dict[str, str]:
+def _parse_casts(texts: list[str]) -> dict[str, str]:
     found = {}
     for text in texts:
         name, sep, dtype = text.rpartition("=")
         if not sep or not name:
             raise typer.BadParameter(f"expected NAME=TYPE such as image=float16, got {text!r}")
         try:
-            found[name] = as_dtype(dtype)
+            found[name] = parse_dtype(dtype)
         except typer.BadParameter as error:
             raise typer.BadParameter(f"--cast {text}: {error.message}") from None
     return found
@@ -99,9 +99,9 @@ def pack(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Rewrite a dataset into plain .npy columns, once: whole, or not at all.
+    """Rewrite a dataset into plain .npy columns, once: completely, or not at all.
 
-    Whatever ends it, the same command goes on where it was.
+    After any interruption the same command resumes the work.
 
     \b
     ndfeed pack npz_data/ packed/
@@ -109,9 +109,9 @@ def pack(
     ndfeed pack more_data/ packed/ --append
     ndfeed pack npz_data/ packed/ --repair
     """
-    opened = opener(dtype, shape, fields)
+    opened = make_opener(dtype, shape, fields)
     options: Facts = {
-        "dtype": _casts(cast or []),
+        "dtype": _parse_casts(cast or []),
         "shuffle": shuffle,
         "names": names,
         "rows_per_part": rows_per_part,
@@ -120,25 +120,25 @@ def pack(
         "memory": memory,
     }
     try:
-        with options_refused():
+        with report_bad_options():
             ds = opened(source, sample=sample.value)
             if dry_run:
                 plan = ndfeed.pack(ds, target, workers=workers, dry_run=True, **options)
-                found = _planned(plan, append)
+                found = _describe_forecast(plan, append)
             else:
-                found = _packed(ds, target, options, on, workers)
+                found = _run_pack(ds, target, options, on, workers)
                 if measure and found["written"]:
-                    found |= _measured(ds, target)
+                    found |= _measure(ds, target)
     except KeyboardInterrupt as error:
         complain("; ".join(["interrupted", *getattr(error, "__notes__", ())]))
         raise typer.Exit(130) from None
     _show({"source": source, "target": target} | found, as_json)
 
 
-def _packed(
+def _run_pack(
     ds: ndfeed.Dataset, target: str, options: Facts, on: str | None, workers: int | None
 ) -> Facts:
-    """Do it; the facts of what was done."""
+    """Pack, and describe the result."""
     began = time.perf_counter()
     with make_executor(on) as used, Meter("packing", len(ds)) as meter:
         made: ndfeed.Dataset = ndfeed.pack(
@@ -151,13 +151,13 @@ def _packed(
         )
     took = time.perf_counter() - began
     repaired = bool(options["repair"])
-    # Whoever packs tells of rows, were they done before; whoever finds all done does not.
+    # Packing reports rows, including those of an earlier run; a finished target reports none.
     written = meter.rows > 0 or not len(ds)
     return {
         "rows": len(made),
         "parts": len({os.path.dirname(file) for file in made.files}),
-        "bytes": _on_disk(made),
-        "source_bytes": _on_disk(ds),
+        "bytes": _count_bytes(made),
+        "source_bytes": _count_bytes(ds),
         "seconds": round(took, 3),
         "repaired": repaired,
         "written": written and not repaired,
@@ -167,7 +167,7 @@ def _packed(
     }
 
 
-def _planned(found: ndfeed.Forecast, append: bool) -> Facts:
+def _describe_forecast(found: ndfeed.Forecast, append: bool) -> Facts:
     return {
         "rows": found.rows,
         "parts": found.parts,
@@ -183,22 +183,22 @@ def _planned(found: ndfeed.Forecast, append: bool) -> Facts:
     }
 
 
-def _on_disk(ds: ndfeed.Dataset) -> int:
+def _count_bytes(ds: ndfeed.Dataset) -> int:
     tables = {id(group.table): group.table for group in ds.groups}
     return sum(int(table.identity[:, 2].sum()) for table in tables.values())
 
 
-def _measured(ds: ndfeed.Dataset, target: str) -> Facts:
-    """What shuffled epochs give before and after, or why that was not measured."""
+def _measure(ds: ndfeed.Dataset, target: str) -> Facts:
+    """Measure shuffled epochs before and after, or say why that was not possible."""
     try:
-        return _rates(ds, ndfeed.open(target).select(*ds.fields))
+        return _measure_rates(ds, ndfeed.open(target).select(*ds.fields))
     except KeyboardInterrupt as error:
         error.add_note(f"{target} is complete; only its speed was not measured")
         raise
 
 
-def _rates(ds: ndfeed.Dataset, made: ndfeed.Dataset) -> Facts:
-    """Rows a second of whole epochs after the first, in loaders that differ in the data alone."""
+def _measure_rates(ds: ndfeed.Dataset, made: ndfeed.Dataset) -> Facts:
+    """Measure rows per second of whole epochs after the first, with equal loaders."""
     if len(ds) < _LEAST_ROWS and ds.nbytes < _LEAST_BYTES:
         return {"unmeasured": "too little data to measure their speed"}
     batch = min(_BATCH, max(len(ds) // 4, 1))
@@ -219,30 +219,30 @@ def _show(found: Facts, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    out = console()
+    out = make_console()
     out.print(literal(found["target"], "bold"))
     what = f"{found['rows']:,} rows in {found['parts']:,} part{'s' * (found['parts'] != 1)}"
     if "state" in found:
-        _show_plan(out, what, found)
+        _show_forecast(out, what, found)
         return
     if found["repaired"]:
-        line(out, f"{what}, no damage left ({found['seconds']:.1f} s)")
+        print_line(out, f"{what}, no damage left ({found['seconds']:.1f} s)")
         return
     if not found["written"]:
-        line(out, f"{what}, already packed from this source: nothing was written")
+        print_line(out, f"{what}, already packed from this source: nothing was written")
         return
     rate = size(found["bytes"] / max(found["seconds"], 1e-9))
     before, after = size(found["source_bytes"]), size(found["bytes"])
-    line(out, f"{what}, {before} before, {after} now, in {found['seconds']:.1f} s ({rate}/s)")
+    print_line(out, f"{what}, {before} before, {after} now, in {found['seconds']:.1f} s ({rate}/s)")
     if found["unmeasured"] is not None:
-        line(out, f"shuffled batches: {found['unmeasured']}")
+        print_line(out, f"shuffled batches: {found['unmeasured']}")
     elif found["rows_per_second"] is not None:
         _show_speed(out, found["rows_per_second"], found["measured_seconds"])
 
 
 def _show_speed(out: Console, speeds: dict[str, int], seconds: dict[str, float]) -> None:
     gain = speeds["after"] / max(speeds["before"], 1)
-    line(
+    print_line(
         out,
         f"shuffled epochs after the first: {speeds['before']:,} rows/s before, "
         f"{speeds['after']:,} now ({gain:.1f}×), over {seconds['before']:.1f} s and "
@@ -250,16 +250,18 @@ def _show_speed(out: Console, speeds: dict[str, int], seconds: dict[str, float])
     )
 
 
-def _show_plan(out: Console, what: str, found: Facts) -> None:
+def _show_forecast(out: Console, what: str, found: Facts) -> None:
     if found["state"] == "done":
-        line(out, f"already has {what} of this source: nothing would be written")
+        print_line(out, f"already has {what} of this source: nothing would be written")
         return
     free = "" if found["free"] is None else f", {size(found['free'])} free"
     verb = "get" if found["appended"] else "have"
-    line(out, f"would {verb} {what}, and need {size(found['bytes'])}{free}")
+    print_line(out, f"would {verb} {what}, and need {size(found['bytes'])}{free}")
     if not found["fits"]:
-        line(out, "not enough disk space: free some, or choose a target elsewhere", "bold red")
+        print_line(
+            out, "not enough disk space: free some, or choose a target elsewhere", "bold red"
+        )
     if found["state"] == "begun":
-        line(out, "this would resume an earlier run")
+        print_line(out, "this would resume an earlier run")
     for one in found["fields"]:
-        line(out, f"  {one['text']}")
+        print_line(out, f"  {one['text']}")

@@ -1,17 +1,10 @@
-"""Measure rates: of a loader run, of the disk, and of a CUDA device.
-
-A loader run for a while: what it gave, and where its threads' time went.
-
-How fast bytes and batches get to a CUDA device, if there is one.
-
-What the disk gives: the bytes of some samples, read by many threads at once.
-"""
+"""Measures rates: of a loader, with the time that its threads spent, and of the disk."""
 
 import itertools
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -27,9 +20,11 @@ from ndfeed.files import platform_calls
 from ndfeed.files.file import File
 from ndfeed.loading.report import Report
 
+Batch = Mapping[str, Any] | Sequence[Any]
+
 
 class _Loader(Protocol):
-    def __iter__(self) -> Any: ...  # noqa: ANN401
+    def __iter__(self) -> Iterator[Batch]: ...
 
     def report(self) -> Report: ...
 
@@ -38,10 +33,10 @@ class _Loader(Protocol):
 
 @dataclass(slots=True)
 class Ran:
-    """Batches that were taken, and what the loader's threads did meanwhile.
+    """A loader run: the batches taken from it, and how its threads spent that time.
 
-    ``stages`` and ``idle`` are seconds of all threads together, over the same stretch of time as
-    ``rows`` and ``seconds``.
+    ``stages`` and ``idle`` are seconds of all threads together, over the same time as ``rows`` and
+    ``seconds``.
     """
 
     rows: int = 0
@@ -54,17 +49,17 @@ class Ran:
 
     @property
     def rows_per_second(self) -> float:
-        """Samples a second."""
+        """Samples per second."""
         return self.rows / self.seconds if self.seconds else 0.0
 
     def count(self, report: Report) -> None:
-        """Add what the loader says about a pass."""
+        """Add what the loader reports about a pass."""
         self.passes += 1
         self.threads = report.threads
         self._add(report, 1)
 
-    def leave_out(self, report: Report) -> None:
-        """Take off what the threads did in this pass before the measurement began."""
+    def subtract(self, report: Report) -> None:
+        """Subtract what the threads did in this pass before the measurement began."""
         self._add(report, -1)
 
     def _add(self, report: Report, sign: int) -> None:
@@ -74,14 +69,14 @@ class Ran:
 
 
 def run(loader: _Loader, seconds: float, warm_up: float = 0.0) -> Ran:
-    """Take batches for so many seconds, epoch after epoch, and close the loader.
+    """Take batches for some seconds, epoch after epoch, and close the loader.
 
-    The measurement begins behind the first batch, which waits for the threads to start. With
-    ``warm_up`` it begins so many seconds later, and behind the batches that were made ahead in the
-    meantime: they would come in one burst.
+    The measurement starts after the first batch, which waits for the threads to start. With
+    ``warm_up`` it starts that many seconds later, and after the batches that were prefetched in the
+    meantime: those would come in one burst.
     """
     found = Ran()
-    until: float | None = None  # when the measurement may begin; then, nothing is left to wait for
+    until: float | None = None  # when the measurement may start
     began = 0.0
     taken = 0  # batches before the measurement
     try:
@@ -100,7 +95,7 @@ def run(loader: _Loader, seconds: float, warm_up: float = 0.0) -> Ran:
                 taken += 1
                 if now >= until and (not warm_up or _is_drained(loader.report(), taken)):
                     found.row_bytes = batch_bytes(batch) / max(length(batch), 1)
-                    found.leave_out(loader.report())
+                    found.subtract(loader.report())
                     began = time.perf_counter()
             if began:
                 found.count(loader.report())
@@ -112,27 +107,27 @@ def run(loader: _Loader, seconds: float, warm_up: float = 0.0) -> Ran:
 
 
 def _is_drained(report: Report, taken: int) -> bool:
-    """Was everything delivered that was made before there was anybody to take it?"""
+    """Have all batches been taken that were prefetched before the measurement?"""
     return report.ready == 0 or taken > report.depth
 
 
 class Epochs(NamedTuple):
-    """Whole epochs that followed each other."""
+    """Whole epochs, one after the other."""
 
     rows: int
     seconds: float
 
     @property
     def rows_per_second(self) -> float:
-        """Samples a second."""
+        """Samples per second."""
         return self.rows / self.seconds
 
 
 def run_epochs(loader: _Loader, at_least: float, at_most: float) -> Epochs | None:
     """Take whole epochs after the first for ``at_least`` seconds, and close the loader.
 
-    Nothing is returned if that would take more than ``at_most`` seconds. Only whole epochs say
-    what a loader gives: within one it may wait for a file, and deliver what is in it in a burst.
+    Returns ``None`` if that would take more than ``at_most`` seconds. Only whole epochs show how
+    fast a loader is: within one it may wait for a file, and deliver what is in it in a burst.
     """
     first, rows, began = True, 0, time.perf_counter()
     give_up = began + at_most
@@ -153,65 +148,33 @@ def run_epochs(loader: _Loader, at_least: float, at_most: float) -> Epochs | Non
         loader.close()
 
 
-def length(batch: Any) -> int:  # noqa: ANN401
-    """Samples of a batch, whatever its form."""
+def length(batch: Batch) -> int:
+    """Count the samples of a batch, whatever its form."""
     values = batch.values() if isinstance(batch, Mapping) else batch
     return len(next(iter(values)))
 
 
-def batch_bytes(batch: Any) -> int:  # noqa: ANN401
-    """Bytes of a batch, or of a list of arrays in it."""
+def batch_bytes(batch: Batch) -> int:
+    """Count the bytes of a batch, or of a list of arrays in it."""
     values = batch.values() if isinstance(batch, Mapping) else batch
     return sum(one.nbytes if hasattr(one, "nbytes") else batch_bytes(one) for one in values)
 
 
-_NBYTES = 32 << 20
-_TIMES = 8
-_ROUNDS = 5
-_DRIVER = ("/dev/nvidiactl", "/dev/dxg")  # Linux as it is, and within Windows
+_DRIVER = ("/dev/nvidiactl", "/dev/dxg")  # on Linux itself, and within Windows
 
 
-def seen() -> bool:
-    """Does torch see a CUDA device?"""
-    # Importing torch takes seconds: not where there is no driver for it to find.
+def may_have_device() -> bool:
+    """May there be a CUDA device? Importing torch to be sure takes seconds."""
     if sys.platform == "linux" and not any(map(os.path.exists, _DRIVER)):
         return False
-    if find_spec("torch") is None:
-        return False
-    import torch  # noqa: PLC0415 - not everybody has it
-
-    return torch.cuda.is_available()
+    return find_spec("torch") is not None
 
 
-def rate() -> float:
-    """Bytes a second from pinned memory: the best of some rounds, as a bus that slept wakes up."""
-    import torch  # noqa: PLC0415 - not everybody has it
-
-    host = torch.empty(_NBYTES, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty(_NBYTES, dtype=torch.uint8, device="cuda")
-    best = 0.0
-    for _ in range(_ROUNDS):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(_TIMES):
-            there.copy_(host, non_blocking=True)
-        torch.cuda.synchronize()
-        best = max(best, _TIMES * _NBYTES / (time.perf_counter() - began))
-    return best
-
-
-def fed(ds: Dataset, batch_size: int, shuffle: bool, seconds: float) -> Ran:
-    """Batches of torch's loader, as they arrive on the device."""
-    from ndfeed import torch as feed  # noqa: PLC0415 - not everybody has torch
-
-    return run(feed.loader(ds, batch_size, shuffle=shuffle, device="cuda"), seconds)
-
-
-ASKING = 16  # threads: a disk answers many questions at once sooner than one after the other
+THREADS = 16  # a disk serves many requests at once faster than one after the other
 _AT_ONCE = 1 << 20
 _TOGETHER = 64  # stretches that a thread takes at a time
 _LOOKS = 32
-_TELLINGS = 5  # what was just read or written is not let go of at once
+_TRIES = 5  # pages that were just read or written are not dropped at once
 
 
 class Piece(NamedTuple):
@@ -222,14 +185,14 @@ class Piece(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What was read, and in which time."""
+    """How much was read, and in how many seconds."""
 
     nbytes: int
     seconds: float
 
 
-def pieces(ds: Dataset, rows: NDArray[np.int64]) -> list[Piece]:
-    """Where samples lie in files, in pieces that threads can share."""
+def locate_pieces(ds: Dataset, rows: NDArray[np.int64]) -> list[Piece]:
+    """Locate samples in files, in pieces that threads can share."""
     samples = select_rows(ds.rows, rows)
     found = []
     for group in ds.groups:
@@ -248,14 +211,14 @@ def _cut(stretch: tuple[int, int]) -> list[tuple[int, int]]:
     return [(at, min(at + _AT_ONCE, end)) for at in range(start, end, _AT_ONCE)]
 
 
-def nbytes(found: Sequence[Piece]) -> int:
-    """Bytes of all stretches, in whole pages."""
+def count_bytes(found: Sequence[Piece]) -> int:
+    """Count the bytes of all stretches, in whole pages."""
     return sum(end - start for piece in found for start, end in piece.stretches)
 
 
 def drop(found: Sequence[Piece]) -> None:
-    """Have the system forget its copies of these files, where it can."""
-    for _ in range(_TELLINGS):
+    """Drop these files from the page cache, where the system allows it."""
+    for _ in range(_TRIES):
         for path in dict.fromkeys(piece.path for piece in found):
             with File(path) as file:
                 platform_calls.drop(file.fd)
@@ -264,9 +227,9 @@ def drop(found: Sequence[Piece]) -> None:
 
 
 def is_cold(found: Sequence[Piece]) -> bool:
-    """Are most of these stretches not in memory?
+    """Are most of these stretches not in the page cache?
 
-    Places are others every time: the system takes a look for a wish, and begins to read there.
+    Looks at other places every time: the system may start to read what was looked at.
     """
     if not found:
         return False
@@ -282,11 +245,11 @@ def is_cold(found: Sequence[Piece]) -> bool:
 
 
 def read(found: Sequence[Piece], seconds: float, threads: int) -> Given:
-    """Read stretches until all are read or so many seconds have passed."""
+    """Read stretches until all are read or ``seconds`` have passed."""
     began = time.perf_counter()
     until = began + seconds
 
-    def some(mine: Sequence[Piece]) -> int:
+    def read_some(mine: Sequence[Piece]) -> int:
         done = 0
         for piece in mine:
             if time.perf_counter() > until:
@@ -295,7 +258,7 @@ def read(found: Sequence[Piece], seconds: float, threads: int) -> Given:
         return done
 
     with ThreadPoolExecutor(threads) as pool:
-        done = sum(pool.map(some, (found[first::threads] for first in range(threads))))
+        done = sum(pool.map(read_some, (found[first::threads] for first in range(threads))))
     return Given(done, time.perf_counter() - began)
 
 

@@ -1,4 +1,4 @@
-"""``ndfeed verify PATH…``: read packed datasets whole, and say what of them is damaged."""
+"""``ndfeed verify PATH…``: read whole packed datasets, and show what is damaged."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ndfeed
-from ndfeed.cli.console import complain, console, literal, print_json
+from ndfeed.cli.console import complain, literal, make_console, print_json
 from ndfeed.cli.options import JsonLinesOption
 from ndfeed.dataset import samples
 from ndfeed.errors import Error
@@ -34,7 +34,7 @@ def verify(
     ndfeed verify packed/
     ndfeed verify packed/ --json | jq .damaged
     """
-    out = console()
+    out = make_console()
     failed = False
     for path in paths:
         try:
@@ -44,7 +44,7 @@ def verify(
             failed = True
             continue
         if as_json:
-            print_json(_facts(found))
+            print_json(_describe(found))
         else:
             _print(out, found)
         if not found.ok:
@@ -58,7 +58,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _facts(found: ndfeed.Verified) -> dict[str, object]:
+def _describe(found: ndfeed.Verified) -> dict[str, object]:
     return {
         "path": found.path,
         "ok": found.ok,

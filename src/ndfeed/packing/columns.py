@@ -4,8 +4,8 @@ A *stretch* is consecutive bytes of a column that were written. It has a start a
 bytes after the header, and a checksum for its share of every block that it touches. Stretches
 that together cover a column give the checksums of its blocks without reading it again.
 
-``InOrder`` writes rows that are consecutive in the target, and knows the checksums of what it
-wrote. ``Scattered`` writes rows from anywhere to anywhere; their checksums are computed by reading
+``OrderedStore`` writes consecutive rows of the target, and knows the checksums of what it wrote.
+``ScatteredStore`` writes rows from anywhere to anywhere; their checksums are computed by reading
 the columns when all rows are written.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset.row_selection import stretches
+from ndfeed.dataset.row_selection import stretches as find_stretches
 from ndfeed.files.folder import Folder
 from ndfeed.files.write import Output
 from ndfeed.formats.checksums import combined
@@ -26,6 +26,8 @@ from ndfeed.formats.inflate import crc32
 from ndfeed.formats.manifest import Column, Field, Part, Role, file_names, rows_per_block
 from ndfeed.formats.npy import preamble
 from ndfeed.index.table import Ints
+
+_SUMMED = 64 << 20  # bytes that one task reads for their checksums
 
 
 class Spot(NamedTuple):
@@ -39,7 +41,7 @@ class Spot(NamedTuple):
         return f"{self.part}.{self.field}.{self.role}"
 
 
-class File(NamedTuple):
+class ColumnFile(NamedTuple):
     """A column's file: its name below the dataset's folder, and what is in it."""
 
     name: bytes
@@ -90,7 +92,31 @@ class Columns:
             for role in field.roles
         ]
 
-    def file(self, spot: Spot) -> File:
+    def known_spots(self) -> list[Spot]:
+        """Every column whose number of rows is known by now."""
+        return [
+            spot
+            for spot in self.spots()
+            if spot.role != "values" or self.values[spot.part][spot.field] is not None
+        ]
+
+    @property
+    def known_bytes(self) -> int:
+        """The size of all files, as far as it is known."""
+        return sum(self.file(spot).size for spot in self.known_spots())
+
+    def sum_ranges(self) -> list[tuple[Spot, int, int]]:
+        """The byte ranges after headers to read for checksums, cut between blocks."""
+        found = []
+        for spot in self.spots():
+            if spot.role in ("rows", "values"):
+                file = self.file(spot)
+                step = max(_SUMMED // max(file.block, 1), 1) * file.block
+                starts = range(0, file.data, step or 1)
+                found += [(spot, at, min(at + step, file.data)) for at in starts]
+        return found
+
+    def file(self, spot: Spot) -> ColumnFile:
         """The file of a column."""
         field = self.fields[spot.field]
         rows = self.rows[spot.part]
@@ -105,7 +131,7 @@ class Columns:
         size = field.row_bytes(spot.role)
         name = f"{self.folder(spot.part)}/{self._names[field.name, spot.role]}"
         header = preamble(dtype, (rows, *shape))
-        return File(name.encode(), rows, size, header, rows_per_block(size, rows))
+        return ColumnFile(name.encode(), rows, size, header, rows_per_block(size, rows))
 
     @property
     def _names(self) -> dict[tuple[str, Role], str]:
@@ -114,13 +140,13 @@ class Columns:
             found = self.__dict__["names"] = file_names(self.fields)
         return found
 
-    def part(self, part: int, stretches: "dict[str, list[Stretch]]") -> Part:
+    def describe_part(self, part: int, stretches: "dict[Spot, list[Stretch]]") -> Part:
         """Return the manifest entry of a part, all of whose columns are covered by stretches."""
         columns = []
         for spot in self.spots():
             if spot.part == part:
                 file = self.file(spot)
-                sums = checksums(file, stretches.get(str(spot), []))
+                sums = combine_checksums(file, stretches.get(spot, []))
                 name = file.name.decode().rpartition("/")[2]
                 columns.append(
                     Column(
@@ -145,7 +171,7 @@ class Stretch(NamedTuple):
     sums: Sequence[int]
 
 
-def checksums(file: File, stretches: Iterable[Stretch]) -> list[int]:
+def combine_checksums(file: ColumnFile, stretches: Iterable[Stretch]) -> list[int]:
     """Return the checksums of a column's blocks. The stretches must cover it, each byte once."""
     blocks = -(-file.rows // file.per_block)
     found = [0] * blocks
@@ -155,7 +181,7 @@ def checksums(file: File, stretches: Iterable[Stretch]) -> list[int]:
             continue
         if start != at:
             raise ValueError(f"{file.name.decode()}: bytes [{at}, {start}) were not written")
-        parts = _cut(start, end, file.block)
+        parts = _cut_blocks(start, end, file.block)
         for (block, length), own in zip(parts, sums, strict=True):
             found[block] = combined(found[block], own, length)
         at = end
@@ -164,7 +190,7 @@ def checksums(file: File, stretches: Iterable[Stretch]) -> list[int]:
     return found
 
 
-def _cut(start: int, end: int, block: int) -> list[tuple[int, int]]:
+def _cut_blocks(start: int, end: int, block: int) -> list[tuple[int, int]]:
     """Return the blocks that bytes lie in, and how many in each."""
     found = []
     while start < end:
@@ -174,15 +200,15 @@ def _cut(start: int, end: int, block: int) -> list[tuple[int, int]]:
     return found
 
 
-def blocks_touched(file: File, start: int, end: int) -> int:
+def count_blocks(file: ColumnFile, start: int, end: int) -> int:
     """Count the blocks that the bytes [start, end) after a column's header lie in."""
     return 0 if start == end else (end - 1) // file.block - start // file.block + 1
 
 
-class Writer:
+class StretchWriter:
     """Writes one stretch of a column, from byte ``start`` after the header on."""
 
-    def __init__(self, output: Output, file: File, start: int) -> None:
+    def __init__(self, output: Output, file: ColumnFile, start: int) -> None:
         self._output = output
         self._file = file
         self._start = self._at = start
@@ -194,7 +220,7 @@ class Writer:
             return
         self._output.write(len(self._file.header) + self._at, data)
         done = 0
-        for _, length in _cut(self._at, self._at + len(data), self._file.block):
+        for _, length in _cut_blocks(self._at, self._at + len(data), self._file.block):
             piece = data[done : done + length]
             if not self._sums or not (self._at + done) % self._file.block:
                 self._sums.append(crc32(piece))
@@ -213,7 +239,7 @@ Bytes = NDArray[np.uint8]
 _NEAR = 4096  # offsets closer than this many bytes are read together
 
 
-class _Files:
+class _OpenColumns:
     """The open columns of a task, synced and closed together."""
 
     def __init__(self, folder: Folder, columns: Columns, parts: tuple[int, ...]) -> None:
@@ -222,9 +248,9 @@ class _Files:
         self._starts = np.array(parts, np.int64)
         self._stack = ExitStack()
         self._stack.enter_context(folder)
-        self._open: dict[Spot, tuple[Output, File]] = {}
+        self._open: dict[Spot, tuple[Output, ColumnFile]] = {}
 
-    def output(self, spot: Spot) -> tuple[Output, File]:
+    def open_output(self, spot: Spot) -> tuple[Output, ColumnFile]:
         """Return the file of a column, open for writing."""
         if spot not in self._open:
             file = self._columns.file(spot)
@@ -232,18 +258,18 @@ class _Files:
             self._open[spot] = output, file
         return self._open[spot]
 
-    def part_of(self, target: int) -> tuple[int, int]:
+    def find_part(self, target: int) -> tuple[int, int]:
         """Return the part that has a row of the target, and that part's first row."""
         part = int(np.searchsorted(self._starts, target, side="right")) - 1
         return part, int(self._starts[part])
 
-    def offsets(self, part: int, field: int, rows: Ints) -> Ints:
+    def read_offsets(self, part: int, field: int, rows: Ints) -> Ints:
         """Return where the values of a part's rows, in ascending order, start."""
         file = self._columns.file(Spot(part, field, "offsets"))
         found = np.empty(len(rows), np.int64)
         near = _NEAR // 8
         with self._folder.file(file.name) as source:
-            for start, end in stretches(len(rows), np.diff(rows) > near):
+            for start, end in find_stretches(len(rows), np.diff(rows) > near):
                 first, last = int(rows[start]), int(rows[end - 1])
                 data = source.read(len(file.header) + 8 * first, 8 * (last + 1 - first))
                 found[start:end] = np.frombuffer(data, "<i8")[rows[start:end] - first]
@@ -266,82 +292,82 @@ class _Files:
         self._stack.__exit__(kind, error, trace)
 
 
-class InOrder(_Files):
+class OrderedStore(_OpenColumns):
     """Takes consecutive rows of one part."""
 
     def __init__(self, folder: Folder, columns: Columns, parts: tuple[int, ...]) -> None:
         super().__init__(folder, columns, parts)
-        self._writers: dict[Spot, Writer] = {}
+        self._writers: dict[Spot, StretchWriter] = {}
 
-    def writer(self, spot: Spot, first: int) -> Writer:
+    def open_writer(self, spot: Spot, first: int) -> StretchWriter:
         """Return the writer of a column, which starts at row ``first`` of the first call."""
         if spot not in self._writers:
-            output, file = self.output(spot)
-            self._writers[spot] = Writer(output, file, first * file.row_bytes)
+            output, file = self.open_output(spot)
+            self._writers[spot] = StretchWriter(output, file, first * file.row_bytes)
         return self._writers[spot]
 
-    def rows(self, field: int, targets: Ints, data: Bytes) -> None:
+    def write_rows(self, field: int, targets: Ints, data: Bytes) -> None:
         """Write rows of a field of one shape."""
-        part, start = self.part_of(int(targets[0]))
-        self.writer(Spot(part, field, "rows"), int(targets[0]) - start).append(data.data)
+        part, start = self.find_part(int(targets[0]))
+        self.open_writer(Spot(part, field, "rows"), int(targets[0]) - start).append(data.data)
 
-    def values(self, field: int, targets: Ints, counts: Ints, data: Bytes) -> None:
+    def write_values(self, field: int, targets: Ints, counts: Ints, data: Bytes) -> None:
         """Write the values of rows of a ragged field."""
-        part, start = self.part_of(int(targets[0]))
+        part, start = self.find_part(int(targets[0]))
         spot = Spot(part, field, "values")
         first = 0
         if spot not in self._writers:
-            first = int(self.offsets(part, field, targets[:1] - start)[0])
-        self.writer(spot, first).append(data.data)
+            first = int(self.read_offsets(part, field, targets[:1] - start)[0])
+        self.open_writer(spot, first).append(data.data)
 
-    def part_of_row(self, field: int, role: Role, target: int, at: int, data: Bytes) -> None:
+    def write_chunk(self, field: int, role: Role, target: int, at: int, data: Bytes) -> None:
         """Write the bytes of one row from ``at`` on; those before them are written."""
         targets = np.array([target])
         if role == "rows":
-            self.rows(field, targets, data)
+            self.write_rows(field, targets, data)
         else:
-            self.values(field, targets, targets, data)
+            self.write_values(field, targets, targets, data)
 
-    def wrote(self) -> dict[str, Stretch]:
+    def stretches(self) -> dict[Spot, Stretch]:
         """Return what was written, by column."""
-        return {str(spot): writer.stretch() for spot, writer in self._writers.items()}
+        return {spot: writer.stretch() for spot, writer in self._writers.items()}
 
 
-class Scattered(_Files):
+class ScatteredStore(_OpenColumns):
     """Takes rows for any places."""
 
-    def rows(self, field: int, targets: Ints, data: Bytes) -> None:
+    def write_rows(self, field: int, targets: Ints, data: Bytes) -> None:
         """Write rows of a field of one shape."""
         order = np.argsort(targets, kind="stable")
         sorted_rows = data.reshape(len(targets), -1)[order]
-        for part, start, first, last in self._runs(targets[order]):
-            output, file = self.output(Spot(part, field, "rows"))
+        for part, start, first, last in self._find_runs(targets[order]):
+            output, file = self.open_output(Spot(part, field, "rows"))
             at = len(file.header) + int(targets[order[first]] - start) * file.row_bytes
             output.write(at, sorted_rows[first:last].reshape(-1).data)
 
-    def values(self, field: int, targets: Ints, counts: Ints, data: Bytes) -> None:
+    def write_values(self, field: int, targets: Ints, counts: Ints, data: Bytes) -> None:
         """Write the values of rows of a ragged field."""
         order = np.argsort(targets, kind="stable")
         ends = np.cumsum(counts)
-        for part, start, first, last in self._runs(targets[order]):
-            output, file = self.output(Spot(part, field, "values"))
+        for part, start, first, last in self._find_runs(targets[order]):
+            output, file = self.open_output(Spot(part, field, "values"))
             own = order[first:last]
-            places = self.offsets(part, field, targets[own] - start) * file.row_bytes
+            places = self.read_offsets(part, field, targets[own] - start) * file.row_bytes
             for i, place in zip(own.tolist(), places.tolist(), strict=True):
                 end = int(ends[i]) * file.row_bytes
                 begin = end - int(counts[i]) * file.row_bytes
                 output.write(len(file.header) + place, data[begin:end].data)
 
-    def part_of_row(self, field: int, role: Role, target: int, at: int, data: Bytes) -> None:
+    def write_chunk(self, field: int, role: Role, target: int, at: int, data: Bytes) -> None:
         """Write the bytes of one row from ``at`` on."""
-        part, start = self.part_of(target)
-        output, file = self.output(Spot(part, field, role))
+        part, start = self.find_part(target)
+        output, file = self.open_output(Spot(part, field, role))
         row = target - start
         if role == "values":
-            row = int(self.offsets(part, field, np.array([row]))[0])
+            row = int(self.read_offsets(part, field, np.array([row]))[0])
         output.write(len(file.header) + row * file.row_bytes + at, data.data)
 
-    def _runs(self, targets: Ints) -> Iterator[tuple[int, int, int, int]]:
+    def _find_runs(self, targets: Ints) -> Iterator[tuple[int, int, int, int]]:
         """Yield ranges of consecutive rows in a part: part, its start, from, to."""
         starts = np.searchsorted(self._starts, targets, side="right") - 1
         new = (np.diff(targets) != 1) | (np.diff(starts) != 0)
@@ -350,12 +376,12 @@ class Scattered(_Files):
             part = int(starts[first])
             yield part, int(self._starts[part]), first, last
 
-    def wrote(self) -> dict[str, Stretch]:
+    def stretches(self) -> dict[Spot, Stretch]:
         """Return nothing: the stretches are incomplete."""
         return {}
 
 
-Store = InOrder | Scattered
+Store = OrderedStore | ScatteredStore
 OFFSETS: tuple[Role, Role] = ("offsets", "shapes")
 
 

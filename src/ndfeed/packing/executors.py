@@ -1,4 +1,4 @@
-"""Runs tasks in an executor: threads, worker processes, or remote machines.
+"""Runs tasks in an executor: the worker that threads, processes or machines get, and their pool.
 
 An executor is any ``concurrent.futures.Executor``. Without one this module makes its own pool:
 threads, since copying and inflating release the GIL; or processes, where there are maps, which may
@@ -8,6 +8,8 @@ A task whose worker died is given to another, a few times. Any other error ends 
 yet started are cancelled, running ones are waited for, finished ones are recorded.
 """
 
+import os
+import secrets
 import signal
 import threading
 import time
@@ -23,16 +25,17 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
+from itertools import count
 from multiprocessing import get_context
 from multiprocessing.reduction import ForkingPickler
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.errors import WorkerError
 from ndfeed.files import platform_calls
 from ndfeed.packing.journal import Record
-from ndfeed.packing.source_rows import Rows
-from ndfeed.packing.tasks import Stopped, stopped, work
+from ndfeed.packing.plan import RowsTask, Task
+from ndfeed.packing.tasks import Job, Stopped, run_task
 
 _TRIES = 3
 _MOST = 16
@@ -42,85 +45,130 @@ _WORTH_IT = 4.0  # seconds of work for which processes are started
 _OTHERS = ("distributed.", "ray.")
 
 
-class Orders(NamedTuple):
-    """What all tasks of a plan share: its folder, and the digest of the plan's file.
+class Worker:
+    """Runs tasks of the plan in ``folder``. Threads share one worker, processes receive copies.
 
-    ``synced``: must workers sync what they wrote? ``note`` gets the records of finished tasks,
-    ``described`` describes a task for people.
+    ``digest`` is that of the plan's file, so that no other plan is mistaken for it. ``is_copy``
+    says that this process belongs to the pack, so that maps may seed its global generators.
     """
 
-    folder: bytes
-    digest: str
-    synced: bool
-    note: Callable[[list[Record]], None]
-    described: Callable[[str], str]
+    def __init__(self, folder: bytes, digest: str, ds: Dataset, *, is_copy: bool = False) -> None:
+        self.folder, self.digest, self.ds, self.is_copy = folder, digest, ds, is_copy
+        self._run = _PROCESS, os.getpid(), next(_runs)  # no other worker anywhere has the same
+        self._job: Job | None = None
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def run(self, task: Task, sync: bool = True) -> Record:
+        """Run a task; unless ``sync``, the rows that it writes are synced by the caller."""
+        with self._lock:
+            if self._job is None:
+                where = self.folder, self.digest
+                self._job = Job(*where, self.ds, seeds_globals=self.is_copy)
+        if self._stopped:
+            raise Stopped
+        return run_task(self._job, task, sync=sync)
+
+    def stop(self) -> None:
+        """Have tasks in threads of this process end with ``Stopped``."""
+        self._stopped = True
+        if self._job is not None:
+            self._job.stopped = True
+
+    def close(self) -> None:
+        """Let go of the plan and its folder, when no task is running any more."""
+        self._job = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _receive_worker, (self._run, self.folder, self.digest, self.ds)
+
+
+_Run = tuple[bytes, int, int]  # a process, its number, and how many workers it had made before
+_PROCESS = secrets.token_bytes(16)  # forked processes have the same, but other numbers
+_runs = count()
+_received: dict[_Run, Worker] = {}  # only the newest
+_lock = threading.Lock()
+
+
+def _receive_worker(run: _Run, folder: bytes, digest: str, ds: Dataset) -> Worker:
+    """Return the worker of this process: it arrives with every task, and is opened once.
+
+    Another run may have the same plan in another folder of the same name, so each has its own.
+    """
+    with _lock:
+        worker = _received.get(run)
+        if worker is None:
+            _received.clear()
+            is_copy = run[:2] != (_PROCESS, os.getpid())
+            worker = _received[run] = Worker(folder, digest, ds, is_copy=is_copy)
+        return worker
+
+
+class Stage(NamedTuple):
+    """Tasks that may run at the same time, and what to do with their records.
+
+    ``sync`` says that workers sync the rows they wrote. ``record`` takes the records of finished
+    tasks, ``describe`` describes a task for people.
+    """
+
+    worker: Worker
+    tasks: Sequence[Task]
+    sync: bool
+    record: Callable[[list[Record]], None]
+    describe: Callable[[Task], str]
 
 
 class WorkerPool:
-    """Runs the tasks of one plan. Use as a context manager."""
+    """Runs the tasks of one plan. Use as a context manager.
+
+    ``workers`` is how many tasks run at once: as the caller says, or else as the executor does in
+    an attribute ``max_workers``, or else about one for each core.
+    """
 
     def __init__(self, ds: Dataset, executor: Executor | None, workers: int | None) -> None:
-        self.source = Rows(ds)
-        self._ds = ds
         self._given = executor
         self._own: Executor | None = None
-        self._undecided = executor is None and bool(ds.steps) and _sendable(ds)
+        self._undecided = executor is None and bool(ds.steps) and _can_pickle(ds)
         self._processes = False
-        most = getattr(executor, "_max_workers", None)
-        self.workers = workers or (most if isinstance(most, int) else 0)
+        known = getattr(executor, "max_workers", None)
         # Threads that wait for the disk leave the cores to others.
-        self.workers = self.workers or min(platform_calls.cores() * (1 if ds.steps else 2), _MOST)
+        usual = min(platform_calls.cores() * (1 if ds.steps else 2), _MOST)
+        self.workers = workers or (known if isinstance(known, int) and known > 0 else usual)
 
     @property
-    def _executor(self) -> Executor:
-        if self._given is not None:
-            return self._given
-        if self._own is None:
-            self._own = self._made()
-        return self._own
-
-    def _made(self) -> Executor:
-        if not self._processes:
-            return ThreadPoolExecutor(self.workers, "ndfeed-pack")
-        # Spawned: a fork would copy locks that other threads hold at this moment.
-        return ProcessPoolExecutor(self.workers, get_context("spawn"), _ignore_interrupts)
-
-    @property
-    def own(self) -> bool:
+    def is_local(self) -> bool:
         """Does this pool own its workers, so that they are on this machine?"""
         return self._given is None
 
-    def run(self, orders: Orders, tasks: Sequence[str]) -> None:
-        """Run ``tasks`` of a plan."""
-        running: dict[Future[Record], str] = {}
-        waiting, tries = deque(tasks), Counter[str]()
-        stopped.discard(orders.folder)
+    def run(self, stage: Stage) -> None:
+        """Run the tasks of a stage, in any order."""
+        running: dict[Future[Record], Task] = {}
+        waiting, tries = deque(stage.tasks), Counter[Task]()
         try:
-            if self._undecided and len(tasks) > 1 and tasks[0].startswith("rows"):
-                self._decide(orders, waiting.popleft(), len(waiting))
+            if self._undecided and len(waiting) > 1 and isinstance(waiting[0], RowsTask):
+                self._choose_kind(stage, waiting.popleft(), len(waiting))
             while waiting or running:
                 while waiting and len(running) < max(2 * self.workers, _AHEAD):
                     task = waiting.popleft()
-                    running[self._submitted(orders, task)] = task
+                    running[self._submit(stage, task)] = task
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
-                lost = _collected({future: running.pop(future) for future in done}, orders.note)
-                _retry(lost, tries, waiting, orders.described)
+                lost = _collect({future: running.pop(future) for future in done}, stage.record)
+                _retry(lost, tries, waiting, stage.describe)
         except BaseException:
-            stopped.add(orders.folder)
-            _call_off(running)
+            stage.worker.stop()
+            _cancel(running)
             raise
 
-    def _decide(self, orders: Orders, task: str, others: int) -> None:
-        """Run the first task here, and measure its cost."""
+    def _choose_kind(self, stage: Stage, task: Task, others: int) -> None:
+        """Run the first task here, and choose processes if the others would take long."""
         began = time.perf_counter()
-        orders.note([work(orders.folder, orders.digest, self._ds, task, orders.synced)])
+        stage.record([stage.worker.run(task, stage.sync)])
         self._undecided = False
         self._processes = (time.perf_counter() - began) * others > _WORTH_IT
 
-    def _submitted(self, orders: Orders, task: str) -> "Future[Record]":
-        args = orders.folder, orders.digest, self._ds, task, orders.synced
+    def _submit(self, stage: Stage, task: Task) -> "Future[Record]":
         try:
-            return self._executor.submit(work, *args)
+            return self._executor().submit(stage.worker.run, task, stage.sync)
         except BrokenExecutor as error:
             if self._own is None:
                 failed: Future[Record] = Future()
@@ -128,9 +176,22 @@ class WorkerPool:
                 return failed
             self._own.shutdown(wait=False, cancel_futures=True)
             self._own = None
-            return self._executor.submit(work, *args)
+            return self._executor().submit(stage.worker.run, task, stage.sync)
 
-    def __enter__(self) -> "WorkerPool":
+    def _executor(self) -> Executor:
+        """Return the caller's executor, or one of our own."""
+        if self._given is not None:
+            return self._given
+        if self._own is None:
+            if self._processes:
+                # Spawned: a fork would copy locks that other threads hold at this moment.
+                spawn = get_context("spawn")
+                self._own = ProcessPoolExecutor(self.workers, spawn, _ignore_interrupts)
+            else:
+                self._own = ThreadPoolExecutor(self.workers, "ndfeed-pack")
+        return self._own
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -138,29 +199,29 @@ class WorkerPool:
             self._own.shutdown(wait=True, cancel_futures=True)
 
 
-def _collected(
-    done: dict["Future[Record]", str], note: Callable[[list[Record]], None]
-) -> list[tuple[str, BaseException]]:
+def _collect(
+    done: dict["Future[Record]", Task], record: Callable[[list[Record]], None]
+) -> list[tuple[Task, BaseException]]:
     """Record finished tasks. Raises errors; returns tasks that were lost with their worker."""
     records: list[Record] = []
-    lost: list[tuple[str, BaseException]] = []
+    lost: list[tuple[Task, BaseException]] = []
     wrong: BaseException | None = None
     for future, task in done.items():
         error = CancelledError() if future.cancelled() else future.exception()
         if error is None:
             records.append(future.result())
-        elif _is_loss(error):
+        elif _is_lost_worker(error):
             lost.append((task, error))
         else:
             wrong = wrong or error
     if records:
-        note(records)
+        record(records)
     if wrong is not None:
         raise wrong
     return lost
 
 
-def _call_off(running: dict["Future[Record]", str]) -> None:
+def _cancel(running: dict["Future[Record]", Task]) -> None:
     for future in running:
         future.cancel()
     # Nobody writes any more when the caller gets the error.
@@ -168,17 +229,17 @@ def _call_off(running: dict["Future[Record]", str]) -> None:
 
 
 def _retry(
-    lost: Iterable[tuple[str, BaseException]],
-    tries: "Counter[str]",
-    waiting: "deque[str]",
-    described: Callable[[str], str],
+    lost: Iterable[tuple[Task, BaseException]],
+    tries: "Counter[Task]",
+    waiting: "deque[Task]",
+    describe: Callable[[Task], str],
 ) -> None:
     """Run lost tasks again, unless that was tried before."""
     for task, error in lost:
         tries[task] += 1
         if tries[task] >= _TRIES:
             raise WorkerError(
-                f"a worker died {_TRIES} times over {described(task)}: {_one_line(error)}",
+                f"a worker died {_TRIES} times over {describe(task)}: {_one_line(error)}",
                 "it is out of memory or crashes, or a script that packs in processes lacks "
                 "if __name__ == '__main__'; rerun to resume",
             ) from error
@@ -189,12 +250,12 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def _is_loss(error: BaseException) -> bool:
+def _is_lost_worker(error: BaseException) -> bool:
     foreign = type(error).__module__.startswith(_OTHERS)
     return foreign or isinstance(error, BrokenExecutor | CancelledError | Stopped)
 
 
-def _sendable(ds: Dataset) -> bool:
+def _can_pickle(ds: Dataset) -> bool:
     """Can the dataset, with its maps, be pickled for another process?"""
     try:
         ForkingPickler.dumps(ds)

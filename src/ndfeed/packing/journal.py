@@ -3,11 +3,12 @@
 Lines of JSON, each followed by a *seal*: a CRC-32, or a signature by a key that only this user has.
 A line is written when the output it describes is synced, and is itself synced before anybody relies
 on it. A reader trusts lines up to the first that is incomplete, that is signed by somebody else, or
-that says what no task would: everything after that is done again, which only costs time.
+that says what no task of the plan would: everything after that is done again, which only costs
+time.
 
     {"task":"rows 3","rows":n,"bytes":n,"wrote":{SPOT:[start,end,[crc, …]]},"read":{…}} SEAL
     {"task":"offsets 0",…,"values":n} SEAL        also "place N", "sums N"
-    {"task":"publish"} SEAL
+    {"task":"publish"} SEAL                       all tasks are done, parts are about to be moved
 
 Remote workers sync what they wrote themselves, task by task. On this machine it is done here, for
 many tasks at once, while others are being written: a sync blocks all writes to a file. The files
@@ -17,27 +18,63 @@ are open here before anything is written, so that no disk error can be missed.
 import hmac
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Self, get_args
 
 from ndfeed.errors import Error, LimitError
 from ndfeed.files.folder import Folder, read_contents
 from ndfeed.formats.inflate import crc32
+from ndfeed.formats.manifest import Role
 from ndfeed.formats.untrusted_text import parse_json
-from ndfeed.packing.columns import Stretch
+from ndfeed.packing.columns import Spot, Stretch, count_blocks
+from ndfeed.packing.member_checksums import Member
+from ndfeed.packing.plan import OffsetsTask, PlaceTask, Plan, RowsTask, SumsTask, Task
 
-PUBLISHING = "publish"
 MOST_JOURNAL = 1 << 30
+_PUBLISH = "publish"
 _MOST_VALUES = 20_000_000
 _DEEPEST = 6
-_TASK = re.compile(r"(rows|offsets|place|sums) (0|[1-9][0-9]{0,17})")
-_SPOT = re.compile(r"[0-9]{1,18}\.[0-9]{1,18}\.(rows|values|offsets|shapes)")
-_MEMBER = re.compile(r"[0-9]{1,18}\.[0-9]{1,18}\.[0-9]{1,18}")
+_KINDS: dict[str, type[Task]] = {
+    "rows": RowsTask,
+    "offsets": OffsetsTask,
+    "place": PlaceTask,
+    "sums": SumsTask,
+}
+_KIND_NAMES = {kind: name for name, kind in _KINDS.items()}
+_ROLES: dict[str, Role] = {role: role for role in get_args(Role)}
+_NUMBER = r"(0|[1-9][0-9]{0,17})"
+_TASK = re.compile(rf"(rows|offsets|place|sums) {_NUMBER}")
+_SPOT = re.compile(rf"{_NUMBER}\.{_NUMBER}\.(rows|values|offsets|shapes)")
+_MEMBER = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}")
 
-Record = dict[str, Any]
 Seal = Callable[[bytes], bytes]  # returns hex digits that authenticate some bytes
-Check = Callable[[Record], bool]  # may a plan's task say that?
+
+
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """All tasks are done, and parts are about to be moved to the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a finished task did: rows and bytes that it packed, checksums of what it wrote.
+
+    ``values`` is the number of values, of a task that writes offsets. ``read`` has checksums of
+    members that other tasks read as well.
+    """
+
+    task: Task
+    wrote: Mapping[Spot, Stretch]
+    rows: int = 0
+    nbytes: int = 0
+    values: int = 0
+    read: Mapping[Member, Sequence[Stretch]] = field(default_factory=dict)
+
+
+Entry = Record | Publishing
+Check = Callable[[Record], bool]  # may a task of the plan say that?
 
 
 def checksum(text: bytes) -> bytes:
@@ -45,7 +82,7 @@ def checksum(text: bytes) -> bytes:
     return b"%08x" % crc32(text)
 
 
-def _anything(_record: Record) -> bool:
+def _accept(_record: Record) -> bool:
     return True
 
 
@@ -57,12 +94,14 @@ class Journal:
     """
 
     def __init__(
-        self, folder: Folder, name: bytes, seal: Seal = checksum, check: Check = _anything
+        self, folder: Folder, name: bytes, seal: Seal = checksum, check: Check = _accept
     ) -> None:
         self._seal = seal
         data = read_contents(folder, name, MOST_JOURNAL) or b""
-        records, end = believed(data, seal, check)
-        self.done: dict[str, Record] = {record["task"]: record for record in records}
+        entries, end = parse_journal(data, seal, check)
+        self.done: dict[Task, Record] = {}
+        self.publishing = False
+        self._remember(entries)
         self._file = folder.output(name, new=True)
         try:
             self._file.allocate(end)
@@ -71,37 +110,43 @@ class Journal:
             raise
         self._end = end
 
-    def note(self, records: Iterable[Record]) -> None:
-        """Store records durably; each has its ``task``."""
-        records = list(records)
-        texts = (json.dumps(one, sort_keys=True, separators=(",", ":")) for one in records)
-        data = b"".join(sealed(text.encode(), self._seal) for text in texts)
+    def append(self, entries: Iterable[Entry]) -> None:
+        """Store entries durably."""
+        entries = list(entries)
+        data = b"".join(seal_line(encode_entry(entry), self._seal) for entry in entries)
         self._file.write(self._end, data)
         self._file.sync()
         self._end += len(data)
-        self.done |= {record["task"]: record for record in records}
+        self._remember(entries)
 
-    def forget(self) -> None:
+    def _remember(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            if isinstance(entry, Publishing):
+                self.publishing = True
+            else:
+                self.done[entry.task] = entry
+
+    def clear(self) -> None:
         """Start over: what was recorded is not to be relied on."""
-        if self.done:
+        if self.done or self.publishing:
             self._file.allocate(0)
             self._file.sync()
-            self.done, self._end = {}, 0
+            self.done, self.publishing, self._end = {}, False, 0
 
-    def stretches(self) -> dict[str, list[Stretch]]:
+    def written(self) -> dict[Spot, list[Stretch]]:
         """Return all that was written, by column."""
-        found: dict[str, list[Stretch]] = {}
+        found: dict[Spot, list[Stretch]] = {}
         for record in self.done.values():
-            for spot, one in record.get("wrote", {}).items():
-                found.setdefault(spot, []).append(Stretch(one[0], one[1], one[2]))
+            for spot, stretch in record.wrote.items():
+                found.setdefault(spot, []).append(stretch)
         return found
 
-    def read(self) -> dict[str, list[Stretch]]:
+    def read(self) -> dict[Member, list[Stretch]]:
         """Return what several tasks have read of members, by member."""
-        found: dict[str, list[Stretch]] = {}
+        found: dict[Member, list[Stretch]] = {}
         for record in self.done.values():
-            for member, some in record.get("read", {}).items():
-                found.setdefault(member, []).extend(Stretch(*one) for one in some)
+            for member, stretches in record.read.items():
+                found.setdefault(member, []).extend(stretches)
         return found
 
     def close(self) -> None:
@@ -109,35 +154,54 @@ class Journal:
         self._file.close()
 
 
-def believed(
-    data: bytes, seal: Seal = checksum, check: Check = _anything
-) -> tuple[list[Record], int]:
-    """Return a journal's records up to the first untrusted one, and where that starts."""
-    records: list[Record] = []
+def parse_journal(
+    data: bytes, seal: Seal = checksum, check: Check = _accept
+) -> tuple[list[Entry], int]:
+    """Return a journal's entries up to the first untrusted one, and where that starts."""
+    entries: list[Entry] = []
     end = 0
     for line in data.splitlines(keepends=True):
-        text = unsealed(line, seal)
-        found = None if text is None else _record(text)
-        if found is None or not check(found):
+        text = unseal_line(line, seal)
+        entry = None if text is None else _parse_entry(text)
+        if entry is None or not (isinstance(entry, Publishing) or check(entry)):
             break
-        records.append(found)
+        entries.append(entry)
         end += len(line)
-    return records, end
+    return entries, end
 
 
-def sealed(text: bytes, seal: Seal) -> bytes:
+def seal_line(text: bytes, seal: Seal) -> bytes:
     """Return a line with ``text`` and its seal."""
     return text + b" " + seal(text) + b"\n"
 
 
-def unsealed(line: bytes, seal: Seal) -> bytes | None:
+def unseal_line(line: bytes, seal: Seal) -> bytes | None:
     """Return the text of a line, or ``None`` if it is incomplete or the seal is wrong."""
     text, _, found = line.rpartition(b" ")
     return text if hmac.compare_digest(found, seal(text) + b"\n") else None
 
 
-def _record(text: bytes) -> Record | None:
-    """Parse a record; ``None`` unless every value has the required type."""
+def name_task(task: Task) -> str:
+    """Return a task as the journal names it."""
+    return f"{_KIND_NAMES[type(task)]} {task.number}"
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """Return an entry as the text of a line."""
+    if isinstance(entry, Publishing):
+        found: dict[str, object] = {"task": _PUBLISH}
+    else:
+        found = {"task": name_task(entry.task), "rows": entry.rows, "bytes": entry.nbytes}
+        found["wrote"] = {str(spot): stretch for spot, stretch in entry.wrote.items()}
+        if isinstance(entry.task, OffsetsTask):
+            found["values"] = entry.values
+        if entry.read:
+            found["read"] = {str(member): some for member, some in entry.read.items()}
+    return json.dumps(found, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _parse_entry(text: bytes) -> Entry | None:
+    """Parse an entry; ``None`` unless every value has the required type."""
     try:
         found = parse_json(
             text, objects=_MOST_VALUES, values=_MOST_VALUES, deepest=_DEEPEST, what="values"
@@ -146,43 +210,132 @@ def _record(text: bytes) -> Record | None:
         return None
     if type(found) is not dict or type(found.get("task")) is not str:
         return None
-    if found["task"] == PUBLISHING:
-        return found if len(found) == 1 else None
-    task = _TASK.fullmatch(found["task"])
-    if task is None:
+    if found["task"] == _PUBLISH:
+        return Publishing() if len(found) == 1 else None
+    named = _TASK.fullmatch(found["task"])
+    if named is None:
         return None
-    counts = {"rows", "bytes"} | ({"values"} if task[1] == "offsets" else set())
-    optional = {"read"} if task[1] == "rows" else set()
+    counts = {"rows", "bytes"} | ({"values"} if named[1] == "offsets" else set())
+    optional = {"read"} if named[1] == "rows" else set()
     if not counts | {"task", "wrote"} <= found.keys() <= counts | {"task", "wrote"} | optional:
         return None
-    fits = (
-        all(_is_count(found[name]) for name in counts)
-        and _are(found["wrote"], _SPOT, _is_stretch)
-        and _are(found.get("read", {}), _MEMBER, _are_stretches)
-    )
-    return found if fits else None
+    try:
+        return Record(
+            _KINDS[named[1]](int(named[2])),
+            {_parse_spot(n): _parse_stretch(v) for n, v in _items(found["wrote"])},
+            _parse_count(found["rows"]),
+            _parse_count(found["bytes"]),
+            _parse_count(found.get("values", 0)),
+            {_parse_member(n): _parse_read(v) for n, v in _items(found.get("read", {}))},
+        )
+    except ValueError:
+        return None
 
 
-def _is_count(value: object, most: int = 1 << 63) -> bool:
-    return type(value) is int and 0 <= value < most
+def _items(value: object) -> Iterable[tuple[str, object]]:
+    if not isinstance(value, dict):
+        raise ValueError("expected an object")
+    return value.items()
 
 
-def _are(value: object, names: re.Pattern[str], fits: Callable[[object], bool]) -> bool:
-    """Is it an object with such names, whose values fit?"""
-    return type(value) is dict and all(names.fullmatch(n) and fits(v) for n, v in value.items())
+def _parse_count(value: object, most: int = 1 << 63) -> int:
+    if type(value) is not int or not 0 <= value < most:
+        raise ValueError("expected a count")
+    return value
 
 
-def _is_stretch(value: object) -> bool:
+def _parse_spot(name: str) -> Spot:
+    found = _SPOT.fullmatch(name)
+    if found is None:
+        raise ValueError("expected a column")
+    return Spot(int(found[1]), int(found[2]), _ROLES[found[3]])
+
+
+def _parse_member(name: str) -> Member:
+    found = _MEMBER.fullmatch(name)
+    if found is None:
+        raise ValueError("expected a member")
+    return Member(*(int(number) for number in found.groups()))
+
+
+def _parse_stretch(value: object) -> Stretch:
     if type(value) is not list or len(value) != 3 or type(value[2]) is not list:
-        return False
-    start, end, sums = value
-    ordered = _is_count(start) and _is_count(end) and start <= end
-    return ordered and all(_is_count(one, 1 << 32) for one in sums)
+        raise ValueError("expected a stretch")
+    start, end = _parse_count(value[0]), _parse_count(value[1])
+    if start > end:
+        raise ValueError("expected a stretch that ends after its start")
+    return Stretch(start, end, [_parse_count(one, 1 << 32) for one in value[2]])
 
 
-def _are_stretches(value: object) -> bool:
-    """Check what was read of a member: stretches with one checksum each."""
-    return type(value) is list and all(_is_stretch(one) and len(one[2]) == 1 for one in value)
+def _parse_read(value: object) -> list[Stretch]:
+    """Parse what was read of a member: stretches with one checksum each."""
+    if type(value) is not list:
+        raise ValueError("expected a list")
+    stretches = [_parse_stretch(one) for one in value]
+    if any(len(stretch.sums) != 1 for stretch in stretches):
+        raise ValueError("expected one checksum")
+    return stretches
+
+
+class PlanCheck:
+    """Checks the records of a journal against the plan, in their order: may each be true?"""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._values = [list(part) for part in plan.values]
+        self._columns = plan.columns
+        self._sums: int | None = None
+
+    def __call__(self, record: Record) -> bool:
+        """Could a task of the plan have written that?"""
+        if not record.task.number < self._count_tasks(record.task):
+            return False
+        if isinstance(record.task, OffsetsTask) and not self._learn_values(record):
+            return False
+        if isinstance(record.task, RowsTask):
+            start, end = self._plan.pieces[record.task.number :][:2]
+            if record.rows != end - start:
+                return False
+        return all(self._has(spot, stretch) for spot, stretch in record.wrote.items())
+
+    def _count_tasks(self, task: Task) -> int:
+        """Return how many tasks of this kind there are, as far as is known by now."""
+        plan = self._plan
+        if isinstance(task, OffsetsTask):
+            return (len(plan.parts) - 1) * len(plan.fields)
+        if isinstance(task, SumsTask):
+            if self._sums is None:
+                columns = self._columns
+                known = len(columns.known_spots()) == len(columns.spots())
+                self._sums = len(plan.sums_tasks(columns)) if known else 0
+            return self._sums
+        return len(plan.pieces) - 1 if isinstance(task, RowsTask) or plan.spooled else 0
+
+    def _learn_values(self, record: Record) -> bool:
+        """Remember how many values a ragged field has in a part."""
+        part, number = divmod(record.task.number, len(self._plan.fields))
+        if "values" not in self._plan.fields[number].roles:
+            return False
+        if number not in self._plan.spooled:
+            return record.values == self._plan.values[part][number]
+        if record.values * self._plan.fields[number].row_bytes("values") >= 1 << 62:
+            return False
+        self._values[part][number] = record.values
+        self._columns = self._plan.columns_with(tuple(map(tuple, self._values)))
+        return True
+
+    def _has(self, spot: Spot, stretch: Stretch) -> bool:
+        """Does a column have these bytes, and as many blocks as there are checksums?"""
+        plan = self._plan
+        if spot.part >= len(plan.parts) - 1 or spot.field >= len(plan.fields):
+            return False
+        if spot.role not in plan.fields[spot.field].roles:
+            return False
+        if spot.role == "values" and self._values[spot.part][spot.field] is None:
+            return False
+        file = self._columns.file(spot)
+        blocks = count_blocks(file, stretch.start, stretch.end)
+        return stretch.end <= file.data and len(stretch.sums) == blocks
 
 
 MOST_FILES = 64
@@ -210,7 +363,7 @@ class Commits:
     def add(self, records: list[Record]) -> None:
         """Take records, and write them to the journal if there are enough."""
         self._waiting += records
-        self._bytes += sum(record["bytes"] for record in records)
+        self._bytes += sum(record.nbytes for record in records)
         if self._bytes >= self._often:
             self._commit()
 
@@ -219,7 +372,7 @@ class Commits:
         if records:
             for output in self._outputs:
                 output.sync()
-            self._journal.note(records)
+            self._journal.append(records)
 
     def __enter__(self) -> Self:
         return self

@@ -2,45 +2,43 @@
 
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
-from ndfeed.dataset.arguments import as_count
+from ndfeed.dataset.arguments import as_bytes
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.open import open as open_dataset
-from ndfeed.errors import (
-    AmbiguousError,
-    CastError,
-    ChangedError,
-    ConflictError,
-    Error,
-    FormatError,
-    MissingError,
-    SchemaError,
-)
+from ndfeed.dataset.packed_columns import describe_packed
+from ndfeed.errors import AmbiguousError, ConflictError, Error, MissingError, SchemaError
+from ndfeed.files import write
 from ndfeed.files.folder import Folder
 from ndfeed.formats.manifest import NAME, Field, Manifest
 from ndfeed.index.source import Source
 from ndfeed.index.table import Ints
 from ndfeed.packing.plan import Plan, make_plan
-from ndfeed.packing.publish import check_no_link, check_places, manifest_of, packs_of, publish
 from ndfeed.packing.repair import repair_blocks
-from ndfeed.packing.request import Forecast, Request, forecast
+from ndfeed.packing.request import (
+    Forecast,
+    Request,
+    check_count,
+    check_dtypes,
+    check_target,
+    find_manifest,
+    read_packs,
+    refuse_link,
+)
+from ndfeed.packing.source_rows import SourceRows
 from ndfeed.packing.staging_folder import StagingFolder
-from ndfeed.packing.stored_fields import probe_bytes, stored_fields
-from ndfeed.packing.tasks import forget
+from ndfeed.packing.stored_fields import find_fields, probe_row_bytes
 from ndfeed.progress import Bar
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from ndfeed.packing.executors import WorkerPool
     from ndfeed.packing.run import Progress
 
 _MOST_WORKERS = 4096
 _MOST_PARTS = 1 << 62
-_AGAIN = "rerun to resume: finished work is reused"
 
 
 @overload
@@ -115,7 +113,8 @@ def pack(  # noqa: PLR0913 - what users say about a conversion
     ``repair``   write damaged blocks again from the source they were made from.
     ``executor`` runs the tasks: any ``concurrent.futures.Executor`` whose workers see the target's
                  folder. By default threads, or processes where there are maps.
-    ``workers``  how many tasks run at once, by default one for each core.
+    ``workers``  how many tasks run at once: by default what the executor has as ``max_workers``,
+                 or else about one for each core.
     ``memory``   limit for all workers together, in bytes or as ``"2GB"``; default an eighth of RAM,
                  at most 2 GiB.
     ``progress`` called with the rows and bytes that were just written; first with those that an
@@ -126,30 +125,39 @@ def pack(  # noqa: PLR0913 - what users say about a conversion
     """
     if dry_run and repair:
         raise ValueError("dry_run with repair: ndfeed.verify says what repair would write again")
-    ds = source if isinstance(source, Dataset) else _opened(source, fields)
+    ds = source if isinstance(source, Dataset) else _open_source(source, fields)
     if fields is not None:
         ds = ds.select(*([fields] if isinstance(fields, str) else fields))
-    request = Request.of(ds, target, dtype, shuffle, names, rows_per_part, append, memory)
-    if workers is not None:
-        workers = as_count("workers", workers, 1, _MOST_WORKERS)
+    # Imported late: executors import logging, which ``import ndfeed`` can do without.
+    from ndfeed.packing import executors, run  # noqa: PLC0415
+
+    workers = check_count("workers", workers, 1, _MOST_WORKERS)
+    pool = executors.WorkerPool(ds, executor, workers)
+    request = Request(
+        source=SourceRows(ds, names=names),
+        target=check_target(target),
+        dtypes=check_dtypes(dtype),
+        shuffle=check_count("shuffle", shuffle, 0),
+        rows_per_part=check_count("rows_per_part", rows_per_part, 1),
+        append=append,
+        memory=max(as_bytes(memory) // pool.workers, 1),
+    )
     if repair:
         return repair_blocks(request)
-    # Imported late: executors import logging, which ``import ndfeed`` can do without.
-    from ndfeed.packing.executors import WorkerPool  # noqa: PLC0415
-
-    pool = WorkerPool(ds, executor, workers)
+    plan, order, before, done = _prepare(request)
+    work = StagingFolder(request.target, plan.digest)
     if dry_run:
-        plan, _, _, done = _prepared(request, pool.workers)
-        work = StagingFolder(request.target, plan.digest)
-        if request.append and not done:
-            check_places(work, plan)
-        return forecast(work, plan, done=done)
-    bar = Bar("packing", len(ds))
-    with bar, pool:
-        return run_pack(request, pool, progress or (lambda rows, _: bar.advance(rows)))
+        if append and not done:
+            run.check_places(work, plan)
+        return _forecast(work, plan, done=done)
+    if done:
+        return run.open_finished(work)
+    with Bar("packing", len(ds)) as bar, pool:
+        tell = progress or (lambda rows, _: bar.advance(rows))
+        return run.run_pack(request, plan, order, before, pool, tell)
 
 
-def _opened(
+def _open_source(
     source: "Source | Mapping[str, Source | Dataset]", fields: Sequence[str] | None
 ) -> Dataset:
     """Open only the fields to keep: whatever is wrong with others does not matter."""
@@ -163,8 +171,8 @@ def _opened(
             raise error from None
 
 
-class _Prepared(NamedTuple):
-    """A plan, the order of its rows, and what is at the target already; ``done`` if all is."""
+class _Preparation(NamedTuple):
+    """A plan, the order of its rows, and what it is appended to; ``done`` if the target has it."""
 
     plan: Plan
     order: Ints | None
@@ -172,87 +180,49 @@ class _Prepared(NamedTuple):
     done: bool = False
 
 
-def _prepared(request: Request, workers: int) -> _Prepared:
+def _prepare(request: Request) -> _Preparation:
     """Plan the work, or raise if something else is at the target. Writes nothing."""
-    before = manifest_of(request.target)
+    before = find_manifest(request.target)
     if request.append and before is None:
         raise MissingError(
             request.target, "no packed dataset to append to", remedy="leave append out"
         )
     if request.append:
-        check_no_link(request.target)
-    fields = _fields(request, before if request.append else None)
-    row_bytes = probe_bytes(request.source.ds)
+        refuse_link(request.target)
+    fields = _choose_fields(request, before if request.append else None)
+    row_bytes = probe_row_bytes(request.source.ds)
     if before is None:
         _check_free(request.target)
-    first, base = 0, ""
-    if before is not None and request.append:
-        done = _appended_before(request, before, fields, workers, row_bytes)
-        if done is not None:
-            return _Prepared(done, None, before, done=True)
-        first, base = _next_part(request, before), before.digest
-    wanted = request.wanted(workers, row_bytes, first, base)
-    plan, order = make_plan(request.source, fields, wanted)
-    if before is not None and not request.append:
+        return _Preparation(*make_plan(request, fields, row_bytes), before)
+    if not request.append:
+        plan, order = make_plan(request, fields, row_bytes)
         _check_same(request, before, plan)
-        return _Prepared(plan, order, before, done=True)
-    return _Prepared(plan, order, before)
+        return _Preparation(plan, order, before, done=True)
+    appended = _find_finished_append(request, before, fields, row_bytes)
+    if appended is not None:
+        return _Preparation(appended, None, before, done=True)
+    first = _next_part(request, before)
+    return _Preparation(*make_plan(request, fields, row_bytes, first, before.digest), before)
 
 
-def run_pack(request: Request, pool: "WorkerPool", progress: "Progress") -> Dataset:
-    """Run the request."""
-    from ndfeed.packing.run import PackRun, check_space  # noqa: PLC0415 - as above
-
-    plan, order, before, done = _prepared(request, pool.workers)
-    work = StagingFolder(request.target, plan.digest)
-    if done:
-        return _finished(work)
-    check_space(work, plan)
-    if request.append:
-        check_places(work, plan)
-    work.warn()
-    with work, _going_on(work):
-        work.remove_others(lambda: _parts_of(request.target))
-        parts = PackRun(work, plan, order, pool, progress).run()
-        request.source.check_unchanged()
-        publish(work, plan, parts, before)
-    return open_dataset(os.fsdecode(request.target))
+def _forecast(work: StagingFolder, plan: Plan, *, done: bool) -> Forecast:
+    """Forecast what running a plan in a staging folder would write."""
+    return Forecast(
+        os.fsdecode(work.target),
+        plan.rows,
+        len(plan.parts) - 1,
+        {field.name: describe_packed(field) for field in plan.fields},
+        plan.columns.known_bytes,
+        not plan.spooled,
+        write.free_bytes(work.parent),
+        "done" if done else "begun" if work.exists else "new",
+    )
 
 
-@contextmanager
-def _going_on(work: StagingFolder) -> Iterator[None]:
-    """Keep finished work for the same call to resume, unless that would not help."""
-    try:
-        yield
-    except (CastError, ChangedError, ConflictError, FormatError, SchemaError):
-        _discard(work)  # fixing that makes another plan
-        raise
-    except BaseException as error:
-        if work.resumable:
-            error.add_note(_AGAIN)
-        else:
-            _discard(work)
-        raise
-    finally:
-        forget(work.folder)
-
-
-def _discard(work: StagingFolder) -> None:
-    """Remove a staging folder after an error, which is the one to report."""
-    with suppress(Error):
-        work.remove()
-
-
-def _parts_of(target: bytes) -> frozenset[str]:
-    """Return the parts that the manifest of a target lists at this moment."""
-    manifest = manifest_of(target)
-    return frozenset(part.folder for part in manifest.parts) if manifest else frozenset()
-
-
-def _fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
+def _choose_fields(request: Request, before: Manifest | None) -> tuple[Field, ...]:
     """Return the fields to write: those of the dataset, or of what they are appended to."""
     names = request.source.names
-    found = {f.name: f for f in stored_fields(request.source.ds, request.dtypes, names=names)}
+    found = {f.name: f for f in find_fields(request.source.ds, request.dtypes, names=names)}
     if before is None:
         return tuple(found.values())
     path = os.path.join(request.target, NAME)
@@ -292,8 +262,8 @@ def _check_free(target: bytes) -> None:
 
 def _check_same(request: Request, before: Manifest, plan: Plan) -> None:
     """Refuse an existing target unless the same plan made it, in a run interrupted late."""
-    packs = packs_of(before, os.path.join(request.target, NAME))
-    if len(packs) != 1 or packs[0].plan != plan.source["plan"]:
+    packs = read_packs(before, os.path.join(request.target, NAME))
+    if len(packs) != 1 or packs[0].plan != plan.pack.plan:
         raise ConflictError(
             request.target,
             "already holds another packed dataset",
@@ -301,30 +271,20 @@ def _check_same(request: Request, before: Manifest, plan: Plan) -> None:
         )
 
 
-def _finished(work: StagingFolder) -> Dataset:
-    """Remove what a run that was interrupted late left behind."""
-    if work.leftovers():
-        with suppress(ConflictError), work:  # else somebody is about to add to it
-            work.remove_others(lambda: _parts_of(work.target))
-            work.remove()
-    return open_dataset(os.fsdecode(work.target))
-
-
-def _appended_before(
-    request: Request, before: Manifest, fields: tuple[Field, ...], workers: int, row_bytes: int
+def _find_finished_append(
+    request: Request, before: Manifest, fields: tuple[Field, ...], row_bytes: int
 ) -> Plan | None:
     """Return the plan that appended these very rows last, in a run interrupted late."""
-    last = packs_of(before, os.path.join(request.target, NAME))[-1:]
+    last = read_packs(before, os.path.join(request.target, NAME))[-1:]
     if not last or last[0].fingerprint != request.source.ds.fingerprint or not last[0].base:
         return None  # created, not appended: the same rows may well be wanted again
-    wanted = request.wanted(workers, row_bytes, last[0].first, last[0].base)
-    plan, _ = make_plan(request.source, fields, wanted)
-    return plan if plan.source["plan"] == last[0].plan else None
+    plan, _ = make_plan(request, fields, row_bytes, last[0].first, last[0].base)
+    return plan if plan.pack.plan == last[0].plan else None
 
 
 def _next_part(request: Request, before: Manifest) -> int:
     """Return the number of the first part to add, after all existing ones."""
-    packs_of(before, os.path.join(request.target, NAME))
+    read_packs(before, os.path.join(request.target, NAME))
     used = [int(part.folder) for part in before.parts if part.folder.isdecimal()]
     found = max(used, default=-1) + 1
     if found + len(request.source) >= _MOST_PARTS or before.rows + len(request.source) >= 1 << 63:

@@ -33,16 +33,13 @@ from ndfeed.formats.manifest import NAME, Column, Field, Manifest, Part
 from ndfeed.formats.npy import preamble
 from ndfeed.index.build import open_column
 from ndfeed.index.table import Ints
-from ndfeed.order.permutation import key_of, permuted
-from ndfeed.packing.column_values import Offsets, Stored, to_stored_values
 from ndfeed.packing.columns import as_bytes
-from ndfeed.packing.job import DATA
-from ndfeed.packing.plan import lengths, map_names
-from ndfeed.packing.publish import Pack, check_no_link, manifest_of, packs_of
-from ndfeed.packing.request import Request
-from ndfeed.packing.source_rows import Reading, Rows
+from ndfeed.packing.plan import map_names, shuffle_rows
+from ndfeed.packing.request import Pack, Request, find_manifest, read_packs, refuse_link
+from ndfeed.packing.source_rows import NAMES, RowReader, SourceRows
 from ndfeed.packing.staging_folder import StagingFolder
-from ndfeed.packing.stored_fields import NAMES
+from ndfeed.packing.stored_fields import Offsets, StoredValues, count_values, to_stored_values
+from ndfeed.packing.tasks import DATA
 
 _DIGEST = hashlib.sha256(b"repair").hexdigest()[:32]
 _NEW = b"column.npy"
@@ -64,20 +61,22 @@ class _Damage(NamedTuple):
 
 def repair_blocks(request: Request) -> Dataset:
     """Write damaged blocks again, if they come from this source, and open the dataset."""
-    manifest = manifest_of(request.target)
+    manifest = find_manifest(request.target)
     if manifest is None:
         raise MissingError(request.target, "no packed dataset to repair: no ndfeed.json in it")
-    check_no_link(request.target)
-    packs = packs_of(manifest, os.path.join(request.target, NAME))
-    owners = _owners(manifest, packs)
+    refuse_link(request.target)
+    packs = read_packs(manifest, os.path.join(request.target, NAME))
+    owners = _assign_packs(manifest, packs)
     damages = sorted(
-        _damages(request.target, manifest, owners), key=lambda one: _ROLES[one.column.role]
+        _find_damage(request.target, manifest, owners), key=lambda one: _ROLES[one.column.role]
     )
     rows = Counter[int]()
     for pack, part in zip(owners, manifest.parts, strict=True):
         rows[pack] += part.rows
-    problems = [(damage, _problem(request, damage, packs, rows[damage.pack])) for damage in damages]
-    with _Target(request.target) as target:
+    problems = [
+        (damage, _find_obstacle(request, damage, packs, rows[damage.pack])) for damage in damages
+    ]
+    with _RepairTarget(request.target) as target:
         for damage, problem in problems:
             if problem is None:
                 _Repair(request.source, target, damage, packs[damage.pack]).run()
@@ -87,12 +86,12 @@ def repair_blocks(request: Request) -> Dataset:
     return open_dataset(os.fsdecode(request.target))
 
 
-def _owners(manifest: Manifest, packs: list[Pack]) -> list[int]:
+def _assign_packs(manifest: Manifest, packs: list[Pack]) -> list[int]:
     """Return for each part the pack that made it, -1 where none is recorded."""
     return [sum(pack.first <= n for pack in packs) - 1 for n in range(len(manifest.parts))]
 
 
-def _damages(target: bytes, manifest: Manifest, owners: list[int]) -> Iterator[_Damage]:
+def _find_damage(target: bytes, manifest: Manifest, owners: list[int]) -> Iterator[_Damage]:
     """Yield every column with damaged blocks."""
     fields = {field.name: field for field in manifest.fields}
     start, before = 0, -1
@@ -114,11 +113,13 @@ def _damages(target: bytes, manifest: Manifest, owners: list[int]) -> Iterator[_
         start += part.rows
 
 
-def _problem(request: Request, damage: _Damage, packs: list[Pack], rows: int) -> Error | None:
+def _find_obstacle(request: Request, damage: _Damage, packs: list[Pack], rows: int) -> Error | None:
     """Say why damage cannot be repaired from this source, if so; ``rows`` are its pack's."""
     if damage.pack < 0:
         return SchemaError(
-            damage.path, "it does not say what it was made from", remedy="pack it again"
+            damage.path,
+            "its manifest does not record what it was made from",
+            remedy="pack it again",
         )
     made, ds = packs[damage.pack], request.source.ds
     if made.fingerprint != ds.fingerprint:
@@ -136,11 +137,11 @@ def _problem(request: Request, damage: _Damage, packs: list[Pack], rows: int) ->
     if not made.rows == rows == len(ds):
         path = os.path.join(request.target, NAME)
         problem = f"expected {len(ds)} rows of this source, found {rows} in its parts"
-        return ManifestError(path, f"{problem}, {made.rows} noted", remedy="pack it again")
+        return ManifestError(path, f"{problem}, {made.rows} recorded", remedy="pack it again")
     return None
 
 
-class _Target:
+class _RepairTarget:
     """The dataset, open, and a staging folder for columns that are made anew, if there are any."""
 
     def __init__(self, path: bytes) -> None:
@@ -154,20 +155,20 @@ class _Target:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._entered or self._work.begun:  # by an earlier run
+        if self._entered or self._work.exists:  # by an earlier run
             with suppress(Error):
-                self._enter()
+                self._own_staging()
                 self._work.remove()
         self._stack.close()
 
-    def _enter(self) -> None:
+    def _own_staging(self) -> None:
         if not self._entered:
             self._stack.enter_context(self._work)
             self._entered = True
 
-    def new_folder(self) -> Folder:
+    def make_folder(self) -> Folder:
         """Return a folder for columns until they are complete."""
-        self._enter()
+        self._own_staging()
         self._work.inside.inner(DATA, new=True).close()
         return self._work.inside.inner(DATA, b"00000", new=True)
 
@@ -175,8 +176,10 @@ class _Target:
 class _Repair:
     """Writes the damaged blocks of one column."""
 
-    def __init__(self, source: Rows, target: _Target, damage: _Damage, pack: Pack) -> None:
-        self._source = Rows(source.ds, names=pack.names)
+    def __init__(
+        self, source: SourceRows, target: _RepairTarget, damage: _Damage, pack: Pack
+    ) -> None:
+        self._source = SourceRows(source.ds, names=pack.names)
         self._target = target
         self._damage = damage
         self._shuffle = pack.shuffle
@@ -190,16 +193,16 @@ class _Repair:
             status = folder.status(self._name)
             if self._is_ours(status):
                 with folder.output(self._name) as output:
-                    self._write(output)
+                    self._write_blocks(output)
                     output.sync()
                 return
-            with self._target.new_folder() as new:
+            with self._target.make_folder() as new:
                 new.remove(_NEW)  # left by an earlier run
                 with new.output(_NEW, new=True) as output:
                     output.allocate(self._damage.column.nbytes)
                     if status is not None:
-                        self._copy_sound(output)
-                    self._write(output)
+                        self._copy_undamaged(output)
+                    self._write_blocks(output)
                     output.sync()
                 new.move(_NEW, folder, self._name, over=True)
             folder.sync()
@@ -214,7 +217,7 @@ class _Repair:
             and status.st_uid == getattr(os, "geteuid", lambda: 0)()
         )
 
-    def _copy_sound(self, output: Output) -> None:
+    def _copy_undamaged(self, output: Output) -> None:
         """Copy the undamaged blocks of a column that is made anew."""
         one, damaged = self._damage, set(self._damage.blocks)
         size = one.field.row_bytes(one.column.role)
@@ -224,56 +227,54 @@ class _Repair:
                 for at in range(start, end if block not in damaged else start, _AT_ONCE):
                     output.write(at, file.read(at, min(_AT_ONCE, end - at)))
 
-    def _write(self, output: Output) -> None:
+    def _write_blocks(self, output: Output) -> None:
         one = self._damage
         size = one.field.row_bytes(one.column.role)
         for block in one.blocks:
             start, end = block_span(one.column, size, block)
-            data = self._header() if block == 0 else self._block(block, output)
+            data = self._make_header() if block == 0 else self._make_block(block, output)
             if len(data) != end - start or crc32(data) != one.column.checksum(block):
-                first = self._row(block_rows(one.column, block)[0] if block else 0)
+                first = self._source_row(block_rows(one.column, block)[0] if block else 0)
                 raise ChangedError(
                     self._source.path_of(first),
                     f"gives other values of {one.field.name!r} than were packed",
-                    remedy="put back what was, or pack again",
+                    remedy="restore the source, or pack again",
                 )
             output.write(start, data)
 
-    def _header(self) -> bytes:
+    def _make_header(self) -> bytes:
         one = self._damage
         dtype, shape = one.field.stored(one.column.role)
         return preamble(dtype, (one.column.rows, *shape))
 
-    def _block(self, block: int, output: Output) -> bytes:
+    def _make_block(self, block: int, output: Output) -> bytes:
         one = self._damage
         first, last = block_rows(one.column, block)
         if not one.field.row_bytes(one.column.role):
             return b""
         if one.column.role == "rows":
-            return bytes(self._read(first, last).data)
+            return bytes(self._read_samples(first, last).data)
         if one.column.role == "shapes":
-            return as_bytes(self._shapes(first, last).astype("<i8")).tobytes()
+            return as_bytes(self._read_shapes(first, last).astype("<i8")).tobytes()
         if one.column.role == "offsets":
-            return self._offsets(first, last, output)
-        return self._values(first, last)
+            return self._make_offsets(first, last, output)
+        return self._read_values(first, last)
 
-    def _row(self, row: int) -> int:
+    def _source_row(self, row: int) -> int:
         """Return the row of the dataset that became a row of the part."""
         return int(self._rows_of(row, row + 1)[0]) if row < self._damage.part.rows else 0
 
     def _rows_of(self, first: int, last: int) -> Ints:
         at = self._damage.start + np.arange(first, last)
-        if self._shuffle is None:
-            return at
-        return permuted(at, self._rows, key_of("exact", self._shuffle, 0))
+        return shuffle_rows(at, self._rows, self._shuffle)
 
-    def _read(self, first: int, last: int) -> Stored:
+    def _read_samples(self, first: int, last: int) -> StoredValues:
         """Return the samples of the field in rows of the part, as they are stored."""
         rows = self._rows_of(first, last)
         samples = self._source.samples(rows)
         order = np.argsort(samples, kind="stable")  # streams are read forwards
-        with Reading(self._source) as reading:
-            batch = reading.read(rows[order])
+        with RowReader(self._source) as reader:
+            batch = reader.read(rows[order])
         back = np.argsort(order, kind="stable")
         values = batch.get(self._damage.field.name)
         turned: Batch = dict(batch)
@@ -283,24 +284,24 @@ class _Repair:
             turned[self._damage.field.name] = [values[i] for i in back.tolist()]
         return to_stored_values(self._damage.field, turned, rows, self._source)
 
-    def _shapes(self, first: int, last: int) -> Ints:
+    def _read_shapes(self, first: int, last: int) -> Ints:
         name = self._damage.field.name
         if self._source.ds.steps and name != NAMES:
-            return self._read(first, last).shapes
+            return self._read_samples(first, last).shapes
         return self._source.shapes(name, self._rows_of(first, last))
 
-    def _offsets(self, first: int, last: int, output: Output) -> bytes:
+    def _make_offsets(self, first: int, last: int, output: Output) -> bytes:
         """Compute offsets from the one before them and the lengths of samples."""
         before = 0
         if first:
             data = output.read(self._damage.column.header + 8 * (first - 1), 8)
             before = int.from_bytes(data, "little", signed=True)
-        counts = lengths(self._damage.field, self._shapes(max(first - 1, 0), last - 1))
+        counts = count_values(self._damage.field, self._read_shapes(max(first - 1, 0), last - 1))
         ends = before + np.cumsum(counts)
         found = ends if first else np.concatenate([[0], ends])
         return as_bytes(found.astype("<i8")).tobytes()
 
-    def _values(self, first: int, last: int) -> bytes:
+    def _read_values(self, first: int, last: int) -> bytes:
         """Return values [first, last), cut out of the samples that have them."""
         one = self._damage
         beside = next(
@@ -309,8 +310,8 @@ class _Repair:
         folder = os.path.dirname(one.path)
         with open_column(os.path.join(folder, beside.file.encode())) as file:
             offsets = Offsets(file, beside)
-            a, b = offsets.samples(first, last)
+            a, b = offsets.samples_of(first, last)
             begin = offsets[a]
-        data = self._read(a, b).data
+        data = self._read_samples(a, b).data
         size = one.field.row_bytes("values")
         return data[(first - begin) * size : (last - begin) * size].tobytes()

@@ -1,26 +1,36 @@
-"""The checked arguments of ``ndfeed.pack``, and a forecast of what it would write."""
+"""The checked arguments of ``ndfeed.pack``, its forecast, and the records of earlier packs.
+
+A manifest has an entry in ``source.packs`` for each time that rows were added. Reading the data
+needs none of it, and other programs may write what they like there; appending and repairing rely
+on it, so for them every value has the required type, or the manifest is wrong.
+"""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from ndfeed.dataset.arguments import as_bytes, as_count
+from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.column import Field
-from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.packed_columns import describe_packed
 from ndfeed.dataset.samples import size
-from ndfeed.errors import MissingError, shown
+from ndfeed.errors import ConflictError, ManifestError, MissingError, shown
 from ndfeed.files import write
-from ndfeed.packing.plan import Plan, Wanted
-from ndfeed.packing.source_rows import Rows, mark_caller
-from ndfeed.packing.staging_folder import StagingFolder
+from ndfeed.formats.manifest import NAME, Manifest
+from ndfeed.index.build import read_manifest
+from ndfeed.packing.source_rows import SourceRows
+
+_MOST_ROWS = 1 << 63
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a caller wants, checked."""
+    """What a caller wants, checked. The only place that holds these options.
 
-    source: Rows
+    ``memory`` is the limit for one worker, in bytes. Whether file names are stored is up to
+    ``source``, which reads them.
+    """
+
+    source: SourceRows
     target: bytes
     dtypes: Mapping[str, object]
     shuffle: int | None
@@ -28,51 +38,26 @@ class Request:
     append: bool
     memory: int
 
-    @classmethod
-    def of(  # noqa: PLR0913 - as the caller wrote it
-        cls,
-        ds: Dataset,
-        target: str | os.PathLike[str],
-        dtype: Mapping[str, object] | None,
-        shuffle: int | None,
-        names: bool,
-        rows_per_part: int | None,
-        append: bool,
-        memory: int | str | None,
-    ) -> "Request":
-        """Check what a caller wrote."""
-        if dtype is not None and not isinstance(dtype, Mapping):
-            raise TypeError(f'dtype must be a dict such as {{"image": "float16"}}, got {dtype!r}')
-        if shuffle is not None:
-            shuffle = as_count("shuffle", shuffle, 0, (1 << 63) - 1)
-        if rows_per_part is not None:
-            rows_per_part = as_count("rows_per_part", rows_per_part, 1, (1 << 63) - 1)
-        place = os.path.abspath(os.fsencode(os.fspath(target)))
-        parent = os.path.dirname(place)
-        if not os.path.isdir(parent):
-            raise MissingError(parent, "no such folder", remedy="create it first")
-        mark_caller()
-        return cls(
-            Rows(ds, names=names),
-            place,
-            dtype or {},
-            shuffle,
-            rows_per_part,
-            append,
-            as_bytes(memory),
-        )
 
-    def wanted(self, workers: int, row_bytes: int, first: int = 0, base: str = "") -> Wanted:
-        """Return what the planner needs of it."""
-        return Wanted(
-            shuffle=self.shuffle,
-            rows_per_part=self.rows_per_part,
-            names=self.source.names,
-            first=first,
-            base=base,
-            memory=max(self.memory // workers, 1),
-            row_bytes=row_bytes,
-        )
+def check_target(target: str | os.PathLike[str]) -> bytes:
+    """Return the absolute path of a target whose parent folder exists."""
+    path = os.path.abspath(os.fsencode(os.fspath(target)))
+    parent = os.path.dirname(path)
+    if not os.path.isdir(parent):
+        raise MissingError(parent, "no such folder", remedy="create it first")
+    return path
+
+
+def check_count(name: str, value: int | None, least: int, most: int = _MOST_ROWS - 1) -> int | None:
+    """Return a whole number within bounds, if there is one."""
+    return None if value is None else as_count(name, value, least, most)
+
+
+def check_dtypes(dtype: Mapping[str, object] | None) -> Mapping[str, object]:
+    """Return the dtypes to store fields in, by field."""
+    if dtype is not None and not isinstance(dtype, Mapping):
+        raise TypeError(f'dtype must be a dict such as {{"image": "float16"}}, got {dtype!r}')
+    return dtype or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,26 +94,76 @@ class Forecast:
         return f"{shown(self.target)}: {what}, {least}{size(self.needed)} needed{free}{tail}"
 
 
-def needed(plan: Plan) -> int:
-    """Bytes that the target takes, as far as they are known before the maps run."""
-    columns = plan.columns
-    known = (
-        columns.file(spot).size
-        for spot in columns.spots()
-        if spot.role != "values" or columns.values[spot.part][spot.field] is not None
-    )
-    return sum(known)
+class Pack(NamedTuple):
+    """The record of one pack, as the manifest has it: what its rows were made from, and how.
+
+    ``base`` is the digest of the manifest that the rows were appended to, ``first`` the number of
+    their first part, ``plan`` the digest of what was packed. Empty strings stand for what is not
+    recorded.
+    """
+
+    base: str
+    fingerprint: str
+    first: int
+    maps: list[str]
+    names: bool
+    plan: str
+    rows: int
+    shuffle: int | None
 
 
-def forecast(work: StagingFolder, plan: Plan, *, done: bool) -> Forecast:
-    """Forecast what running a plan in a staging folder would write."""
-    return Forecast(
-        os.fsdecode(work.target),
-        plan.rows,
-        len(plan.parts) - 1,
-        {field.name: describe_packed(field) for field in plan.fields},
-        needed(plan),
-        not plan.spooled,
-        write.free_bytes(work.parent),
-        "done" if done else "begun" if work.begun else "new",
-    )
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _MOST_ROWS
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str
+
+
+# What each value must be, how to say that, and what stands for one that is missing.
+_EXPECTED: Mapping[str, tuple[Callable[[object], bool], str, Any]] = {
+    "base": (_is_text, "text", ""),
+    "fingerprint": (_is_text, "text", ""),
+    "first": (_is_count, "a whole number below 2**63", 0),
+    "maps": (lambda v: type(v) is list and all(map(_is_text, v)), "a list of texts", []),
+    "names": (lambda v: type(v) is bool, "true or false", False),
+    "plan": (_is_text, "text", ""),
+    "rows": (_is_count, "a whole number below 2**63", 0),
+    "shuffle": (lambda v: v is None or _is_count(v), "a whole number below 2**63 or null", None),
+}
+
+
+def read_packs(manifest: Manifest, path: bytes) -> list[Pack]:
+    """Return the records in a manifest, checked; ``path`` is where the manifest was read."""
+    entries = (manifest.source or {}).get("packs", [])
+    if type(entries) is not list:
+        raise ManifestError(path, "source.packs: expected a list")
+    packs = [_read_pack(entry, f"source.packs[{n}]", path) for n, entry in enumerate(entries)]
+    firsts = [pack.first for pack in packs]
+    if firsts != sorted(set(firsts)):
+        raise ManifestError(path, "source.packs: first must rise from one to the next")
+    return packs
+
+
+def _read_pack(entry: object, where: str, path: bytes) -> Pack:
+    if type(entry) is not dict:
+        raise ManifestError(path, f"{where}: expected an object, found {entry!r:.40}")
+    values = []
+    for name, (fits, expected, missing) in _EXPECTED.items():
+        value = entry.get(name, missing)
+        if not fits(value):
+            raise ManifestError(path, f"{where}.{name}: expected {expected}, found {value!r:.40}")
+        values.append(value)
+    return Pack(*values)
+
+
+def find_manifest(target: bytes) -> Manifest | None:
+    """Read the manifest in a folder, if there is one."""
+    return read_manifest(target) if write.present(os.path.join(target, NAME)) else None
+
+
+def refuse_link(target: bytes) -> None:
+    """Refuse to change a dataset through a link: work is staged beside the folder itself."""
+    if os.path.islink(target):
+        real = shown(os.path.realpath(target))
+        raise ConflictError(target, "is a symbolic link", remedy=f"pass the folder itself, {real}")

@@ -1,114 +1,132 @@
-"""Runs a plan: prepares the files, runs the tasks, and checks what the journal claims.
+"""Runs a plan: prepares the files, runs the tasks, and makes the result appear in one step.
 
 Everything is repeatable: a run that finds the staging folder of an earlier one skips what is
-prepared already, and runs only those tasks that the journal lacks.
-
-``journal`` parses the lines; here they are compared with the plan. A claim that no task of the
-plan would make is not trusted, nor is anything after it.
+prepared already, and runs only those tasks that the journal lacks. The dataset appears only where
+nothing else is.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
-from ndfeed.errors import ChangedError, SpaceError, shown
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.open import open as open_dataset
+from ndfeed.errors import (
+    CastError,
+    ChangedError,
+    ConflictError,
+    Error,
+    FormatError,
+    SchemaError,
+    SpaceError,
+    shown,
+)
 from ndfeed.files import write
-from ndfeed.formats.manifest import Part
+from ndfeed.files.folder import Folder
+from ndfeed.formats.manifest import NAME, Manifest, Part
 from ndfeed.index.table import Ints
-from ndfeed.packing.columns import Columns, Spot, as_bytes, blocks_touched
-from ndfeed.packing.executors import Orders, WorkerPool
-from ndfeed.packing.job import DATA, ORDER, PLAN, SPOOL, VALUES
-from ndfeed.packing.journal import MOST_FILES, PUBLISHING, Commits, Journal, Record
-from ndfeed.packing.member_checksums import Watch
-from ndfeed.packing.plan import Plan
-from ndfeed.packing.request import needed
-from ndfeed.packing.staging_folder import JOURNAL, StagingFolder
-from ndfeed.packing.tasks import spool_names, sum_checksums
+from ndfeed.packing.columns import Columns, Spot, as_bytes
+from ndfeed.packing.executors import Stage, Worker, WorkerPool
+from ndfeed.packing.journal import (
+    MOST_FILES,
+    Commits,
+    Journal,
+    PlanCheck,
+    Publishing,
+    Record,
+    name_task,
+)
+from ndfeed.packing.member_checksums import MemberChecks
+from ndfeed.packing.plan import OffsetsTask, PlaceTask, Plan, RowsTask, Task
+from ndfeed.packing.request import Request, find_manifest
+from ndfeed.packing.staging_folder import JOURNAL, StagingFolder, record_inodes
+from ndfeed.packing.tasks import DATA, ORDER, PLAN, SPOOL, VALUES, shapes_name, spool_name
 
-
-class Claims:
-    """Checks the records of a journal in their order: may each be true?"""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._values = [list(part) for part in plan.values]
-        self._columns = plan.columns
-        self._summed: int | None = None
-
-    def __call__(self, record: Record) -> bool:
-        """Could a task of the plan have written that?"""
-        if record["task"] == PUBLISHING:
-            return True
-        kind, number = record["task"].split()
-        if not int(number) < self._count(kind):
-            return False
-        if kind == "offsets" and not self._learned(int(number), record["values"]):
-            return False
-        if kind == "rows":
-            start, end = self._plan.pieces[int(number) : int(number) + 2]
-            if record["rows"] != end - start:
-                return False
-        return all(self._written(spot, *stretch) for spot, stretch in record["wrote"].items())
-
-    def _count(self, kind: str) -> int:
-        plan = self._plan
-        if kind == "offsets":
-            return (len(plan.parts) - 1) * len(plan.fields)
-        if kind == "sums":
-            if self._summed is None:
-                known = all(None not in values for values in self._ragged())
-                self._summed = len(sum_checksums(self._columns)) if plan.scattered and known else 0
-            return self._summed
-        return len(plan.pieces) - 1 if kind == "rows" or plan.spooled else 0
-
-    def _ragged(self) -> list[list[int | None]]:
-        fields = [i for i, field in enumerate(self._plan.fields) if "values" in field.roles]
-        return [[part[i] for i in fields] for part in self._values]
-
-    def _learned(self, number: int, values: int) -> bool:
-        """Remember how many values a ragged field has in a part."""
-        part, field = divmod(number, len(self._plan.fields))
-        if "values" not in self._plan.fields[field].roles:
-            return False
-        if field not in self._plan.spooled:
-            return values == self._plan.values[part][field]
-        if values * self._plan.fields[field].row_bytes("values") >= 1 << 62:
-            return False
-        self._values[part][field] = values
-        self._columns = self._plan.columns_with(tuple(map(tuple, self._values)))
-        return True
-
-    def _written(self, name: str, start: int, end: int, sums: list[int]) -> bool:
-        """Does a column have these bytes, and as many blocks as there are checksums?"""
-        spot = self._spot(name)
-        if spot is None:
-            return False
-        file = self._columns.file(spot)
-        return end <= file.data and len(sums) == blocks_touched(file, start, end)
-
-    def _spot(self, name: str) -> Spot | None:
-        part, field, role = name.split(".")
-        spot = Spot(int(part), int(field), role)  # type: ignore[arg-type]  # a role by its grammar
-        plan = self._plan
-        if str(spot) != name or spot.part >= len(plan.parts) - 1 or spot.field >= len(plan.fields):
-            return None
-        if role not in plan.fields[spot.field].roles:
-            return None
-        unknown = role == "values" and self._values[spot.part][spot.field] is None
-        return None if unknown else spot
-
+_RESUME = "rerun to resume: finished work is reused"
 
 Progress = Callable[[int, int], None]  # rows and bytes that were just written
+
+
+def run_pack(
+    request: Request,
+    plan: Plan,
+    order: Ints | None,
+    before: Manifest | None,
+    pool: WorkerPool,
+    progress: Progress,
+) -> Dataset:
+    """Run a plan whose target lacks it, and open the dataset; ``before`` is what is appended to."""
+    work = StagingFolder(request.target, plan.digest)
+    _check_space(work, plan)
+    if before is not None:
+        check_places(work, plan)
+    work.warn_of_leftovers()
+    with work, _keep_for_resume(work):
+        work.remove_others(lambda: _list_parts(request.target))
+        parts = _PackRun(work, plan, order, request, pool, progress).run()
+        request.source.check_unchanged()
+        _publish(work, plan, parts, before)
+    return open_dataset(os.fsdecode(request.target))
+
+
+def open_finished(work: StagingFolder) -> Dataset:
+    """Open a target that has everything; remove what a run that was interrupted late left."""
+    if work.list_leftovers():
+        with suppress(ConflictError), work:  # else somebody is about to add to it
+            work.remove_others(lambda: _list_parts(work.target))
+            work.remove()
+    return open_dataset(os.fsdecode(work.target))
+
+
+def _check_space(work: StagingFolder, plan: Plan) -> None:
+    """Refuse to start if the disk does not have enough space."""
+    free = write.free_bytes(work.parent)
+    needed = plan.columns.known_bytes
+    if free is not None and needed > free and not work.exists:
+        raise SpaceError(
+            work.target,
+            f"{needed:,} bytes needed, {free:,} free on {os.fsdecode(work.parent)}",
+            remedy="free some space, or choose a target elsewhere",
+        )
+
+
+@contextmanager
+def _keep_for_resume(work: StagingFolder) -> Iterator[None]:
+    """After an error keep finished work for the same call to resume, unless that cannot help."""
+    try:
+        yield
+    except (CastError, ChangedError, ConflictError, FormatError, SchemaError):
+        _discard(work)  # fixing that makes another plan
+        raise
+    except BaseException as error:
+        if work.is_resumable:
+            error.add_note(_RESUME)
+        else:
+            _discard(work)
+        raise
+
+
+def _discard(work: StagingFolder) -> None:
+    """Remove a staging folder after an error, which is the one to report."""
+    with suppress(Error):
+        work.remove()
+
+
+def _list_parts(target: bytes) -> frozenset[str]:
+    """Return the parts that the manifest of a target lists at this moment."""
+    manifest = find_manifest(target)
+    return frozenset(part.folder for part in manifest.parts) if manifest else frozenset()
 
 
 class _Uncovered(Exception):
     """The journal says that all is done, but some bytes of the columns are in no record."""
 
 
-class PackRun:
+class _PackRun:
     """Runs a plan in a staging folder that this process owns."""
 
     def __init__(
@@ -116,18 +134,20 @@ class PackRun:
         work: StagingFolder,
         plan: Plan,
         order: Ints | None,
+        request: Request,
         pool: WorkerPool,
         progress: Progress,
     ) -> None:
         self._work = work
         self._plan = plan
         self._order = order
-        self._source = pool.source
+        self._source = request.source
         self._pool = pool
         self._progress = progress
         self._columns = plan.columns
-        self._encoded = plan.encoded()
-        self._digest = hashlib.sha256(self._encoded).hexdigest()
+        self._encoded = plan.encode()
+        digest = hashlib.sha256(self._encoded).hexdigest()
+        self._worker = Worker(work.folder, digest, request.source.ds)
 
     def run(self) -> tuple[Part, ...]:
         """Run all tasks that are not done; return the manifest's entries for the parts.
@@ -135,58 +155,54 @@ class PackRun:
         The journal then says that they are about to be published; from there on nothing is changed.
         """
         work = self._work
-        journal = Journal(work.inside, JOURNAL, work.seal, Claims(self._plan))
+        journal = Journal(work.inside, JOURNAL, work.seal, PlanCheck(self._plan))
         try:
-            if not self._in_place(published=PUBLISHING in journal.done):
-                journal.forget()
-            again = bool(journal.done)
+            if not self._has_folders(journal):
+                journal.clear()
+            resumed = bool(journal.done or journal.publishing)
             try:
                 return self._run(journal)
             except _Uncovered as error:
-                if not again:
-                    raise ChangedError(work.folder, f"changed meanwhile: {error}") from None
-            journal.forget()  # an earlier run left a journal that is wrong
+                if not resumed:
+                    raise ChangedError(
+                        work.folder, f"changed while it was in use: {error}"
+                    ) from None
+            journal.clear()  # an earlier run left a journal that is wrong
             self._columns = self._plan.columns
             return self._run(journal)
         finally:
+            self._worker.close()
             journal.close()
 
     def _run(self, journal: Journal) -> tuple[Part, ...]:
         plan = self._plan
-        if PUBLISHING in journal.done:  # what is prepared may have been moved already
-            self._columns = plan.columns_with(self._values(journal))
-            return self._parts(journal)
+        if journal.publishing:  # what is prepared may have been moved already
+            self._columns = plan.columns_with(self._count_values(journal))
+            return self._describe_parts(journal)
         try:
             self._prepare()
         except SpaceError:
             if not journal.done:
                 self._work.remove()  # its space may be what is missing elsewhere
             raise
-        done = [record for task, record in journal.done.items() if task.startswith("rows")]
-        self._progress(sum(r["rows"] for r in done), sum(r["bytes"] for r in done))
-        pieces = range(len(plan.pieces) - 1)
-        ragged = [i for i, field in enumerate(plan.fields) if "values" in field.roles]
-        offsets = [
-            f"offsets {part * len(plan.fields) + i}"
-            for part in range(len(plan.parts) - 1)
-            for i in ragged
-        ]
-        stages = [offsets, [f"rows {n}" for n in pieces]]
+        done = [record for task, record in journal.done.items() if isinstance(task, RowsTask)]
+        self._progress(sum(r.rows for r in done), sum(r.nbytes for r in done))
         if plan.spooled:
-            stages = [stages[1], offsets]
-        for stage in stages:
-            self._do(journal, stage)
-        if plan.spooled:
+            self._run_stage(journal, plan.rows_tasks())
+            self._run_stage(journal, plan.offsets_tasks())
             self._allocate_values(journal)
-            self._do(journal, [f"place {n}" for n in pieces])
-        if plan.scattered:
-            self._do(journal, [f"sums {n}" for n in range(len(sum_checksums(self._columns)))])
-        self._check_members(journal)
-        parts = self._parts(journal)
-        journal.note([{"task": PUBLISHING}])
+            self._run_stage(journal, plan.place_tasks())
+        else:
+            self._run_stage(journal, plan.offsets_tasks())
+            self._run_stage(journal, plan.rows_tasks())
+        self._run_stage(journal, plan.sums_tasks(self._columns))
+        checks = MemberChecks(self._source, plan.pieces, in_order=plan.in_order)
+        checks.check_shared(journal.read())
+        parts = self._describe_parts(journal)
+        journal.append([Publishing()])
         return parts
 
-    def _in_place(self, *, published: bool) -> bool:
+    def _has_folders(self, journal: Journal) -> bool:
         """Are the folders there that finished tasks were written to?
 
         Not where nothing was started, nor where parts were moved to the target already and the
@@ -194,59 +210,50 @@ class PackRun:
         """
         folders = map(self._columns.folder, range(len(self._plan.parts) - 1))
         gone = [n for n in folders if not write.present(self._work.inside.joined(DATA, n.encode()))]
-        if not gone or not published:
+        if not gone or not journal.publishing:
             return not gone
-        return self._work.moved().hold(self._work.beside, self._work.name, gone)
+        return self._work.moved_parts().are_in(self._work.beside, self._work.name, gone)
 
-    def _parts(self, journal: Journal) -> tuple[Part, ...]:
-        stretches = journal.stretches()
-        parts = range(len(self._plan.parts) - 1)
+    def _describe_parts(self, journal: Journal) -> tuple[Part, ...]:
+        """Return the manifest's entries for the parts, whose bytes must all be recorded."""
+        written = journal.written()
         try:
-            return tuple(self._columns.part(n, stretches) for n in parts)
+            parts = range(len(self._plan.parts) - 1)
+            return tuple(self._columns.describe_part(n, written) for n in parts)
         except ValueError as error:
             raise _Uncovered(str(error)) from None
 
-    def _check_members(self, journal: Journal) -> None:
-        """Compare the checksums of stored members that several tasks have read."""
-        in_order = self._plan.shuffle is None and not self._plan.scattered
-        watch = Watch(self._source, self._plan.pieces, in_order=in_order)
-        read = journal.read()
-        for member in watch.split():
-            watch.check(member, read.get(str(member), []))
-
-    def _do(self, journal: Journal, tasks: list[str]) -> None:
+    def _run_stage(self, journal: Journal, tasks: list[Task]) -> None:
+        """Run those of some tasks that are not done, and record them."""
         left = [task for task in tasks if task not in journal.done]
-        names = self._synced_here() if left and left[0].startswith("rows") else []
-        with Commits(journal, self._work.inside, names, needed(self._plan)) as commits:
+        if not left:
+            return
+        names = self._files_to_sync() if isinstance(left[0], RowsTask) else []
+        with Commits(journal, self._work.inside, names, self._plan.columns.known_bytes) as commits:
 
-            def note(records: list[Record]) -> None:
+            def record(records: list[Record]) -> None:
                 commits.add(records)
-                self._progress(sum(r["rows"] for r in records), sum(r["bytes"] for r in records))
+                self._progress(sum(r.rows for r in records), sum(r.nbytes for r in records))
 
-            orders = Orders(self._work.folder, self._digest, not names, note, self._described)
-            self._pool.run(orders, left)
+            self._pool.run(Stage(self._worker, left, not names, record, self._describe_task))
 
-    def _synced_here(self) -> list[bytes]:
+    def _files_to_sync(self) -> list[bytes]:
         """Return the files to sync for the workers, where these are on this machine."""
         spots = [s for s in self._columns.spots() if s.role in ("rows", "values")]
-        if not self._pool.own or self._plan.spooled or len(spots) > MOST_FILES:
+        if not self._pool.is_local or self._plan.spooled or len(spots) > MOST_FILES:
             return []
         return [b"/".join([DATA, self._columns.file(spot).name]) for spot in spots]
 
-    def _described(self, task: str) -> str:
+    def _describe_task(self, task: Task) -> str:
         """Describe a task for people: its rows, and the files they come from."""
-        kind, number = task.split()
-        if kind not in ("rows", "place"):
-            return f"piece {task!r}"
-        start, end = self._plan.pieces[int(number) : int(number) + 2]
-        files = [self._source.path_of(row) for row in self._ends(start, end)]
-        return f"piece {task!r}, {end - start} rows of {shown(files[0])} to {shown(files[1])}"
-
-    def _ends(self, start: int, end: int) -> list[int]:
-        """Return the first and the last row of the dataset at some places of the work."""
+        name = f"piece {name_task(task)!r}"
+        if not isinstance(task, RowsTask | PlaceTask):
+            return name
+        start, end = self._plan.pieces[task.number :][:2]
         at = np.array([start, end - 1])
         rows = self._plan.rows_of(at if self._order is None else self._order[at])
-        return [int(row) for row in rows]
+        first, last = (shown(self._source.path_of(int(row))) for row in rows)
+        return f"{name}, {end - start} rows of {first} to {last}"
 
     def _prepare(self) -> None:
         """Make folders, files of their final size with their headers, and last the plan."""
@@ -254,16 +261,11 @@ class PackRun:
         with inside.inner(DATA, new=True) as data:
             for part in range(len(plan.parts) - 1):
                 data.inner(columns.folder(part).encode(), new=True).close()
-        known = [
-            spot
-            for spot in columns.spots()
-            if spot.role != "values" or columns.values[spot.part][spot.field] is not None
-        ]
-        self._allocate(columns, known)
+        self._allocate(columns, columns.known_spots())
         if plan.spooled:
             inside.inner(SPOOL, new=True).close()
             for i in plan.spooled:
-                with inside.output(spool_names(0, i).shapes, new=True) as output:
+                with inside.output(shapes_name(i), new=True) as output:
                     output.allocate(8 * len(plan.fields[i].shape) * plan.rows)
         if self._order is not None:
             inside.write(ORDER, as_bytes(self._order).tobytes())
@@ -272,6 +274,7 @@ class PackRun:
         self._work.beside.sync()
 
     def _allocate(self, columns: Columns, spots: list[Spot]) -> None:
+        """Make files of columns: of their final size, with their headers, synced."""
         with self._work.inside.inner(DATA) as data:
             for spot in spots:
                 file = columns.file(spot)
@@ -287,7 +290,7 @@ class PackRun:
     def _allocate_values(self, journal: Journal) -> None:
         """Make the files whose sizes are known only when all lengths are."""
         plan = self._plan
-        values = self._values(journal)
+        values = self._count_values(journal)
         self._check_spooled(values)
         self._work.inside.write(VALUES, json.dumps(values).encode())
         self._columns = plan.columns_with(values)
@@ -299,32 +302,77 @@ class PackRun:
         pieces = range(len(self._plan.pieces) - 1)
         with self._work.inside.inner(SPOOL) as spool:
             for i in self._plan.spooled:
-                found = [spool.status(spool_names(n, i).values) for n in pieces]
+                found = [spool.status(spool_name(n, i)) for n in pieces]
                 nbytes = sum(one.st_size for one in found if one is not None)
                 size = self._plan.fields[i].row_bytes("values")
                 if nbytes != size * sum(part[i] or 0 for part in values):
                     raise _Uncovered(f"{self._plan.fields[i]}: other lengths than were written")
 
-    def _values(self, journal: Journal) -> tuple[tuple[int | None, ...], ...]:
+    def _count_values(self, journal: Journal) -> tuple[tuple[int | None, ...], ...]:
         """Return how many values each ragged field has in each part, all of them known."""
         count = len(self._plan.fields)
         values = [list(part) for part in self._plan.values]
         for part in range(len(values)):
             for i in self._plan.spooled:
-                record = journal.done.get(f"offsets {part * count + i}")
+                record = journal.done.get(OffsetsTask(part * count + i))
                 if record is None:
                     raise _Uncovered("lengths of samples were not written")
-                values[part][i] = record["values"]
+                values[part][i] = record.values
         return tuple(map(tuple, values))
 
 
-def check_space(work: StagingFolder, plan: Plan) -> None:
-    """Refuse to start if the disk does not have enough space."""
-    free = write.free_bytes(work.parent)
-    wanted = needed(plan)
-    if free is not None and wanted > free and not work.begun:
-        raise SpaceError(
-            work.target,
-            f"{wanted:,} bytes needed, {free:,} free on {os.fsdecode(work.parent)}",
-            remedy="free some space, or choose a target elsewhere",
-        )
+def _publish(
+    work: StagingFolder, plan: Plan, parts: Sequence[Part], before: Manifest | None
+) -> None:
+    """Make the target appear, or its manifest change, in one step; then remove the work."""
+    packs = (before.source or {}).get("packs", []) if before else []
+    packs = [*(packs if isinstance(packs, list) else []), plan.pack._asdict()]
+    old = before.parts if before else ()
+    manifest = Manifest(plan.fields, (*old, *parts), {"packs": packs})
+    inside, beside = work.inside, work.beside
+    if before is None:
+        with inside.inner(DATA) as data:
+            data.write(NAME, manifest.encoded())
+            data.sync()
+        inside.move(DATA, beside, work.name)
+        beside.sync()
+    else:
+        with beside.inner(work.name) as target:
+            _check_unchanged(work.target, before)
+            _add_parts(work, target, parts)
+            inside.write(NAME, manifest.encoded())
+            _check_unchanged(work.target, before)
+            inside.move(NAME, target, NAME, over=True)
+            target.sync()
+    work.remove()
+
+
+def check_places(work: StagingFolder, plan: Plan) -> None:
+    """Refuse at once to add parts where something exists that is not ours to remove."""
+    moved = work.moved_parts()
+    with Folder(work.parent, followed=True) as beside, beside.inner(work.name) as target:
+        for part in range(len(plan.parts) - 1):
+            moved.refuse_others(target, plan.columns.folder(part))
+
+
+def _add_parts(work: StagingFolder, target: Folder, parts: Sequence[Part]) -> None:
+    """Move the new parts into place; nobody sees them before the manifest lists them."""
+    before = work.moved_parts()
+    with work.inside.inner(DATA) as data:
+        new = record_inodes(data, {p.folder: tuple(c.file for c in p.columns) for p in parts})
+        for name in new.parts:
+            before.refuse_others(target, name)
+            # Not in the manifest, so an earlier run left it behind.
+            if work.is_alone and before.has(target, name):
+                before.remove_part(target, name)
+        if new.parts:
+            (before | new).write(work.inside, work.seal)
+        for name in new.parts:
+            data.move(name.encode(), target, name.encode())
+    target.sync()
+
+
+def _check_unchanged(target: bytes, before: Manifest) -> None:
+    now = find_manifest(target)
+    if now is None or now.digest != before.digest:
+        raise ConflictError(target, "somebody else changed it meanwhile", remedy="rerun")

@@ -1,6 +1,6 @@
 """The samples to be packed: read, mapped and measured, including those larger than memory.
 
-``Reading`` belongs to one task and one thread. It keeps files and streams open between two
+``RowReader`` belongs to one task and one thread. It keeps files and streams open between two
 batches; compressed arrays of many rows must be read in ascending order.
 
 Samples too large for memory are copied some elements at a time, field by field. That needs values
@@ -30,26 +30,24 @@ from ndfeed.dataset.row_selection import select_rows
 from ndfeed.errors import ChangedError
 from ndfeed.files.file import File, Identity, changed, refuse
 from ndfeed.formats.description import DEFLATE, GZIP, INLINE, RAW
-from ndfeed.formats.dtypes import EXTENDED, delivered
-from ndfeed.formats.inflate import Decoding
 from ndfeed.index.table import Ints, Table
-from ndfeed.packing.stored_fields import NAMES
-from ndfeed.packing.streams import Cursor, stream_rows
+from ndfeed.packing.streams import StreamCursor, find_streams, start_decoding, stored_dtype
 
+NAMES = "file"  # the field with the names of source files
 _AT_ONCE = 1 << 16
 
 
-class Rows:
+class SourceRows:
     """A dataset as the source of a pack. Shared by threads; it holds nothing open."""
 
     def __init__(self, ds: Dataset, *, names: bool = False, in_order: bool = False) -> None:
         self.ds = ds
         self.names = names
-        self.streams = [stream_rows(group) for group in ds.groups]
+        self.streams = [find_streams(group) for group in ds.groups]
         # Columns that are not read as streams are read as the dataset reads them, except that data
         # read once, from the first byte to the last, is not worth a map's page faults.
         self.others = [
-            _without(group, [c for columns in found for c in columns], mapped=not in_order)
+            _drop_columns(group, [c for columns in found for c in columns], mapped=not in_order)
             for group, found in zip(ds.groups, self.streams, strict=True)
         ]
 
@@ -61,7 +59,7 @@ class Rows:
         return select_rows(self.ds.rows, rows)
 
     @lazy
-    def rising(self) -> bool:
+    def is_ascending(self) -> bool:
         """Are the rows in the order in which they are stored?"""
         rows = self.ds.rows
         if rows is None or isinstance(rows, range):
@@ -69,7 +67,7 @@ class Rows:
         return bool((rows[1:] >= rows[:-1]).all())
 
     @property
-    def together(self) -> bool:
+    def is_contiguous(self) -> bool:
         """Are the rows consecutive, with none left out?"""
         rows = self.ds.rows
         return rows is None or (isinstance(rows, range) and rows.step == 1)
@@ -90,7 +88,7 @@ class Rows:
         total = np.zeros(len(rows), np.int64)
         for group in self.ds.groups:
             for column in group.columns:
-                total += _sizes(group, column, samples)
+                total += _sample_bytes(group, column, samples)
         if self.names:
             total += self._path_lengths(samples)
         return total
@@ -103,16 +101,16 @@ class Rows:
         for group in self.ds.groups:
             for column in group.columns:
                 if column.field.name == name:
-                    return _shapes(group, column, samples)
+                    return _sample_shapes(group, column, samples)
         raise KeyError(name)
 
     @lazy
-    def cut_by(self) -> Group | None:
-        """Return the largest group whose parts must not be decoded twice, if there is one."""
+    def decoded_group(self) -> Group | None:
+        """The largest group whose parts must not be decoded twice, if there is one."""
         held = [
             (max(int(c.table.decoded[c.arrays].max(initial=0)) for c in group.columns), i)
             for i, group in enumerate(self.ds.groups)
-            if not group.one_each and _coded(group)
+            if not group.one_each and _is_compressed(group)
         ]
         return self.ds.groups[max(held)[1]] if held else None
 
@@ -145,14 +143,14 @@ class Rows:
                 _check_unchanged(table)
 
 
-def _sizes(group: Group, column: Column, samples: Ints) -> Ints:
+def _sample_bytes(group: Group, column: Column, samples: Ints) -> Ints:
     if column.offsets is None:
         return column.nbytes[group.locate(samples).part]
-    found: Ints = _shapes(group, column, samples).prod(axis=1) * column.field.dtype.itemsize
+    found: Ints = _sample_shapes(group, column, samples).prod(axis=1) * column.field.dtype.itemsize
     return found
 
 
-def _shapes(group: Group, column: Column, samples: Ints) -> Ints:
+def _sample_shapes(group: Group, column: Column, samples: Ints) -> Ints:
     """Return the shapes of samples of one rank, one in each row."""
     rank = len(column.field.shape or ())
     if column.offsets is not None:
@@ -181,7 +179,7 @@ def _check_unchanged(table: Table) -> None:
                 raise changed(path, Identity(*before), after)
 
 
-def _without(group: Group, columns: Iterable[object], *, mapped: bool) -> Group | None:
+def _drop_columns(group: Group, columns: Iterable[object], *, mapped: bool) -> Group | None:
     dropped = {id(column) for column in columns}
     kept = tuple(column for column in group.columns if id(column) not in dropped)
     mapped &= group.mapped
@@ -190,21 +188,11 @@ def _without(group: Group, columns: Iterable[object], *, mapped: bool) -> Group 
     return replace(group, columns=kept, mapped=mapped) if kept else None
 
 
-def _coded(group: Group) -> bool:
+def _is_compressed(group: Group) -> bool:
     return any(bool(((c.coding != RAW) & (c.coding != INLINE)).any()) for c in group.columns)
 
 
-# Processes that called pack: there the global random generators belong to the user. In worker
-# processes they are seeded by the rows before maps run.
-_callers: set[int] = set()
-
-
-def mark_caller() -> None:
-    """Remember that this process called pack."""
-    _callers.add(os.getpid())
-
-
-class _Draws:
+class _RowGenerators:
     """Random generators fixed by the rows of a batch, whatever else is in it."""
 
     def __init__(self, rows: Ints) -> None:
@@ -219,14 +207,7 @@ class _Draws:
         return np.random.default_rng([step, int(self._rows[at])])
 
 
-def _mapped(batch: Batch, ds: Dataset, rows: Ints) -> Batch:
-    """Apply the maps of a dataset to some rows."""
-    if os.getpid() not in _callers:
-        seed_globals(rows[0].tobytes())
-    return apply_steps(batch, ds.steps, _Draws(rows))
-
-
-class _Kept(threading.local):
+class _ReusedBuffers(threading.local):
     """Per-thread memory that is reused: new pages cost as much as a copy."""
 
     def __init__(self) -> None:
@@ -241,31 +222,35 @@ class _Kept(threading.local):
         return held[:size].view(field.dtype).reshape(count, *(field.shape or ()))
 
 
-_kept = _Kept()
+_buffers = _ReusedBuffers()
 
 
-def _room(group: Group, count: int) -> dict[str, Arrays]:
+def _reuse_arrays(group: Group, count: int) -> dict[str, Arrays]:
     """Return arrays for columns that are copied; gathered ones come in their own memory."""
     if group.mapped and not group.by_file:
         return {}
     fields = [column.field for column in group.columns]
-    return {field.name: _kept.array(field, count) for field in fields if field.nbytes}
+    return {field.name: _buffers.array(field, count) for field in fields if field.nbytes}
 
 
-See = Callable[[Column, Ints, Ints, Any], None]
+Observer = Callable[[Column, Ints, Ints, Any], None]
 
 
-class Reading:
+class RowReader:
     """Reads batches for one task. Leaving the context without an error checks what is open.
 
-    ``see`` is called with the columns that are not read as streams, as they were read: the column,
-    where its parts start, the samples, and their values.
+    ``observe`` is called for columns that are not read as streams, as they were read: with the
+    column, where its parts start, the samples, and their values. ``seeds_globals`` is for worker
+    processes: elsewhere the global random generators belong to the user.
     """
 
-    def __init__(self, source: Rows, see: See | None = None) -> None:
+    def __init__(
+        self, source: SourceRows, observe: Observer | None = None, *, seeds_globals: bool = False
+    ) -> None:
         self._source = source
-        self._see = see
-        self._cursors = [[Cursor(columns) for columns in found] for found in source.streams]
+        self._observe = observe
+        self._seeds_globals = seeds_globals
+        self._cursors = [[StreamCursor(columns) for columns in found] for found in source.streams]
         self._decoded = Decoded(0)  # only the newest stream is kept
 
     def read(self, rows: Ints) -> Batch:
@@ -275,21 +260,26 @@ class Reading:
         batch: Batch = dict.fromkeys(ds.names)
         for group, rest, cursors in zip(ds.groups, self._source.others, self._cursors, strict=True):
             if rest is not None:
-                room = {} if ds.steps else _room(rest, len(samples))
+                room = {} if ds.steps else _reuse_arrays(rest, len(samples))
                 for target in reader_of(rest).fill(rest, samples, room, self._decoded):
                     batch[target.column.field.name] = target.arrays
-                    if self._see is not None:
-                        self._see(target.column, rest.starts, samples, target.arrays)
+                    if self._observe is not None:
+                        self._observe(target.column, rest.starts, samples, target.arrays)
             for cursor in cursors:
                 every = zip(cursor.columns, cursor.read(*group.locate(samples)), strict=True)
                 batch.update({column.field.name: values for column, values in every})
         if ds.steps:
-            batch = _mapped(batch, ds, rows)
+            batch = self._apply_maps(batch, rows)
         if self._source.names:
             batch[NAMES] = self._source.file_names(samples)
         return batch
 
-    def column(self, group: Group, column: Column, samples: Ints) -> Any:  # noqa: ANN401
+    def _apply_maps(self, batch: Batch, rows: Ints) -> Batch:
+        if self._seeds_globals:
+            seed_globals(rows[0].tobytes())
+        return apply_steps(batch, self._source.ds.steps, _RowGenerators(rows))
+
+    def read_column(self, group: Group, column: Column, samples: Ints) -> Arrays:
         """Read samples of one column as they are stored."""
         alone = replace(group, columns=(column,))
         return reader_of(alone).fill(alone, samples, {}, self._decoded)[0].arrays
@@ -309,7 +299,9 @@ class Reading:
 Chunks = Iterator[NDArray[Any]]
 
 
-def chunks(source: Rows, reading: Reading, row: int, most: int) -> Iterator[tuple[str, Chunks]]:
+def read_chunks(
+    source: SourceRows, reader: RowReader, row: int, most: int
+) -> Iterator[tuple[str, Chunks]]:
     """Yield every field of a row, and its values in flat arrays of at most ``most`` bytes."""
     sample = source.samples(np.array([row]))
     for group in source.ds.groups:
@@ -317,26 +309,25 @@ def chunks(source: Rows, reading: Reading, row: int, most: int) -> Iterator[tupl
         part, own = int(place.part[0]), int(place.row[0])
         for column in group.columns:
             name = column.field.name
-            if column.nbytes[part] > most and _streams(column, part):
-                yield name, _copied(column, part, own, most)
+            if column.nbytes[part] > most and _can_stream(column, part):
+                yield name, _stream_values(column, part, own, most)
             else:
-                values = np.asarray(reading.column(group, column, sample)[0])
+                values = np.asarray(reader.read_column(group, column, sample)[0])
                 yield name, iter([values.reshape(-1)])
     if source.names:
         yield NAMES, iter(source.file_names(sample))
 
 
-def _streams(column: Column, part: int) -> bool:
+def _can_stream(column: Column, part: int) -> bool:
     known = int(column.coding[part]) in (RAW, DEFLATE, GZIP)
     straight = not column.strided[part] and not is_converted(column)
     return known and straight and column.offsets is None
 
 
-def _copied(column: Column, part: int, row: int, most: int) -> Chunks:
+def _stream_values(column: Column, part: int, row: int, most: int) -> Chunks:
     table, array = column.table, int(column.arrays[part])
     number = int(table.file[array])
-    kind = table.dtypes[table.dtype[array]]
-    dtype = delivered(kind) if kind in EXTENDED else np.dtype(kind)
+    dtype = stored_dtype(table, array)
     size = int(column.nbytes[part])
     start = int(column.first[part]) + row * size
     step = max(most // dtype.itemsize, 1) * dtype.itemsize
@@ -345,9 +336,7 @@ def _copied(column: Column, part: int, row: int, most: int) -> Chunks:
         one = np.array([part])
         verify([replace(column, arrays=column.arrays[one], whole=column.whole[one])])
     with File(table.path(number), table.expected(number)) as file:
-        place = int(table.offset[array]), int(table.length[array])
-        facts = int(table.coding[array]), int(table.decoded[array]), int(table.crc[array])
-        decoding = None if stored else Decoding(file, place, *facts)
+        decoding = None if stored else start_decoding(file, table, array)
         if decoding is not None:
             decoding.skip(start)
         for at in range(0, size, step):

@@ -44,9 +44,9 @@ from ndfeed.files.cache_files import user_key
 from ndfeed.files.folder import PRIVATE, Folder, Layout, clear, is_private, read_contents
 from ndfeed.files.write import Lock, not_ours
 from ndfeed.formats.untrusted_text import parse_json
-from ndfeed.packing.journal import Seal, sealed, unsealed
+from ndfeed.packing.journal import Seal, seal_line, unseal_line
 
-MOVED_NAME = b"moved"
+_MOVED = b"moved"
 _MOST_BYTES = 256 << 20
 _MOST_VALUES = 20_000_000
 _FOLDER = re.compile(r"[0-9]{5,20}")
@@ -54,31 +54,31 @@ _FILE = re.compile(r"[A-Za-z0-9_%-][A-Za-z0-9._%-]{0,254}")
 
 
 @dataclass(frozen=True)
-class Moved:
+class MovedParts:
     """Parts by name, each with the inode of its folder and the names of its files."""
 
     parts: Mapping[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
 
-    def __or__(self, other: "Moved") -> "Moved":
-        return Moved({**self.parts, **other.parts})
+    def __or__(self, other: "MovedParts") -> "MovedParts":
+        return MovedParts({**self.parts, **other.parts})
 
     @classmethod
-    def read(cls, folder: Folder, seal: Seal) -> "Moved":
+    def read(cls, folder: Folder, seal: Seal) -> "MovedParts":
         """Read the record in a staging folder; empty where it cannot be trusted."""
         try:
-            data = read_contents(folder, MOVED_NAME, _MOST_BYTES)
-            text = None if data is None else unsealed(data, seal)
+            data = read_contents(folder, _MOVED, _MOST_BYTES)
+            text = None if data is None else unseal_line(data, seal)
             if text is None:
                 return cls()
             found = parse_json(text, objects=1, values=_MOST_VALUES, deepest=4, what="parts")
-            return cls({name: _part(name, entry) for name, entry in found.items()})
+            return cls({name: _check_part(name, entry) for name, entry in found.items()})
         except (Error, ValueError, TypeError, AttributeError):
             return cls()
 
     def write(self, folder: Folder, seal: Seal) -> None:
         """Store the record durably in a staging folder."""
         text = json.dumps(self.parts, separators=(",", ":")).encode()
-        folder.write(MOVED_NAME, sealed(text, seal))
+        folder.write(_MOVED, seal_line(text, seal))
         folder.sync()
 
     def has(self, target: Folder, name: str) -> bool:
@@ -91,7 +91,7 @@ class Moved:
             and self.parts[name][0] == status.st_ino
         )
 
-    def hold(self, beside: Folder, target: bytes, names: list[str]) -> bool:
+    def are_in(self, beside: Folder, target: bytes, names: list[str]) -> bool:
         """Are all these parts in the dataset ``target``, moved there?"""
         if not self.parts:
             return False
@@ -101,7 +101,7 @@ class Moved:
         except (ConflictError, MissingError):  # the dataset no longer exists
             return False
 
-    def check(self, target: Folder, name: str) -> None:
+    def refuse_others(self, target: Folder, name: str) -> None:
         """Refuse a folder, or anything else of its name, that is in the way of a new part."""
         if target.status(name.encode()) is not None and not self.has(target, name):
             raise not_ours(
@@ -129,7 +129,7 @@ class Moved:
         target.remove_folder(name.encode())
 
 
-def _part(name: str, entry: object) -> tuple[int, tuple[str, ...]]:
+def _check_part(name: str, entry: object) -> tuple[int, tuple[str, ...]]:
     """Check an entry, or raise ``ValueError``."""
     if not _FOLDER.fullmatch(name) or type(entry) is not list or len(entry) != 2:
         raise ValueError("expected a part with its inode and its files")
@@ -141,14 +141,14 @@ def _part(name: str, entry: object) -> tuple[int, tuple[str, ...]]:
     return inode, tuple(files)
 
 
-def inodes(data: Folder, parts: Mapping[str, tuple[str, ...]]) -> Moved:
+def record_inodes(data: Folder, parts: Mapping[str, tuple[str, ...]]) -> MovedParts:
     """Return the record of parts that are in a folder, given the names of their files."""
     found = {}
     for name, files in parts.items():
         status = data.status(name.encode())
         if status is not None:
             found[name] = status.st_ino, files
-    return Moved(found)
+    return MovedParts(found)
 
 
 OWNER, JOURNAL = b"owner", b"journal"
@@ -174,7 +174,7 @@ class StagingFolder:
         self.target = target
         self.parent, self.name = os.path.split(target)
         self._names = _Names(target, user_key(make=True))
-        self._own = self._names.of(digest)
+        self._own = self._names.name_of(digest)
         self.folder = os.path.join(self.parent, self._own)
         self._stack = ExitStack()
         self._lock: Lock | None = None
@@ -196,27 +196,29 @@ class StagingFolder:
     @property
     def seal(self) -> Seal:
         """The function that signs lines of the journal."""
-        return self._names.seal(self._own)
+        return self._names.seal_of(self._own)
 
     @property
-    def begun(self) -> bool:
+    def exists(self) -> bool:
         """Is there such a folder?"""
         return write.present(self.folder)
 
     @property
-    def resumable(self) -> bool:
+    def is_resumable(self) -> bool:
         """Will the same call find the folder again?"""
         return self._names.known
 
     @property
-    def alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Is it certain that nobody else writes the target? Not where there are no locks."""
         return self._lock is not None and bool(self._lock.held)
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self._beside = stack.enter_context(Folder(self.parent, followed=True))
-            entered = stack.enter_context(_owned(self._beside, self._own, self.target, new=True))
+            entered = stack.enter_context(
+                _own_folder(self._beside, self._own, self.target, new=True)
+            )
             self._inside, self._lock = entered
             self._stack = stack.pop_all()
         return self
@@ -225,18 +227,18 @@ class StagingFolder:
         self._stack.close()
         self._lock = None
 
-    def leftovers(self) -> list[bytes]:
+    def list_leftovers(self) -> list[bytes]:
         """Return the names of all our staging folders for this target, of whatever plan."""
-        return [name for name in self._names.alike() if self._names.genuine(name)]
+        return [name for name in self._names.list_similar() if self._names.is_genuine(name)]
 
-    def moved(self) -> Moved:
+    def moved_parts(self) -> MovedParts:
         """Return the parts that earlier runs, of whatever plan, moved to the target."""
-        found = Moved()
+        found = MovedParts()
         with Folder(self.parent, followed=True) as beside:
-            for name in self.leftovers():
+            for name in self.list_leftovers():
                 with contextlib.suppress(MissingError), beside.inner(name) as folder:
                     if is_private(folder, beside):
-                        found |= Moved.read(folder, self._names.seal(name))
+                        found |= MovedParts.read(folder, self._names.seal_of(name))
         return found
 
     def remove_others(self, kept: Callable[[], frozenset[str]]) -> None:
@@ -244,13 +246,13 @@ class StagingFolder:
 
         Parts that they moved to the target are removed too, except those that are to be ``kept``.
         """
-        for name in self.leftovers():
+        for name in self.list_leftovers():
             if name == self._own:
                 continue
             try:
-                with _owned(self.beside, name, self.target, new=False) as (folder, lock):
+                with _own_folder(self.beside, name, self.target, new=False) as (folder, lock):
                     if lock.held:
-                        moved = Moved.read(folder, self._names.seal(name))
+                        moved = MovedParts.read(folder, self._names.seal_of(name))
                         moved.remove(self.beside, self.name, kept)
                         clear(folder, LAYOUT)
                         self.beside.remove_folder(name)
@@ -262,17 +264,17 @@ class StagingFolder:
         clear(self.inside, LAYOUT)
         self.beside.remove_folder(self._own)
 
-    def warn(self) -> None:
+    def warn_of_leftovers(self) -> None:
         """Warn of what cannot be resumed: folders of others, or the one that is made now."""
-        for name in self._names.alike():
-            if not self._names.genuine(name):
+        for name in self._names.list_similar():
+            if not self._names.is_genuine(name):
                 warnings.warn(
                     f"{os.fsdecode(os.path.join(self.parent, name))}: looks like an unfinished "
                     f"pack that was not made here by this user, and is ignored; "
                     f"remove it if you know what it is",
                     stacklevel=4,
                 )
-        if not self.resumable:
+        if not self.is_resumable:
             warnings.warn(
                 "no key can be stored in this user's cache folder, so an interrupted pack starts "
                 "over; make the folder writable for this user alone",
@@ -292,16 +294,16 @@ class _Names:
         self.known = key is not None
         self._key = key or secrets.token_bytes(32)
 
-    def _signature(self, purpose: bytes, text: bytes) -> bytes:
+    def _sign(self, purpose: bytes, text: bytes) -> bytes:
         signed = b"\0".join([b"ndfeed pack", purpose, self._target, text])
         return hmac.digest(self._key, signed, "sha256")[:16].hex().encode()
 
-    def of(self, digest: str) -> bytes:
+    def name_of(self, digest: str) -> bytes:
         """Return the name of the folder for a plan."""
-        tag = self._signature(b"folder", digest.encode())
+        tag = self._sign(b"folder", digest.encode())
         return b"%s%s-%s%s" % (self._prefix, digest.encode(), tag, _SUFFIX)
 
-    def alike(self) -> list[bytes]:
+    def list_similar(self) -> list[bytes]:
         """Return every name that looks like one of ours."""
         try:
             with Folder(self._parent, followed=True) as folder:
@@ -318,17 +320,17 @@ class _Names:
             and b"." not in name[begin:end]
         ]
 
-    def genuine(self, name: bytes) -> bool:
+    def is_genuine(self, name: bytes) -> bool:
         """Did this user's ndfeed give that name?"""
         found = _SIGNED.fullmatch(name[len(self._prefix) : -len(_SUFFIX)])
-        return found is not None and hmac.compare_digest(name, self.of(found[1].decode()))
+        return found is not None and hmac.compare_digest(name, self.name_of(found[1].decode()))
 
-    def seal(self, name: bytes) -> Seal:
+    def seal_of(self, name: bytes) -> Seal:
         """Return the function that signs lines of the journal in a folder."""
-        return lambda text: self._signature(b"journal " + name, text)
+        return lambda text: self._sign(b"journal " + name, text)
 
 
-def unfinished(path: bytes) -> tuple[bytes, Seal | None] | None:
+def find_unfinished(path: bytes) -> tuple[bytes, Seal | None] | None:
     """Find the staging folder that is at ``path``, or for a target that is to be there.
 
     Also returns the function that signs its journal, or ``None`` if it is not this user's.
@@ -340,16 +342,16 @@ def unfinished(path: bytes) -> tuple[bytes, Seal | None] | None:
     else:
         target, name = path, b""
     names = _Names(target, user_key(make=False))
-    found = [name] if name else names.alike()
-    found.sort(key=names.genuine, reverse=True)
+    found = [name] if name else names.list_similar()
+    found.sort(key=names.is_genuine, reverse=True)
     for one in found:
-        seal = names.seal(one) if names.genuine(one) else None
+        seal = names.seal_of(one) if names.is_genuine(one) else None
         return os.path.join(parent, one), seal
     return None
 
 
 @contextmanager
-def _owned(
+def _own_folder(
     beside: Folder, name: bytes, target: bytes, *, new: bool
 ) -> Iterator[tuple[Folder, Lock]]:
     """Open a staging folder and its lock, within the context; ``new`` makes it if necessary."""
@@ -359,7 +361,7 @@ def _owned(
             if not is_private(folder, beside):
                 raise ConflictError(
                     folder.path,
-                    "named like our own, but it does not belong to this user alone",
+                    "has the name of a staging folder, but does not belong to this user alone",
                     remedy="remove it",
                 )
             try:
@@ -372,4 +374,4 @@ def _owned(
                     return
             finally:
                 lock.release()
-    raise ConflictError(target, "others keep writing it", remedy="wait for them")
+    raise ConflictError(target, "other processes keep writing it", remedy="wait for them")

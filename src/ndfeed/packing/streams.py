@@ -18,26 +18,26 @@ from ndfeed.formats.description import DEFLATE, GZIP, RAW, c_strides
 from ndfeed.formats.dtypes import EXTENDED, delivered
 from ndfeed.formats.inflate import Decoding
 from ndfeed.index.cache import doubt
-from ndfeed.index.table import Ints
+from ndfeed.index.table import Ints, Table
 
 Values = NDArray[Any] | list[NDArray[Any]]
 
 
-def stream_rows(group: Group) -> list[tuple[Column, ...]]:
+def find_streams(group: Group) -> list[tuple[Column, ...]]:
     """Return the columns of a group that are best read this way, those of one stream together."""
     if group.by_file:
         return []
     shared: dict[bytes, list[Column]] = {}
     for column in group.columns:
         coded = (column.coding == DEFLATE) | (column.coding == GZIP)
-        straight = not is_converted(column) and _by_row(column)
+        straight = not is_converted(column) and _has_contiguous_rows(column)
         if coded.any() and (coded | (column.coding == RAW)).all() and straight:
             key = column.table.offset[column.arrays].tobytes() + column.file.tobytes()
             shared.setdefault(key, []).append(column)
     return [tuple(columns) for columns in shared.values()]
 
 
-def _by_row(column: Column) -> bool:
+def _has_contiguous_rows(column: Column) -> bool:
     """Does every part have contiguous rows, one after the other?"""
     table = column.table
     kinds = np.unique(
@@ -53,7 +53,20 @@ def _by_row(column: Column) -> bool:
     return True
 
 
-class Cursor:
+def stored_dtype(table: Table, array: int) -> np.dtype:
+    """Return the NumPy dtype of an array's values as they are read."""
+    name = table.dtypes[table.dtype[array]]
+    return delivered(name) if name in EXTENDED else np.dtype(name)
+
+
+def start_decoding(file: File, table: Table, array: int) -> Decoding:
+    """Start to decode the stream of an array in its open file."""
+    place = int(table.offset[array]), int(table.length[array])
+    facts = int(table.coding[array]), int(table.decoded[array]), int(table.crc[array])
+    return Decoding(file, place, *facts)
+
+
+class StreamCursor:
     """Moves forward through the streams of some columns. Use in one thread."""
 
     def __init__(self, columns: tuple[Column, ...]) -> None:
@@ -64,38 +77,42 @@ class Cursor:
 
     def read(self, part: Ints, row: Ints) -> list[Values]:
         """Read samples at ascending places, for each column: an array, or a list where ragged."""
-        found = [_room(column, part) for column in self.columns]
+        found = [_allocate(column, part) for column in self.columns]
         for start, end in stretches(len(part), part[1:] != part[:-1]):
             if start < end:
                 self._read_part(int(part[start]), row[start:end], start, found)
         return found
 
     def _read_part(self, part: int, row: Ints, at: int, found: Sequence[Values]) -> None:
-        views = [_View(column, part) for column in self.columns]
+        views = [_SampleLayout(column, part) for column in self.columns]
         if not max(view.span for view in views):
             return
-        self._enter(part)
+        self._open_part(part)
         base = min(view.skip for view in views)
         span = max(view.skip - base + view.span for view in views)
         step = max(view.step for view in views)
         once, place = np.unique(row, return_inverse=True)
         for start, end in stretches(len(once), np.diff(once) != 1):
             first = base + int(once[start]) * step
-            if len(once) == len(row) and self._straight(views[0], found[0], first, at, start, end):
+            if len(once) == len(row) and self._read_directly(
+                views[0], found[0], first, at, start, end
+            ):
                 continue
             data = np.empty((end - start - 1) * step + span, np.uint8)
             self._fetch(first, data)
             mine = np.flatnonzero((place >= start) & (place < end))
             for view, out in zip(views, found, strict=True):
-                samples = view.over(data, view.skip - base, end - start)[place[mine] - start]
+                samples = view.view_samples(data, view.skip - base, end - start)[
+                    place[mine] - start
+                ]
                 if isinstance(out, list):
                     for i, value in zip((at + mine).tolist(), samples, strict=True):
                         out[i][...] = value
                 else:
                     out[at + mine] = samples
 
-    def _straight(
-        self, view: "_View", out: Values, first: int, at: int, start: int, end: int
+    def _read_directly(
+        self, view: "_SampleLayout", out: Values, first: int, at: int, start: int, end: int
     ) -> bool:
         """Decode rows ``start`` to ``end`` in place, if they need no conversion."""
         if isinstance(out, list) or len(self.columns) > 1:
@@ -105,7 +122,7 @@ class Cursor:
         self._fetch(first, out[at + start : at + end].reshape(-1).view(np.uint8))
         return True
 
-    def _enter(self, part: int) -> None:
+    def _open_part(self, part: int) -> None:
         """Open the stream of a part at its start."""
         if part == self._part:
             return
@@ -120,9 +137,7 @@ class Cursor:
             raise
         self._part = part
         if column.coding[part] != RAW:
-            place = int(table.offset[array]), int(table.length[array])
-            size, crc = int(table.decoded[array]), int(table.crc[array])
-            self._decoding = Decoding(self._file, place, int(table.coding[array]), size, crc)
+            self._decoding = start_decoding(self._file, table, array)
 
     def _fetch(self, start: int, out: NDArray[np.uint8]) -> None:
         memory: memoryview = out.data
@@ -157,13 +172,12 @@ class Cursor:
         self._part, self._file, self._decoding = -1, None, None
 
 
-class _View:
+class _SampleLayout:
     """How the samples of a part lie in its stream."""
 
     def __init__(self, column: Column, part: int) -> None:
         table, array = column.table, int(column.arrays[part])
-        name = table.dtypes[table.dtype[array]]
-        self.dtype = delivered(name) if name in EXTENDED else np.dtype(name)
+        self.dtype = stored_dtype(table, array)
         self.skip = int(table.skip[array])
         shape = table.dimensions(int(table.shape[array]))
         place = int(table.strides[array])
@@ -177,7 +191,7 @@ class _View:
         self.step = self.span if whole else steps[0]
         self.plain = place < 0
 
-    def over(self, data: NDArray[np.uint8], start: int, count: int) -> NDArray[Any]:
+    def view_samples(self, data: NDArray[np.uint8], start: int, count: int) -> NDArray[Any]:
         """View ``count`` samples in ``data``, the first from ``start`` on."""
         # Through opaque bytes: NumPy makes arrays of some dtypes only as views of others.
         opaque = np.dtype((np.void, self.dtype.itemsize))
@@ -187,8 +201,9 @@ class _View:
         return np.ndarray(shape, opaque, data, start, strides).view(self.dtype)
 
 
-def _room(column: Column, part: Ints) -> Values:
+def _allocate(column: Column, part: Ints) -> Values:
     field = column.field
     if field.ragged:
         return [np.empty(shape, field.dtype) for shape in column.shapes(part)]
-    return np.empty((len(part), *field.shape), field.dtype)  # type: ignore[misc]
+    lengths = [length for length in field.shape or () if length is not None]
+    return np.empty((len(part), *lengths), field.dtype)

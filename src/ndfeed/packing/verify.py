@@ -19,9 +19,9 @@ from ndfeed.formats.checksums import block_rows, block_span, find_damaged
 from ndfeed.formats.manifest import Column, Field, Manifest, Part
 from ndfeed.index.build import REMEDY, check_header, folder_of, open_column, read_manifest
 from ndfeed.index.source import Name, spell_source
-from ndfeed.packing.column_values import Offsets, Order
-from ndfeed.packing.journal import MOST_JOURNAL, believed
-from ndfeed.packing.staging_folder import JOURNAL, unfinished
+from ndfeed.packing.journal import MOST_JOURNAL, parse_journal
+from ndfeed.packing.staging_folder import JOURNAL, find_unfinished
+from ndfeed.packing.stored_fields import Offsets, OffsetsCheck
 from ndfeed.progress import Bar
 
 _LEAST_AT_ONCE, _MOST_AT_ONCE = 4 << 20, 64 << 20
@@ -68,7 +68,7 @@ class Verified:
         return f"{shown(self.path)}: {what}, damaged: {self.damaged[0]}{more}; {REMEDY}"
 
 
-class _Found(NamedTuple):
+class _DamagedBlock(NamedTuple):
     """A damaged block; ``problem`` says what is wrong with it, or with its whole column."""
 
     at: int  # the column's place among all
@@ -76,7 +76,7 @@ class _Found(NamedTuple):
     problem: str
 
 
-class _Work(NamedTuple):
+class _ColumnCheck(NamedTuple):
     """A column of a part that starts with sample ``start`` of the dataset."""
 
     at: int
@@ -85,7 +85,7 @@ class _Work(NamedTuple):
     column: Column
     field: Field
     path: bytes
-    order: Order | None
+    offsets: OffsetsCheck | None
 
 
 def verify(path: Name, *, threads: int | None = None, progress: bool = True) -> Verified:
@@ -112,25 +112,25 @@ def verify(path: Name, *, threads: int | None = None, progress: bool = True) -> 
         )
     began = time.perf_counter()
     manifest = read_manifest(folder)
-    work = list(_work(folder, manifest))
+    work = list(_list_columns(folder, manifest))
     nbytes = sum(one.column.nbytes for one in work)
     count = threads or min(max(platform_calls.cores(), 4), _MOST_THREADS)
     at_once = min(max(nbytes // (count * _TURNS), _LEAST_AT_ONCE), _MOST_AT_ONCE)
     with Bar("verifying", nbytes, wanted=progress) as bar:
-        found = _checked(work, count, at_once, bar.advance)
+        found = _check_columns(work, count, at_once, bar.advance)
     return Verified(
         os.fsdecode(folder),
         manifest.rows,
         len(work),
         nbytes,
         time.perf_counter() - began,
-        tuple(_damages(work, found)),
+        tuple(_describe_damage(work, found)),
     )
 
 
 def _refuse_unfinished(path: bytes) -> None:
     """Raise an error for an unfinished pack: how far it is, and whether its journal is intact."""
-    found = unfinished(path)
+    found = find_unfinished(path)
     if found is None:
         return
     place, seal = found
@@ -142,7 +142,7 @@ def _refuse_unfinished(path: bytes) -> None:
         )
     with Folder(place) as folder:
         data = read_contents(folder, JOURNAL, MOST_JOURNAL) or b""
-    records, end = believed(data, seal)
+    records, end = parse_journal(data, seal)
     if end < len(data):
         raise ChecksumError(
             os.path.join(place, JOURNAL),
@@ -158,7 +158,7 @@ def _refuse_unfinished(path: bytes) -> None:
     )
 
 
-def _work(folder: bytes, manifest: Manifest) -> Iterator[_Work]:
+def _list_columns(folder: bytes, manifest: Manifest) -> Iterator[_ColumnCheck]:
     """Yield every column of every part."""
     fields = {field.name: field for field in manifest.fields}
     at = start = 0
@@ -166,56 +166,58 @@ def _work(folder: bytes, manifest: Manifest) -> Iterator[_Work]:
         for column in part.columns:
             if column.role == "values":
                 values = column.rows
-            order = Order(column, values) if column.role == "offsets" else None
+            check = OffsetsCheck(column, values) if column.role == "offsets" else None
             path = os.path.join(folder, part.folder.encode(), column.file.encode())
-            yield _Work(at, part, start, column, fields[column.field], path, order)
+            yield _ColumnCheck(at, part, start, column, fields[column.field], path, check)
             at += 1
         start += part.rows
 
 
-def _checked(
-    work: list[_Work], threads: int, at_once: int, advance: Callable[[int], None]
-) -> list[_Found]:
+def _check_columns(
+    work: list[_ColumnCheck], threads: int, at_once: int, advance: Callable[[int], None]
+) -> list[_DamagedBlock]:
     """Find every damaged block of every column, in several threads."""
     # Imported late: it imports logging, which ``import ndfeed`` can do without.
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
 
-    found: list[_Found] = []
+    found: list[_DamagedBlock] = []
     pool = ThreadPoolExecutor(threads, "ndfeed-verify")
     try:
-        pieces = [piece for one in work for piece in _cut(one, at_once)]
-        for damaged, nbytes in pool.map(_check, pieces):
+        pieces = [piece for one in work for piece in _cut_column(one, at_once)]
+        for damaged, nbytes in pool.map(_check_blocks, pieces):
             found += damaged
             advance(nbytes)
     finally:
         pool.shutdown(cancel_futures=True)  # Ctrl-C waits for one task per thread at most
     broken = {one.at for one in found}
     for one in work:
-        if one.order is not None and one.at not in broken:
+        if one.offsets is not None and one.at not in broken:
             problem = "offsets do not rise from 0 to the number of values"
-            found += [_Found(one.at, block, problem) for block in one.order.wrong()]
+            found += [
+                _DamagedBlock(one.at, block, problem) for block in one.offsets.damaged_blocks()
+            ]
     return sorted(found)
 
 
-class _Piece(NamedTuple):
+class _BlockRange(NamedTuple):
     """Some blocks of a column."""
 
-    work: _Work
+    work: _ColumnCheck
     blocks: range
 
 
-def _cut(one: _Work, at_once: int) -> list[_Piece]:
+def _cut_column(one: _ColumnCheck, at_once: int) -> list[_BlockRange]:
     size = one.column.rows_per_block * one.field.row_bytes(one.column.role)
     step = max(at_once // max(size, 1), 1)
     last = one.column.blocks + 1
-    return [_Piece(one, range(a, min(a + step, last))) for a in range(0, last, step)]
+    return [_BlockRange(one, range(a, min(a + step, last))) for a in range(0, last, step)]
 
 
-def _check(piece: _Piece) -> tuple[list[_Found], int]:
+def _check_blocks(piece: _BlockRange) -> tuple[list[_DamagedBlock], int]:
     """Return the damaged ones of some blocks, and the bytes they have."""
     one, chosen = piece
     column, size = one.column, one.field.row_bytes(one.column.role)
-    look = None if one.order is None else one.order.look
+    look = None if one.offsets is None else one.offsets.add
     nbytes = block_span(column, size, chosen[-1])[1] - block_span(column, size, chosen[0])[0]
     try:
         with open_column(one.path) as file:
@@ -223,11 +225,11 @@ def _check(piece: _Piece) -> tuple[list[_Found], int]:
             if chosen[0] == 0 and file.size != column.nbytes:
                 check_header(file, column, one.field)
     except Error as error:
-        return [_Found(one.at, 0, error.problem or str(error))], nbytes
-    return [_Found(one.at, block, _DAMAGED) for block in damaged], nbytes
+        return [_DamagedBlock(one.at, 0, error.problem or str(error))], nbytes
+    return [_DamagedBlock(one.at, block, _DAMAGED) for block in damaged], nbytes
 
 
-def _damages(work: list[_Work], found: list[_Found]) -> Iterator[Damage]:
+def _describe_damage(work: list[_ColumnCheck], found: list[_DamagedBlock]) -> Iterator[Damage]:
     """Yield damaged blocks as samples, neighbours merged; a header stands for its whole column."""
     for at, group in groupby(found, key=lambda one: one.at):
         one, own = work[at], list(group)
@@ -236,7 +238,7 @@ def _damages(work: list[_Work], found: list[_Found]) -> Iterator[Damage]:
             whole = one.start, one.start + one.part.rows
             yield Damage(file, one.field.name, whole, own[0].problem)
             continue
-        runs: list[list[_Found]] = []
+        runs: list[list[_DamagedBlock]] = []
         for this in own:
             if (
                 runs
@@ -250,12 +252,12 @@ def _damages(work: list[_Work], found: list[_Found]) -> Iterator[Damage]:
         for run in runs:
             first = block_rows(one.column, run[0].block)[0]
             last = block_rows(one.column, run[-1].block)[1]
-            a, b = _samples(one, work, (first, last), broken)
+            a, b = _affected_samples(one, work, (first, last), broken)
             yield Damage(file, one.field.name, (one.start + a, one.start + b), run[0].problem)
 
 
-def _samples(
-    one: _Work, work: list[_Work], span: tuple[int, int], broken: set[bytes]
+def _affected_samples(
+    one: _ColumnCheck, work: list[_ColumnCheck], span: tuple[int, int], broken: set[bytes]
 ) -> tuple[int, int]:
     """Return the samples of its part that rows of a column affect."""
     first, last = span
@@ -267,4 +269,4 @@ def _samples(
     if beside.path in broken:
         return 0, one.part.rows
     with open_column(beside.path) as file:
-        return Offsets(file, beside.column).samples(first, last)
+        return Offsets(file, beside.column).samples_of(first, last)

@@ -1,4 +1,4 @@
-"""A small classifier, trained as people do, to see how long it waits for its batches."""
+"""What needs PyTorch: the rates of a CUDA device, and a small classifier for ``ndfeed demo``."""
 
 import time
 from typing import NamedTuple
@@ -7,22 +7,51 @@ import torch
 from torch import nn
 
 from ndfeed import torch as feed
+from ndfeed.cli.throughput import Ran, run
 from ndfeed.dataset.dataset import Dataset
 
 _EPOCHS = 8
+_NBYTES = 32 << 20
+_COPIES = 8
+_ROUNDS = 5
+
+
+def has_device() -> bool:
+    """Does torch see a CUDA device?"""
+    return torch.cuda.is_available()
+
+
+def copy_rate() -> float:
+    """Measure bytes per second from pinned memory: the best of some rounds, as a bus wakes up."""
+    host = torch.empty(_NBYTES, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(_NBYTES, dtype=torch.uint8, device="cuda")
+    best = 0.0
+    for _ in range(_ROUNDS):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(_COPIES):
+            device.copy_(host, non_blocking=True)
+        torch.cuda.synchronize()
+        best = max(best, _COPIES * _NBYTES / (time.perf_counter() - began))
+    return best
+
+
+def run_on_device(ds: Dataset, batch_size: int, shuffle: bool, seconds: float) -> Ran:
+    """Run torch's loader, whose batches arrive on the device."""
+    return run(feed.loader(ds, batch_size, shuffle=shuffle, device="cuda"), seconds)
 
 
 class Trained(NamedTuple):
-    """What came of it."""
+    """How the training went."""
 
     epochs: int
     seconds: float
-    accuracy: float  # share of samples it has never seen that it is right about
-    waiting: float  # share of the time
+    accuracy: float  # share of unseen samples that are classified correctly
+    waiting: float  # share of the time spent waiting for batches
 
 
 def train(ds: Dataset, batch_size: int, seconds: float) -> Trained:
-    """Train on nine tenths of the samples for about so many seconds, and try the others."""
+    """Train on nine tenths of the samples for about ``seconds``, and test on the others."""
     torch.manual_seed(0)
     learned, unseen = ds.split(0.9, seed=0)
     classes = 1 + int(ds.select("label")[:]["label"].max())
@@ -31,7 +60,7 @@ def train(ds: Dataset, batch_size: int, seconds: float) -> Trained:
     loader = feed.loader(learned, batch_size, shuffle=True, fields=("image", "label"))
     epochs, took, waited = 0, 0.0, 0.0
     with loader:
-        # Not begun if it would end too late; the first always is.
+        # No epoch starts that would end too late, except for the first.
         while epochs < _EPOCHS and took * (epochs + 1) <= seconds * max(epochs, 1):
             began = time.perf_counter()
             for image, label in loader:
@@ -45,14 +74,14 @@ def train(ds: Dataset, batch_size: int, seconds: float) -> Trained:
 
 
 class _Scaled(nn.Module):
-    """Bytes as numbers around zero."""
+    """Scales bytes to numbers around zero."""
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return image.float() / 127.5 - 1
 
 
 def _model(channels: int, classes: int) -> nn.Module:
-    """Two convolutions and a layer."""
+    """Make a model of two convolutions and a linear layer."""
     return nn.Sequential(
         _Scaled(),
         nn.Conv2d(channels, 16, 3, stride=2, padding=1),
