@@ -489,7 +489,7 @@ class EpochContract:
         feed = self.feed(images(tmp_path, n=2000), 7, shuffle=True)
         batches = iter(feed)
         next(batches), next(batches)
-        assert set(threads()) > before
+        assert set(threads()) - before
         del batches
         feed.close()
         del feed

@@ -10,10 +10,12 @@ Process and their number come from JAX. No value is changed in silence: 64-bit i
 32-bit ones only if they fit, and precision is lost only where ``cast`` says a type that has less.
 """
 
+from importlib import import_module
+
 from ndfeed.errors import not_installed
 
 try:
-    import jax as _  # noqa: F401
+    import_module("jax")
 except ModuleNotFoundError as error:
     raise not_installed(error, "jax", "jax") from None
 
