@@ -302,7 +302,7 @@ def _renamed(ds: Dataset, prefix: str) -> Dataset:
         )
         for group in ds.groups
     )
-    return Dataset(groups, (_renamed, (ds, prefix)), why=ds.why)
+    return Dataset(groups, (_renamed, (ds, prefix)), why=ds.why, skipped=ds._skipped)
 
 
 def _dataset(parts: "tuple[_Part | Dataset, ...]", why: str | None) -> Dataset:
@@ -332,7 +332,8 @@ def _dataset(parts: "tuple[_Part | Dataset, ...]", why: str | None) -> Dataset:
                 raise SchemaError(group.table.path(0), problem, remedy="rename one")
             named[column.field.name] = group
     reason = why or "; ".join(dict.fromkeys(reasons))
-    return Dataset(tuple(groups), (_remade, (recipe, reason)), why=reason)
+    skipped = tuple(e for part in parts if isinstance(part, Dataset) for e in part._skipped)
+    return Dataset(tuple(groups), (_remade, (recipe, reason)), why=reason, skipped=skipped)
 
 
 def _settled_dtype(part: _Part) -> object:
