@@ -12,13 +12,15 @@ from typing import Any, TypeAlias
 
 import jax
 
-from ndfeed.jax.batch_format import BatchFormat, memory
+from ndfeed.jax.batch_format import BatchFormat
 from ndfeed.jax.placement import Placement
 from ndfeed.loading.adapter import Adapter
+from ndfeed.loading.buffer_pool import Pool
 from ndfeed.loading.engine import BatchGroup
 
 _AHEAD = 2  # batches being copied to a device
 _PIECE = 32 << 20  # bytes of small batches that are sent at a time, at most
+_KEPT = 16  # pieces of memory of one size that are kept to be used again
 Batch: TypeAlias = Any  # JAX arrays in the structure that ``fields=`` has
 
 
@@ -106,7 +108,7 @@ class Feed(Adapter):
         self.growth = form.growth
         self._form = form
         self._to = to
-        self._pool = memory()
+        self._pool = Pool(_KEPT)  # for arrays that are cast
 
     def finish(self, made: dict[str, Any]) -> Batch:
         """Make the JAX arrays of a batch."""

@@ -132,9 +132,6 @@ def _misfit(name: str, values: NDArray[Any], wrong: NDArray[np.bool_], dtype: Dt
     return CastError(name, place[0], values[place].item(), dtype.name)
 
 
-_KEPT = 16  # pieces of memory of one size that are kept to be used again
-
-
 class BatchFormat:
     """How arrays are passed to JAX; checked before anything is read.
 
@@ -205,11 +202,6 @@ class BatchFormat:
             # A 0-d sample of a list is cast as a batch of one.
             array = cast(name, np.atleast_1d(array), dtype, pool).reshape(array.shape)
         return array
-
-
-def memory() -> Pool:
-    """Make the pool for arrays that are cast."""
-    return Pool(_KEPT)
 
 
 def _target(name: str, dtype: Dtype, wanted: Dtype | None) -> Dtype:
