@@ -1,27 +1,20 @@
-"""Measure how fast shuffled batches get from files into GPU memory, and check their values.
+"""Measure how fast shuffled batches get from files into GPU memory.
 
     bus        what a pinned copy reaches, and what 16 threads gather into pinned memory
     files      the GPU reads the mapped file itself: 150 KB, 3 KB and 128 B rows
     pinned     the same rows through pinned memory
     resident   rows of 3 KB out of GPU memory
     today      torch's DataLoader with pinned memory, at its best number of workers
-    races      every value of 10,000 batches of each way, with a fast and with a slow consumer
-    changes    a file truncated, or replaced, while the GPU reads it; nothing pinned after close
-    ends       a program that ends in the middle of a pass: does it print anything?
     training   a ResNet-50 in bfloat16: fed, and on data that is on the GPU already
 
-Needs a CUDA device, about 20 GB of disk and as much memory, and PyTorch with Triton. Prints one
-JSON line per measurement and per target.
+``tests/torch/cuda`` checks that they are the right ones. Needs a CUDA device, about 20 GB of
+disk and as much memory, and PyTorch with Triton. Prints one JSON line per measurement and target.
 
     python benchmarks/torch_gpu.py [QUESTION ...] [--folder DIR] [--quick]
 """
 
 import argparse
-import contextlib
 import itertools
-import os
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -36,7 +29,6 @@ from measure import bar, report
 
 import ndfeed
 import ndfeed.torch
-from ndfeed.files import platform_calls
 from ndfeed.torch.cuda import feed
 
 DEVICE = torch.device("cuda:0")
@@ -244,135 +236,6 @@ def today(bench: Bench) -> None:
         bar(f"today {label}", "ours / best DataLoader", mine / max(rates.values()), 20)
 
 
-def races(bench: Bench) -> None:
-    """Check every value, with a consumer that is faster and one that is slower than the loader."""
-    most = 500 if bench.quick else 10_000
-    busy = torch.randn(2048, 2048, device=DEVICE, dtype=torch.bfloat16)
-    for label, batch in (("150KB", 64), ("3KB", 1024)):
-        path = bench.path(label)
-        truth = torch.empty(np.load(path, mmap_mode="r").shape, dtype=torch.uint8, device=DEVICE)
-        mapped = np.load(path, mmap_mode="r")
-        for at in range(0, len(mapped), 4096):
-            truth[at : at + 4096] = torch.from_numpy(np.array(mapped[at : at + 4096])).to(DEVICE)
-        for way in ("files", "pinned", "resident", "maps"):
-            for slow in (False, True):
-                wanted = most if way != "maps" else most // 5  # these have more bytes
-                wrong = _wrong(path, batch, way, truth, wanted, busy if slow else None)
-                report(question="races", way=f"{way} {label}", slow=slow, batches=wanted,
-                       wrong=wrong)  # fmt: skip
-                bar("races", f"{way} {label}: no wrong batch", float(wrong == 0), 1)
-        del truth
-
-
-def _wrong(
-    path: Path, batch: int, way: str, truth: torch.Tensor, wanted: int, busy: torch.Tensor | None
-) -> int:
-    bad = torch.zeros((), dtype=torch.int64, device=DEVICE)
-    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-    done = 0
-    with loader_of(path, batch, way) as loader:
-        while done < wanted:
-            order, at = None, 0
-            for one in loader:
-                if order is None:
-                    order = ndfeed.Exact().begin(len(truth), 0, loader.epoch)
-                rows = torch.from_numpy(order.rows(at, at + batch)).to(DEVICE)
-                bad += (one["data"] != truth[rows]).any().long()
-                at, done = at + batch, done + 1
-                if done % 97 == 0:
-                    kept.append((one["data"], rows))  # batches that are kept must not change
-                for _ in range(8 if busy is not None else 0):
-                    busy = busy @ busy * 0.01
-                if done >= wanted:
-                    break
-        for data, rows in kept:
-            bad += (data != truth[rows]).any().long()
-        return int(bad)
-
-
-@contextlib.contextmanager
-def without(capability: str) -> Iterator[None]:
-    """Simulate a platform that lacks a capability."""
-    had = getattr(platform_calls.can, capability)
-    object.__setattr__(platform_calls.can, capability, False)
-    try:
-        yield
-    finally:
-        object.__setattr__(platform_calls.can, capability, had)
-
-
-def changes(bench: Bench) -> None:
-    """Check for writers while the GPU reads, and for what is left after close."""
-    for how in ("truncated", "replaced"):
-        path = bench.folder / "changing.npy"
-        np.save(path, np.full((20_000, 4096), 7, np.uint8))
-        loader = loader_of(path, 256, "files")
-        batches = endless(loader)
-        for _ in range(20):
-            next(batches)
-        if how == "truncated":
-            with open(path, "r+b") as file:
-                file.truncate(1000)
-        else:
-            other = bench.folder / "other.npy"
-            np.save(other, np.full((20_000, 4096), 9, np.uint8))
-            os.replace(other, path)
-        found = "no error"
-        wrong = 0
-        try:
-            for one in itertools.islice(batches, 20_000):
-                wrong += int((one["data"] != 7).any())
-        except ndfeed.ChangedError as error:
-            found = str(error)
-        report(question="changes", how=how, wrong=wrong, error=found)
-        bar("changes", f"{how}: ChangedError, no wrong batch",
-            float(found != "no error" and not wrong), 1)  # fmt: skip
-        loader.close()
-        path.unlink()
-    loader = loader_of(bench.path("3KB"), 4096, "files")
-    batches = iter(loader)
-    next(batches)
-    during = loader.report().way
-    loader.close()
-    after = loader.report().way
-    report(question="changes", during=during, after=after)
-    bar("changes", "nothing registered after close", float("0 B registered" in after), 1)
-    with without("lease"), loader_of(bench.path("3KB"), 4096, "files") as loader:
-        next(iter(loader))
-        report(question="changes", without_leases=loader.report().way)
-        bar("changes", "without leases the GPU does not read files",
-            float("cannot be leased" in loader.report().way), 1)  # fmt: skip
-
-
-ENDING = """
-import itertools, sys
-import ndfeed, ndfeed.torch
-ds = ndfeed.open(sys.argv[2])
-if sys.argv[1] == "maps":
-    ds = ds.map(lambda batch: {"data": batch["data"]})
-words = {"resident": True} if sys.argv[1] == "resident" else {}
-loader = ndfeed.torch.loader(ds, 1024, shuffle=True, device="cuda", **words)
-batches = iter(loader)
-kept = list(itertools.islice(batches, 40))
-if sys.argv[1] == "closed":
-    loader.close()
-"""
-
-
-def ends(bench: Bench) -> None:
-    """Check what a program prints that exits with a loader still running on threads and GPU."""
-    for way in ("files", "maps", "resident", "closed"):
-        for label in ("3KB", "128B"):
-            done = subprocess.run(
-                [sys.executable, "-c", ENDING, way, bench.path(label)],
-                capture_output=True, text=True,
-            )  # fmt: skip
-            said = (done.stdout + done.stderr).strip()
-            fine = not done.returncode and not said
-            report(question="ends", way=f"{way} {label}", status=done.returncode, said=said[-300:])
-            bar("ends", f"{way} {label}: without a word", float(fine), 1)
-
-
 def training(bench: Bench) -> None:
     """Measure training: a network that computes much per image, and one that computes little."""
     import torchvision
@@ -426,10 +289,7 @@ def _train(bench: Bench, name_of_net: str, model: torch.nn.Module) -> None:
         bar(f"training {name_of_net}", "fed / on the GPU already", max(rates["ours"]) / base, 0.97)
 
 
-QUESTIONS = {
-    f.__name__: f
-    for f in (bus, files, pinned, resident, maps, today, races, changes, ends, training)
-}
+QUESTIONS = {f.__name__: f for f in (bus, files, pinned, resident, maps, today, training)}
 
 
 def main() -> None:

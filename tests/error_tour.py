@@ -9,6 +9,7 @@ for the call), the call, and the command. To add one is to add a line to ``STOPS
 
 import contextlib
 import gzip
+import importlib
 import io
 import os
 import re
@@ -43,6 +44,7 @@ class Stop(NamedTuple):
     make: Callable[[], dict[str, Any] | None]
     call: str
     command: str | None = None
+    needs: str | None = None  # a framework, without which the stop is left out of a test run
 
 
 class Heard(NamedTuple):
@@ -398,6 +400,14 @@ def a_state():
     return {"ds": ds, "loader": loader, "state": loader.state_dict()}
 
 
+def a_source_of_tensorflow():
+    """The function behind a dataset, as TensorFlow calls it in the process that it was sent to."""
+    importlib.import_module("ndfeed.tf")
+    data = ndfeed.tf.dataset(a_state()["ds"], 2)
+    function = importlib.import_module("ndfeed.tf.generator").GeneratorSource(data.passes)
+    return {"function": function, "sent": np.zeros(256, np.uint8), "data": data}
+
+
 def fields_of_x():
     fields()
     return {"ds": ndfeed.open("x.npz")}
@@ -652,6 +662,20 @@ STOPS = [
     Stop(TypeError, "a number among fields", a_state, "ndfeed.loader(ds, 2, fields=('data', 1))"),
     Stop(TypeError, "an argument of DataLoader", a_state, "ndfeed.loader(ds, 2, num_workers=4)"),
     Stop(TypeError, "another argument of it", a_state, "ndfeed.loader(ds, 2, pin_memory=True)"),
+    Stop(TypeError, "a cast at open", npy, "ndfeed.open('x.npy', cast='float32')"),
+    Stop(
+        errors.FieldError,
+        "the origin of samples that nobody asked for",
+        a_state,
+        "ndfeed.loader(ds, 2, fields=('data', 'file', 'row'))",
+    ),
+    Stop(
+        RuntimeError,
+        "a tf.data.Dataset that was made in another process",
+        a_source_of_tensorflow,
+        "function(sent)",
+        needs="tensorflow",
+    ),
     Stop(TypeError, "an argument misspelled", a_state, "ndfeed.loader(ds, 2, shufle=True)"),
     Stop(ValueError, "padding of lists", a_state, "ndfeed.loader(ds, 2, pad_to=16)"),
     Stop(

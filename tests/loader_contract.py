@@ -1,7 +1,27 @@
-"""What every framework's loader promises: the batches of ``ndfeed.loader``, in its own arrays."""
+"""What every framework's loader promises: the batches of ``ndfeed.loader``, in its own arrays.
+
+Two contracts hold for all five of NumPy, torch, TensorFlow, Keras and JAX:
+
+- ``ArgumentContract``: what the arguments mean and how wrong ones are refused: ``fields`` of any
+  structure, padding, and arguments of other libraries.
+- ``EpochContract``: which samples come, in which order, in which of several runs. Each framework
+  supplies a ``Feed``, which drives its loader the way its users do.
+
+Two more hold for the loaders that are iterated as ``ndfeed.loader`` is: NumPy's, torch's and JAX's.
+
+- ``IteratorContract``: several iterators of one loader, and copies of it.
+- ``LoaderContract``: all of that, for the loader of a framework.
+
+``ndfeed.tf.dataset`` and ``ndfeed.keras.dataset`` cannot keep these two. A ``tf.data.Dataset`` and
+a ``keras.utils.PyDataset`` have no position of their own: TensorFlow and Keras prefetch, so only
+``ndfeed.tf.State`` and ``ndfeed.keras.Resume`` know what was used. Neither has a ``close()``, and
+a ``tf.data.Dataset`` can be neither copied nor pickled.
+"""
 
 import copy
+import gc
 import inspect
+import itertools
 import json
 import pickle
 import subprocess
@@ -16,11 +36,13 @@ from loading.making import (
     MADE,
     collect,
     cropped,
+    eventually,
     images,
     labels,
     made,
     numbers,
     ragged,
+    threads,
     with_half,
 )
 
@@ -307,16 +329,208 @@ class ArgumentContract:
         assert "``fields``" in self.make.__doc__
 
 
+class Feed:
+    """A loader under test, driven as its users drive it. This one drives ``ndfeed.loader``.
+
+    ``state`` is that of another run, which this one resumes.
+    """
+
+    make = staticmethod(ndfeed.loader)
+
+    def __init__(self, ds, batch_size, state=None, **arguments):
+        self.data = self.make(ds, batch_size, **arguments)
+        if state is not None:
+            self.data.load_state_dict(state)
+
+    def __iter__(self):
+        """Iterate over one epoch: the next one, however many iterators there are."""
+        return iter(self.data)
+
+    def epoch(self):
+        """Run the next epoch, or the rest of one, and return its batches."""
+        return list(self.data)
+
+    def begin(self, count):
+        """Run so many batches of the next epoch; return them and the state to resume from."""
+        batches = iter(self.data)
+        return list(itertools.islice(batches, count)), self.data.state_dict()
+
+    @property
+    def skipped(self):
+        """The samples that ``on_error="skip"`` left out: rows and errors."""
+        return self.data.skipped
+
+    def close(self):
+        """End the loader."""
+        self.data.close()
+
+
+class EpochContract:
+    """Which samples come, and when: the same for all five, whatever drives the loader.
+
+    What a framework leaves no way to do is said here, once, by an attribute:
+
+    - ``errors`` are the classes of errors that come out of a pass. TensorFlow turns every error
+      of Python code into one of its own, which has our message in its text.
+    - ``loops_advance`` is false for Keras, where ``fit`` advances the epochs: a loop over a
+      ``PyDataset`` reads the epoch in progress, as often as one likes.
+    - ``lacking`` are the arguments that do not apply. Keras has no ragged tensors: it always pads.
+    - ``more`` are the arguments that a framework adds.
+    """
+
+    feed = Feed
+    package = ndfeed
+    errors: tuple[type[Exception], ...] = (ndfeed.Error,)
+    loops_advance = True
+    lacking: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+
+    @pytest.mark.parametrize("shuffle", [False, True, ndfeed.Blocks(rows=4, window=2)], ids=str)
+    def test_an_epoch_has_every_sample_once(self, tmp_path, shuffle):
+        """None twice and none left out; only the last batch may be short."""
+        batches = self.feed(images(tmp_path), 7, shuffle=shuffle).epoch()
+
+        assert [len(batch["label"]) for batch in batches] == [7] * 14 + [2]
+        assert sorted(labels(batches)) == list(range(100))
+        assert (labels(batches) == list(range(100))) == (shuffle is False)
+
+    def test_the_same_seed_gives_the_same_batches(self, tmp_path):
+        """Row for row and value for value those of NumPy, in every epoch; another seed, others."""
+        ds = images(tmp_path)
+        feed, other = (self.feed(ds, 7, shuffle=True, seed=seed) for seed in (5, 6))
+        expected = ndfeed.loader(ds, 7, shuffle=True, seed=5)
+        for _ in range(3):
+            found = feed.epoch()
+            for one, batch in zip(found, expected, strict=True):
+                assert list(one) == list(batch)
+                for name, values in batch.items():
+                    np.testing.assert_array_equal(np.asarray(one[name]), values)
+
+        assert labels(other.epoch()) != labels(ndfeed.loader(ds, 7, shuffle=True, seed=5))
+
+    def test_drop_last_leaves_out_the_short_batch(self, tmp_path):
+        """And nothing else: the others are the batches that come without it."""
+        ds = images(tmp_path)
+        found = self.feed(ds, 7, shuffle=True, drop_last=True).epoch()
+
+        assert [len(batch["label"]) for batch in found] == [7] * 14
+        assert labels(found) == labels(self.feed(ds, 7, shuffle=True).epoch())[:98]
+
+    @pytest.mark.parametrize("size", [10, 25])
+    @pytest.mark.parametrize("taken", [0, 3, 9])
+    def test_a_resumed_run_is_the_uninterrupted_one(self, tmp_path, taken, size):
+        """From the middle of the second epoch; with other batches, too. States are NumPy's."""
+        ds = images(tmp_path)
+        feed = self.feed(ds, 10, shuffle=True, seed=8)
+        whole = ndfeed.loader(ds, 10, shuffle=True, seed=8)
+        expected = [labels(whole) for _ in range(3)]
+        first = labels(feed.epoch())
+        seen, state = feed.begin(taken)
+        state = json.loads(json.dumps(state))
+        resumed = self.feed(ds, size, state=state, shuffle=True)
+        rest, after = labels(resumed.epoch()), labels(resumed.epoch())
+
+        assert [first, labels(seen) + rest, after] == expected
+        assert (state["epoch"], state["samples"]) == (1, 10 * taken)
+        numpy = Feed(ds, size, state=state, shuffle=True)
+        assert [labels(numpy.epoch()), labels(numpy.epoch())] == [rest, after]
+
+    @pytest.mark.parametrize("drop_last", [False, True])
+    def test_ranks_together_see_every_sample_once(self, tmp_path, drop_last):
+        """Each has its share of every global batch, and all have as many batches."""
+        ds = images(tmp_path)
+        words = {"shuffle": True, "seed": 4, "drop_last": drop_last}
+        found = [self.feed(ds, 7, shard=(rank, 3), **words).epoch() for rank in range(3)]
+        expected = labels(ndfeed.loader(ds, 21, **words))
+
+        assert len({len(one) for one in found}) == 1
+        assert sorted(label for one in found for label in labels(one)) == sorted(expected)
+        assert len(expected) == (84 if drop_last else 100)
+
+    def test_two_iterators_do_not_disturb_each_other(self, tmp_path):
+        """Each is one whole epoch, whatever the other does in between."""
+        ds = images(tmp_path)
+        feed = self.feed(ds, 10, shuffle=True)
+        loader = ndfeed.loader(ds, 10, shuffle=True)
+        expected = [labels(loader), labels(loader)]
+        first = iter(feed)
+        begun = [next(first), next(first)]
+        second = iter(feed)
+        other = [next(second)]
+        found = [labels(begun + list(first)), labels(other + list(second))]
+
+        assert found == (expected if self.loops_advance else [expected[0]] * 2)
+
+    def test_an_error_names_the_file(self, tmp_path):
+        """In the batch that it belongs to, with those before it delivered."""
+        ds = ragged(tmp_path / "r", [2] * 12).select("n")
+        (tmp_path / "r" / "007.npz").write_bytes(b"")
+        seen = []
+
+        with pytest.raises(self.errors, match=r"007\.npz"):
+            collect(self.feed(ds, 3), seen, "n")
+        assert seen == list(range(6))
+
+    def test_skipped_samples_are_listed(self, tmp_path):
+        """By row, with the error; the rest of their batch is delivered."""
+        ds = ragged(tmp_path / "r", [2] * 6).select("n")
+        (tmp_path / "r" / "004.npz").write_bytes(b"")
+        feed = self.feed(ds, 3, on_error="skip")
+        found = [np.asarray(batch["n"]).tolist() for batch in feed.epoch()]
+
+        assert found == [[0, 1, 2], [3, 5]]
+        ((row, error),) = feed.skipped
+        assert row == 4
+        assert "004.npz" in error
+
+    def test_closing_leaves_no_thread(self, tmp_path):
+        """Also in the middle of an epoch."""
+        before = set(threads())
+        feed = self.feed(images(tmp_path, n=2000), 7, shuffle=True)
+        batches = iter(feed)
+        next(batches), next(batches)
+        assert set(threads()) - before
+        del batches
+        feed.close()
+        del feed
+
+        assert eventually(lambda: gc.collect() is None or set(threads()) <= before)
+
+    def test_arguments_are_those_of_the_loader(self):
+        """Copies of a signature must not drift. Only the default of ``ragged`` may differ."""
+        ours = inspect.signature(self.feed.make).parameters
+        theirs = inspect.signature(ndfeed.loader).parameters
+        same = [name for name in theirs if name not in self.lacking]
+        compared = [name for name in same if name != "ragged"]
+
+        assert list(ours)[: len(same)] == same
+        assert [ours[n].default for n in compared] == [theirs[n].default for n in compared]
+        assert tuple(ours)[len(same) :] == self.more
+
+    def test_public_objects_have_a_docstring(self):
+        """``help`` answers for everything that a user can name."""
+        for name in self.package.__all__:
+            thing = getattr(self.package, name)
+            members = vars(thing).items() if inspect.isclass(thing) else ()
+            public = [
+                value
+                for key, value in members
+                if key[0] != "_" and (inspect.isroutine(value) or isinstance(value, property))
+            ]
+
+            assert thing.__doc__, name
+            assert all(inspect.getdoc(value) for value in public), name
+
+
 class LoaderContract(IteratorContract):
     """Subclass in a test module, and say what is the framework's own.
 
-    ``package`` is its package of ours, ``kind`` the class of its arrays, ``more`` the words that
-    its loader has besides, and ``narrowed`` the types it holds NumPy's as, where they are others.
+    ``package`` is its package of ours, ``kind`` the class of its arrays, and ``narrowed`` the
+    dtypes that it holds those of NumPy as, where they differ.
     """
 
     package = ndfeed
     kind: type = np.ndarray
-    more: tuple[str, ...] = ()
     narrowed: dict[str, str] = {}  # noqa: RUF012 - never changed
 
     def same(self, found, expected):
@@ -355,16 +569,6 @@ class LoaderContract(IteratorContract):
         ds = images(tmp_path)
 
         assert labels(self.package.loader(ds, 7, **words)) == labels(ndfeed.loader(ds, 7, **words))
-
-    def test_words_are_the_same(self):
-        """The copy of the signature must not drift. Only the ragged form may be another."""
-        ours = inspect.signature(self.package.loader).parameters
-        theirs = inspect.signature(ndfeed.loader).parameters
-        same = [name for name in theirs if name != "ragged"]
-
-        assert list(ours)[: len(theirs)] == list(theirs)
-        assert [ours[n].default for n in same] == [theirs[n].default for n in same]
-        assert tuple(ours)[len(theirs) :] == self.more
 
     def test_fields_make_tuples(self, tmp_path):
         """In the order they are named in."""
@@ -502,17 +706,3 @@ class LoaderContract(IteratorContract):
         )
 
         assert done.stdout == "False True\n", done.stderr
-
-    def test_public_objects_have_a_docstring(self):
-        """``help`` answers for everything a user can name."""
-        for name in self.package.__all__:
-            thing = getattr(self.package, name)
-            members = vars(thing).items() if inspect.isclass(thing) else ()
-            public = [
-                value
-                for key, value in members
-                if key[0] != "_" and (inspect.isroutine(value) or isinstance(value, property))
-            ]
-
-            assert thing.__doc__, name
-            assert all(inspect.getdoc(value) for value in public), name

@@ -32,6 +32,8 @@ def _stops(text):
 @pytest.mark.parametrize("stop", STOPS, ids=lambda stop: stop.title)
 def test_message_is_the_reviewed_one(stop, reviewed):
     """Who changes a message looks at it once more."""
+    if stop.needs:
+        pytest.importorskip(stop.needs)
     found = heard(stop)
 
     assert type(found.error) is stop.error

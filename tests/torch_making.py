@@ -20,6 +20,7 @@ from loading.making import eventually, labels
 import ndfeed
 import ndfeed.torch
 import ndfeed.torch.distributed
+import ndfeed.torch.framework_hacks
 
 LOST = "lost the others"
 
@@ -209,3 +210,23 @@ def load_checkpoint(rank, world, folder, source, saved):
     state = {"model": torch.nn.Linear(2, 1).state_dict(), "loader": loader}
     dcp.load(state, checkpoint_id=saved)
     return {"epoch": loader.epoch, "rest": labels(loader)}
+
+
+def without_a_store(rank, world, folder, source):
+    """As with MPI, or with a torch that hides its store: the ranks' samples, and a refusal."""
+    del dist.distributed_c10d._get_default_store
+    ds = ndfeed.open(source)
+    rows = labels(ndfeed.torch.loader(ds, 10, shuffle=True, seed=3))
+    try:
+        labels(ndfeed.torch.loader(ds, 10, shuffle=True, seed=rank))
+    except RuntimeError as error:
+        return {"rows": rows, "refused": str(error)}
+    return {"rows": rows, "refused": ""}
+
+
+def whose_store(rank, world, folder):
+    """Is the store that is found one that all ranks see?"""
+    store = ndfeed.torch.framework_hacks.find_store()
+    store.set(f"from {rank}", "here")
+    dist.barrier()
+    return [store.get(f"from {other}").decode() for other in range(world)]

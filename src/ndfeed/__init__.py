@@ -19,7 +19,7 @@ import typing as _typing
 
 from ndfeed.dataset.column import Field
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.open import open
+from ndfeed.dataset.open import open as _open
 from ndfeed.errors import (
     AmbiguousError,
     BadFilesError,
@@ -44,6 +44,7 @@ from ndfeed.errors import (
     UnsupportedError,
     WorkerError,
 )
+from ndfeed.loading.argument_hints import with_open_hints as _with_open_hints
 from ndfeed.loading.loader import Loader, loader
 from ndfeed.loading.report import Report
 from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
@@ -59,6 +60,8 @@ if _typing.TYPE_CHECKING:
     from ndfeed import torch as torch
 
 __version__ = "0.1.0"
+
+open = _with_open_hints(_open)
 
 # Each with the package that it needs. Its extra has the name that it has here.
 _FRAMEWORKS = {"jax": "jax", "keras": "keras", "ray": "ray", "tf": "tensorflow", "torch": "torch"}

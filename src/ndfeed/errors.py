@@ -216,7 +216,8 @@ class FieldError(Error, KeyError):
         listed = ", ".join(repr(known) for known in self.known[:_LISTED]) or "none"
         more = f" and {len(self.known) - _LISTED} more" if len(self.known) > _LISTED else ""
         where = "" if self.path is None else f"{self.path}: "
-        return [f"{where}no field {self.name!r}; the fields are {listed}{more}"]
+        hint = "; ds.with_origin() adds 'file' and 'row'" if self.name in ("file", "row") else ""
+        return [f"{where}no field {self.name!r}; the fields are {listed}{more}{hint}"]
 
 
 class CastError(Error, ValueError):

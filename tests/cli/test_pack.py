@@ -250,3 +250,14 @@ def test_a_terminal_gets_a_bar(monkeypatch):
 
     assert "packing" in text
     assert "250 of 1,000 rows, 2.5 MB" in text
+
+
+def test_members_of_python_objects_are_left_out_by_fields(invoke, tmp_path):
+    """They cannot be read, and nobody asked for them; without ``--fields`` the error names them."""
+    np.savez(tmp_path / "x.npz", x=np.arange(6), names=np.array([{}] * 6, dtype=object))
+    with pytest.raises(ndfeed.UnsupportedError, match=r"'names\.npy' .*leave it out with fields="):
+        invoke("pack", tmp_path / "x.npz", tmp_path / "packed")
+    done = invoke("pack", tmp_path / "x.npz", tmp_path / "packed", "--fields", "x", "--no-measure")
+
+    assert done.exit_code == 0, done.stderr
+    assert ndfeed.open(tmp_path / "packed")[:]["x"].tolist() == list(range(6))

@@ -154,3 +154,47 @@ def test_names_of_fields_are_not_nested_at_open(tmp_path):
 
     with pytest.raises(TypeError, match=r"fields of open must be names, .* a loader's fields="):
         ndfeed.open(tmp_path / "a.npz", fields=({"a": "x"}, "y"))
+
+
+def test_files_skipped_by_a_source_in_memory_stay_listed_in_a_dict(tmp_path):
+    """They were lost with the files, and nobody learned that samples were missing."""
+    for i in range(4):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        np.savez(tmp_path / "a" / f"{i}.npz", x=np.full(3, i))
+    (tmp_path / "a" / "2.npz").write_bytes(b"")
+    np.save(tmp_path / "y.npy", np.arange(3))
+    held = opened(tmp_path / "a")[0].in_memory()
+    ds = ndfeed.open({"a": held, "y": tmp_path / "y.npy"}, sample={"y": "row"})
+
+    for view in (ds, ds.take([0]), pickle.loads(pickle.dumps(ds))):
+        assert [error.path for error in view.skipped] == [str(tmp_path / "a" / "2.npz")]
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ("cast", r"argument 'cast': write dtype=\{"),
+        ("mmap_mode", "argument 'mmap_mode': .*mapped=False"),
+        ("allow_pickle", "never unpickled"),
+        ("feilds", "did you mean fields="),
+    ],
+)
+def test_arguments_of_others_are_answered_with_ours(tmp_path, argument, text):
+    """The error is Python's own, and says what to write instead."""
+    np.save(tmp_path / "x.npy", np.arange(3))
+
+    with pytest.raises(TypeError, match=text) as caught:
+        ndfeed.open(tmp_path / "x.npy", **{argument: None})
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("open() got an unexpected keyword argument")
+
+
+@pytest.mark.parametrize("name", ["file", "row"])
+def test_the_origin_of_samples_is_a_field_of_with_origin(tmp_path, name):
+    """Who asks for it by name learns how to get it."""
+    np.save(tmp_path / "x.npy", np.arange(3))
+    ds = ndfeed.open(tmp_path / "x.npy")
+
+    with pytest.raises(ndfeed.FieldError, match=rf"no field '{name}'.*ds\.with_origin\(\) adds"):
+        ndfeed.loader(ds, 2, fields=("data", name))
+    assert len(next(iter(ndfeed.loader(ds.with_origin(), 2, fields=("data", name))))) == 2

@@ -34,7 +34,6 @@ def away():
 class TestContract(LoaderContract):
     package = ndfeed.jax
     kind = jax.Array
-    more = ("sharding", "cast", "device")
     narrowed = {"int64": "int32", "uint64": "uint32"}  # noqa: RUF012 - never changed
 
 

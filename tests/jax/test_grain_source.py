@@ -117,3 +117,23 @@ def test_samples_have_the_structure_of_fields(tmp_path, nest):
     alike(source._getitems([3, 1]), [built(nest, ds[3]), built(nest, ds[1])])
     with pytest.raises(TypeError, match="which a set does not have"):
         ndfeed.jax.source(ds, {"image", "label"})
+
+
+class Counting(ndfeed.jax.Source):
+    """Notes which samples were asked for together."""
+
+    together = ()
+
+    def _getitems(self, rows):
+        self.together = list(rows)
+        return super()._getitems(rows)
+
+
+def test_grain_asks_for_many_samples_by_the_name_we_know(tmp_path):
+    """If this fails, Grain reads samples one by one through us: right, and slower."""
+    made = ndfeed.jax.source(table(tmp_path), "label")
+    source = Counting(made.ds, made._structure)
+    found = grain.MapDataset.source(source)._getitems([3, 1])
+
+    assert [int(label) for label in found] == [3, 1]
+    assert source.together == [3, 1]

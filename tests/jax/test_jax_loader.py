@@ -11,7 +11,14 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 import jax_making  # noqa: E402
 from jax_making import table  # noqa: E402
-from loader_contract import STRUCTURES, ArgumentContract, LoaderContract, built  # noqa: E402
+from loader_contract import (  # noqa: E402
+    STRUCTURES,
+    ArgumentContract,
+    EpochContract,
+    Feed,
+    LoaderContract,
+    built,
+)
 from loading.making import images, large_rows, numbers, ragged  # noqa: E402
 
 import ndfeed  # noqa: E402
@@ -32,8 +39,17 @@ def wide():
 class TestContract(LoaderContract):
     package = ndfeed.jax
     kind = jax.Array
-    more = ("sharding", "cast", "device")
     narrowed = NARROW
+
+
+class JaxFeed(Feed):
+    make = staticmethod(ndfeed.jax.loader)
+
+
+class TestEpochs(EpochContract):
+    feed = JaxFeed
+    package = ndfeed.jax
+    more = ("sharding", "cast", "device")
 
 
 class TestArguments(ArgumentContract):

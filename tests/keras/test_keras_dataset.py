@@ -1,5 +1,6 @@
 """``ndfeed.keras.dataset``: batches by number, for every backend."""
 
+import contextlib
 import pickle
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 pytest.importorskip("keras")
 
 import keras
-from loader_contract import ArgumentContract
+from loader_contract import ArgumentContract, EpochContract, Feed
 from loading.making import MADE, compressed, epoch_of, images, labels, made, noisy, numbers
 from tf_making import run, same
 
@@ -28,6 +29,69 @@ class TestArguments(ArgumentContract):
     make = staticmethod(ndfeed.keras.dataset)
     listed = tuple if keras.backend.backend() == "tensorflow" else list
     padded = {}  # always  # noqa: RUF012
+
+
+class Recorder(keras.Model):
+    """Trains on nothing, and keeps the batches that ``fit`` gives it."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+        self.compile(run_eagerly=True)
+
+    def train_step(self, data):
+        self.seen.append(keras.tree.map_structure(keras.ops.convert_to_numpy, data))
+        return {"loss": 0.0}
+
+
+class Interrupted(Exception):
+    """A run ends here."""
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Ends ``fit`` after so many batches, as a signal would."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.after = after
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch + 1 == self.after:
+            raise Interrupted
+
+
+class KerasFeed(Feed):
+    """A ``PyDataset``, trained on by ``fit`` with the callback ``ndfeed.keras.Resume``."""
+
+    make = staticmethod(ndfeed.keras.dataset)
+
+    def epoch(self):
+        return self.fit(keras.callbacks.Callback())
+
+    def begin(self, count):
+        if not count:
+            return [], self.data.state_dict()
+        return self.fit(Interrupt(count)), self.data.state_dict()
+
+    def fit(self, callback):
+        model, data = Recorder(), self.data
+        callbacks = [ndfeed.keras.Resume(data), callback]
+        epochs = {"initial_epoch": data.epoch, "epochs": data.epoch + 1}
+        with contextlib.suppress(Interrupted):
+            model.fit(data, callbacks=callbacks, verbose=0, **epochs)
+        return model.seen
+
+    def close(self):
+        """A ``PyDataset`` ends with the last reference to it."""
+        del self.data
+
+
+class TestEpochs(EpochContract):
+    feed = KerasFeed
+    package = ndfeed.keras
+    loops_advance = False
+    lacking = ("ragged",)
+    more = ("workers", "use_multiprocessing", "max_queue_size")
 
 
 @pytest.mark.parametrize("name", MADE)

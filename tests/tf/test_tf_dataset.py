@@ -1,6 +1,7 @@
 """``ndfeed.tf.dataset``: the batches of a loader, as TensorFlow has them."""
 
 import gc
+import itertools
 import os
 
 import numpy as np
@@ -10,7 +11,7 @@ tf = pytest.importorskip("tensorflow")
 
 from hypothesis import example, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from loader_contract import SHARES, ArgumentContract  # noqa: E402
+from loader_contract import SHARES, ArgumentContract, EpochContract, Feed  # noqa: E402
 from loading.making import (  # noqa: E402
     MADE,
     chained,
@@ -46,6 +47,47 @@ def handed_over(request, tmp_path_factory):
 class TestArguments(ArgumentContract):
     make = staticmethod(ndfeed.tf.dataset)
     listed = tuple  # TensorFlow takes a list for a tensor
+
+
+class TfFeed(Feed):
+    """A dataset with a ``State``, which the loop advances after each batch."""
+
+    make = staticmethod(ndfeed.tf.dataset)
+
+    def __init__(self, ds, batch_size, state=None, **arguments):
+        self.state = ndfeed.tf.State()
+        if state is not None:
+            self.state.load_state_dict(state)
+        self.arguments = ds, batch_size, arguments
+        self.data = ndfeed.tf.dataset(ds, batch_size, state=self.state, **arguments)
+
+    def __iter__(self):
+        """Without a ``State``, which has a single position: that of the loop that counts."""
+        if self.state is not None:
+            ds, batch_size, arguments = self.arguments
+            self.state, self.data = None, ndfeed.tf.dataset(ds, batch_size, **arguments)
+        return iter(self.data)
+
+    def epoch(self):
+        return self.begin(None)[0]
+
+    def begin(self, count):
+        seen = []
+        for batch in itertools.islice(self.data, count):
+            seen.append(batch)
+            self.state.advance()
+        return seen, self.state.state_dict()
+
+    def close(self):
+        """A ``tf.data.Dataset`` ends with the last reference to it."""
+        del self.data
+
+
+class TestEpochs(EpochContract):
+    feed = TfFeed
+    package = ndfeed.tf
+    errors = (tf.errors.OpError,)
+    more = ("epochs", "state", "context")
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

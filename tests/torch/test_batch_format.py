@@ -320,7 +320,7 @@ def test_nested_is_no_copy(tmp_path):
     ds = texts(tmp_path, [3, 1])
     form = BatchFormat(ds, Structure(("label", "text")), ragged="nested")
     (packed,) = ndfeed.loader(ds, 2, ragged="packed")
-    label, text = form.arranged({n: form.tensor(n, array) for n, array in packed.items()})
+    label, text = form.build({n: form.tensor(n, array) for n, array in packed.items()})
 
     assert label.tolist() == [0, 1]
     assert text.values().data_ptr() == packed["text"].__array_interface__["data"][0]

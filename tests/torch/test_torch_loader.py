@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from loader_contract import ArgumentContract, LoaderContract  # noqa: E402
+from loader_contract import ArgumentContract, EpochContract, Feed, LoaderContract  # noqa: E402
 from loading.making import images, labels, large_rows  # noqa: E402
 
 import ndfeed  # noqa: E402
@@ -16,6 +16,15 @@ import ndfeed.torch  # noqa: E402
 class TestContract(LoaderContract):
     package = ndfeed.torch
     kind = torch.Tensor
+
+
+class TorchFeed(Feed):
+    make = staticmethod(ndfeed.torch.loader)
+
+
+class TestEpochs(EpochContract):
+    feed = TorchFeed
+    package = ndfeed.torch
     more = ("device", "convert", "resident")
 
 

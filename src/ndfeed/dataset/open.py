@@ -303,7 +303,7 @@ def _prefix_fields(ds: Dataset, prefix: str) -> Dataset:
         )
         for group in ds.groups
     )
-    return Dataset(groups, (_prefix_fields, (ds, prefix)), why=ds.why)
+    return Dataset(groups, (_prefix_fields, (ds, prefix)), why=ds.why, skipped=ds._skipped)
 
 
 def _dataset(parts: "tuple[_Part | Dataset, ...]", why: str | None) -> Dataset:
@@ -333,7 +333,8 @@ def _dataset(parts: "tuple[_Part | Dataset, ...]", why: str | None) -> Dataset:
                 raise SchemaError(group.table.path(0), problem, remedy="rename one")
             named[column.field.name] = group
     reason = why or "; ".join(dict.fromkeys(reasons))
-    return Dataset(tuple(groups), (_remade, (recipe, reason)), why=reason)
+    skipped = tuple(e for part in parts if isinstance(part, Dataset) for e in part._skipped)
+    return Dataset(tuple(groups), (_remade, (recipe, reason)), why=reason, skipped=skipped)
 
 
 def _decided_dtype(part: _Part) -> object:

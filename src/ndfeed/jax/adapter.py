@@ -1,28 +1,31 @@
-"""What a loader of arrays is told, so that its batches become arrays of JAX where they are wanted.
+"""Puts the batches of a loader where they are used, as JAX arrays.
 
-On the CPU JAX uses memory of NumPy's as it is if it begins at 64 bytes, and copies it elsewhere,
-large arrays behind the caller's back; to a device it is copied behind the caller's back, too.
-Either way JAX holds a reference to the NumPy array for as long as it reads its memory, and the
-pool's memory is lent again only when the last reference is gone. So nothing has to be waited for.
+On the CPU, JAX uses the memory of a NumPy array without a copy if it is aligned to 64 bytes, and
+copies it otherwise, large arrays asynchronously; copies to other devices are asynchronous as well.
+Either way JAX holds a reference to the NumPy array for as long as it reads its memory, and memory
+of the pool is used again only when the last reference is gone. So nothing has to be waited for.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
-from ndfeed.jax.batch_format import BatchFormat, memory
+from ndfeed.jax.batch_format import BatchFormat
 from ndfeed.jax.placement import Placement
 from ndfeed.loading.adapter import Adapter
+from ndfeed.loading.buffer_pool import Pool
 from ndfeed.loading.engine import BatchGroup
 
-_AHEAD = 2  # batches on their way to a device
+_AHEAD = 2  # batches being copied to a device
 _PIECE = 32 << 20  # bytes of small batches that are sent at a time, at most
+_KEPT = 16  # pieces of memory of one size that are kept to be used again
+Batch: TypeAlias = Any  # JAX arrays in the structure that ``fields=`` has
 
 
-def device_of(device: Any) -> "Place | None":  # noqa: ANN401
-    """The device that was asked for, if this process has it."""
+def device_of(device: object) -> "Place | None":
+    """Return the device that was asked for, if this process has it."""
     if device is None:
         return None
     if isinstance(device, str):
@@ -49,18 +52,18 @@ class Place:
     id: int
 
     def find(self) -> jax.Device:
-        """The device."""
+        """Return the device."""
         return next(d for d in jax.local_devices(backend=self.platform) if d.id == self.id)
 
 
 def feed(
     form: BatchFormat, layout: Placement | None, size: int, room: int, place: Place | None = None
 ) -> "Feed":
-    """The way to where arrays of ``size`` samples are wanted.
+    """Make the adapter that puts arrays of ``size`` samples where they are used.
 
-    ``room`` is the memory there is for batches that may lie side by side, or 0 where they may not.
+    ``room`` is the memory for batches that may be made together, or 0 where they may not.
     """
-    # The consumer's: threads have one of their own.
+    # That of the consumer: the threads of the loader have one of their own.
     default: Any = jax.config.jax_default_device
     device = None if place is None else place.find()
     if layout is not None:
@@ -76,10 +79,10 @@ def feed(
 
 @dataclass(frozen=True, slots=True)
 class To:
-    """Where arrays are wanted: as a layout says, on a device, or wherever they are used.
+    """Where arrays are put: as a layout says, on a device, or on the default device.
 
-    What is put on a ``device`` stays there, as with ``jax.device_put``; what is put on the
-    ``default`` device goes with whatever it is used with.
+    Arrays put on a ``device`` are committed to it, as with ``jax.device_put``; arrays put on the
+    ``default`` device are not, and follow what they are used with.
     """
 
     layout: Placement | None
@@ -87,63 +90,63 @@ class To:
     default: Any  # a device, the name of a platform, or nothing
 
     def put(self, batches: Sequence[dict[str, Any]]) -> list[list[Any]]:
-        """The arrays of all batches, each batch's in its own order."""
+        """Return the arrays of all batches, those of each batch in its own order."""
         layout = self.layout
         if layout is not None:
             return [[layout.put(name, a) for name, a in named.items()] for named in batches]
-        values = [list(named.values()) for named in batches]  # of dicts it would sort the names
+        values = [list(named.values()) for named in batches]  # JAX would sort the names of dicts
         with jax.default_device(self.default):
             made: list[list[Any]] = jax.device_put(values, self.device)
         return made
 
 
 class Feed(Adapter):
-    """Arrays of JAX on the CPU, made in the thread that read them."""
+    """Makes JAX arrays on the CPU, in the thread that read them."""
 
     def __init__(self, form: BatchFormat, to: To) -> None:
         super().__init__(form.structure)
         self.growth = form.growth
         self._form = form
         self._to = to
-        self._pool = memory()
+        self._pool = Pool(_KEPT)  # for arrays that are cast
 
-    def finish(self, made: dict[str, Any]) -> Any:  # noqa: ANN401
-        """The arrays themselves."""
-        (batch,) = self._put([self._named(made)])
+    def finish(self, made: dict[str, Any]) -> Batch:
+        """Make the JAX arrays of a batch."""
+        (batch,) = self._put([self._cast(made)])
         return batch
 
-    def _named(self, made: dict[str, Any]) -> dict[str, Any]:
-        """What is needed, in types as JAX is to get them."""
+    def _cast(self, made: dict[str, Any]) -> dict[str, Any]:
+        """Return the arrays that are needed, in the dtypes that JAX is to get."""
         form, pool = self._form, self._pool
         return {name: form.array(name, a, pool) for name, a in self.structure.pick(made).items()}
 
-    def _put(self, batches: Sequence[dict[str, Any]]) -> Sequence[Any]:
-        """Batches where they are wanted, as they are delivered."""
+    def _put(self, batches: Sequence[dict[str, Any]]) -> Sequence[Batch]:
+        """Put batches where they are used, and build what is delivered."""
         made = self._to.put(batches)
         if self.structure.flat is not None and len(self.structure.flat) == len(batches[0]):
-            return [tuple(arrays) for arrays in made]  # they are picked in that order
+            return [tuple(arrays) for arrays in made]  # ``pick`` keeps that order
         build = self.structure.build
         named = zip(batches, made, strict=True)
         return [build(dict(zip(names, arrays, strict=True))) for names, arrays in named]
 
     def describe(self) -> str:
-        """How batches get to where they are used."""
+        """Say how batches get to where they are used."""
         layout = self._to.layout
         if layout is None:
             return ""
         return f"on {len(layout.devices)} {layout.platform} devices of this process"
 
     def close(self) -> None:
-        """Let go of memory for arrays that are cast."""
+        """Release the memory of arrays that were cast."""
         self._pool.clear()
 
 
 class Away(Feed):
-    """Arrays of JAX on other devices, sent ahead of use.
+    """Makes JAX arrays on other devices, copied there ahead of use.
 
-    To send something takes the consumer a tenth of a millisecond, and several times that while
-    threads at work want the interpreter as well, however little it is. So small batches are sent
-    many at a time; as arrays of their own, for JAX copies each with another thread.
+    Starting a copy takes the consumer a tenth of a millisecond, however small it is, and several
+    times that while the loader's threads hold the GIL. So small batches are sent many at a time;
+    each as arrays of its own, since JAX copies them in several threads.
     """
 
     def __init__(self, form: BatchFormat, to: To, platform: str, size: int, room: int) -> None:
@@ -154,22 +157,22 @@ class Away(Feed):
         if room:
             self.joint = True
             self.together = min(_PIECE, room // 8)
-            self.held = 2 * self.together  # a piece on its way, and the one behind it
+            self.held = 2 * self.together  # a piece that is being copied, and the next one
 
-    def finish(self, made: dict[str, Any]) -> Any:  # noqa: ANN401
-        """Arrays of NumPy still."""
-        return self._named(made)
+    def finish(self, made: dict[str, Any]) -> dict[str, Any]:
+        """Return NumPy arrays: the consumer's thread sends them."""
+        return self._cast(made)
 
-    def send(self, made: Any) -> Sequence[Any]:  # noqa: ANN401
-        """On its way to the devices; all from one thread, so that few are there at a time."""
+    def send(self, made: BatchGroup | dict[str, Any]) -> Sequence[Batch]:
+        """Start the copies; all from one thread, so that few batches are on a device at a time."""
         if not isinstance(made, BatchGroup):
             return self._put([made])
-        self.ahead = max(self.ahead, made.count)  # the next piece goes when this one is begun
+        self.ahead = max(self.ahead, made.count)  # the next piece is sent when this one is begun
         size = self._size
         starts = range(0, made.count * size, size)
         cut = [{name: a[at : at + size] for name, a in made.made.items()} for at in starts]
         return self._put(cut)
 
     def describe(self) -> str:
-        """How batches get to where they are used."""
+        """Say how batches get to where they are used."""
         return super().describe() or f"to a {self._platform}, {self.ahead} batches ahead"

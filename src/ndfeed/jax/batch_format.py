@@ -1,17 +1,13 @@
 """How a batch of arrays becomes JAX arrays: fields, dtypes, and checked casts.
 
-Which types JAX holds, what becomes of the others, and casts that look at every value.
-
-With ``jax_enable_x64`` off, as it is by default, JAX makes 32 bits of 64 and says nothing: a label
-of 2**32 + 1 becomes 1. Here an integer is made narrower only if it has the same value afterwards,
-and a fraction only where the caller asked for it, and only if it stays finite.
-
-What becomes of a batch of arrays before JAX gets it: which of them, and of which types.
+With ``jax_enable_x64`` off, as it is by default, JAX silently truncates 64 bits to 32: a label of
+2**32 + 1 becomes 1. Here an integer is narrowed only if it keeps its value, and a floating-point
+number only where the caller asked for it, and only if it stays finite.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -34,20 +30,22 @@ _NAMED = (
 )
 
 Dtype = np.dtype[Any]
+DtypeLike: TypeAlias = Any  # whatever NumPy or JAX takes for a dtype
+Casts: TypeAlias = Any  # a DtypeLike, or a dict of field name to one
 
-# What this version of JAX knows.
+# The dtypes of this version of JAX.
 _HELD: frozenset[Dtype] = frozenset(
     np.dtype(getattr(jnp, name)) for name in _NAMED if hasattr(jnp, name)
 )
 
 
 def wide() -> bool:
-    """Does JAX keep 64 bits, in this thread?"""
+    """Does JAX keep 64 bits in this thread?"""
     return bool(jax.config.jax_enable_x64)
 
 
-def named(dtype: Any) -> Dtype:  # noqa: ANN401 - whatever NumPy or JAX takes for one
-    """The type that a caller wrote, if JAX has it and keeps its bits."""
+def parse_dtype(dtype: DtypeLike) -> Dtype:
+    """Return the dtype that a caller wrote, if JAX has it and keeps its bits."""
     try:
         found: Dtype = np.dtype(jnp.dtype(dtype))
     except TypeError:
@@ -63,27 +61,27 @@ def named(dtype: Any) -> Dtype:  # noqa: ANN401 - whatever NumPy or JAX takes fo
 
 
 def holds(field: Field) -> bool:
-    """Has JAX the type of a field?"""
-    # Types that NumPy lacks may be delivered as their bits, which are not what is meant.
+    """Has JAX the dtype of a field?"""
+    # Dtypes that NumPy lacks may be delivered as their bits, which have another meaning.
     return field.dtype in _HELD and field.dtype.name == field.dtype_text
 
 
 def kept(dtype: Dtype) -> Dtype:
-    """What JAX makes of a type, which is less than 64 bits by default."""
+    """Return the dtype that JAX makes of another: less than 64 bits by default."""
     found: Dtype = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
     return found
 
 
-def whole(dtype: Dtype) -> bool:
-    """Is it one of whole numbers?"""
+def is_integer(dtype: Dtype) -> bool:
+    """Is it an integer dtype?"""
     return bool(jnp.issubdtype(dtype, np.integer))
 
 
 def may_become(dtype: Dtype, other: Dtype) -> bool:
-    """Is ``other`` of a kind that such values can be cast to?"""
+    """Can values of ``dtype`` be cast to ``other``?"""
     if dtype == np.bool_ or dtype == other:
         return True
-    if whole(dtype):
+    if is_integer(dtype):
         return other != np.bool_
     if jnp.issubdtype(dtype, np.complexfloating):
         return bool(jnp.issubdtype(other, np.complexfloating))
@@ -97,32 +95,32 @@ def of_a_kind(dtype: Dtype, other: Dtype) -> bool:
 
 
 def cast(name: str, values: NDArray[Any], dtype: Dtype, pool: Pool) -> NDArray[Any]:
-    """The values in another type; ``CastError`` with the place of one that does not fit."""
+    """Cast values; raises ``CastError`` with the place of one that does not fit."""
     if not values.size:
         return values.astype(dtype)
-    if whole(values.dtype) and whole(dtype):
+    if is_integer(values.dtype) and is_integer(dtype):
         least, most = _bounds(dtype)
         if values.min() < least or values.max() > most:
             outside = (values < least) | (values > most)
             raise _misfit(name, values, outside, dtype)
-        return _copied(values, dtype, pool)
-    made = _copied(values, dtype, pool)
-    if dtype != np.bool_ and not whole(dtype):
+        return _copy(values, dtype, pool)
+    made = _copy(values, dtype, pool)
+    if dtype != np.bool_ and not is_integer(dtype):
         fine = np.isfinite(made)
         if not fine.all():
-            lost = ~fine & (np.isfinite(values) if not whole(values.dtype) else True)
+            lost = ~fine & (np.isfinite(values) if not is_integer(values.dtype) else True)
             if lost.any():
                 raise _misfit(name, values, lost, dtype)
     return made
 
 
 def _bounds(dtype: Dtype) -> tuple[int, int]:
-    """As Python's numbers: NumPy would compare int64 with uint64 as fractions."""
+    """Return Python ints: NumPy would compare int64 with uint64 as floats."""
     found: Any = jnp.iinfo(dtype)
     return int(found.min), int(found.max)
 
 
-def _copied(values: NDArray[Any], dtype: Dtype, pool: Pool) -> NDArray[Any]:
+def _copy(values: NDArray[Any], dtype: Dtype, pool: Pool) -> NDArray[Any]:
     made = pool.array(len(values), dtype, values.shape[1:])
     with np.errstate(over="ignore", invalid="ignore"):
         np.copyto(made, values, casting="unsafe")
@@ -134,12 +132,8 @@ def _misfit(name: str, values: NDArray[Any], wrong: NDArray[np.bool_], dtype: Dt
     return CastError(name, place[0], values[place].item(), dtype.name)
 
 
-Casts = Any  # a type, or a dict of field name to type; whatever NumPy or JAX take for one
-_KEPT = 16  # pieces of memory of one size kept for their next use
-
-
 class BatchFormat:
-    """How arrays are handed to JAX; checked before anything is read.
+    """How arrays are passed to JAX; checked before anything is read.
 
     ``fields`` are those of a batch where they are known, with the shapes that they will have.
     """
@@ -156,26 +150,26 @@ class BatchFormat:
         self._wide = wide()
         known = known_fields(ds)
         each = casts if isinstance(casts, Mapping) else {}
-        self._casts = {name: named(dtype) for name, dtype in each.items()}
-        self._cast_all = None if casts is None or each is casts else named(casts)
+        self._casts = {name: parse_dtype(dtype) for name, dtype in each.items()}
+        self._cast_all = None if casts is None or each is casts else parse_dtype(casts)
         self._becomes: dict[tuple[str, Dtype], Dtype] = {}
         fields = known or {}
         if known is not None:
             _check_names(tuple(self._casts), known, names)
-        chosen_ones = [field for name, field in fields.items() if names is None or name in names]
+        chosen = [field for name, field in fields.items() if names is None or name in names]
         if known is not None and self._cast_all is not None:
-            _check_some(self._cast_all, chosen_ones)
-        for field in chosen_ones:
+            _check_some(self._cast_all, chosen)
+        for field in chosen:
             if not holds(field):
                 raise refuse_dtype(ds, field, "JAX")
             try:
                 self._target(field.name, field.dtype)
             except (TypeError, ValueError) as error:
                 raise SchemaError(ds.first_file, f"{error}") from None
-        self.fields = {field.name: padded_field(field, pads or {}) for field in chosen_ones}
+        self.fields = {field.name: padded_field(field, pads or {}) for field in chosen}
 
     def _target(self, name: str, dtype: Dtype) -> Dtype:
-        """The type that values of a field become."""
+        """Return the dtype that values of a field are cast to."""
         key = name, dtype
         found = self._becomes.get(key)
         if found is None:
@@ -187,14 +181,14 @@ class BatchFormat:
 
     @property
     def growth(self) -> float:
-        """Bytes that casts take for every byte that they are given, at most."""
+        """Bytes that casts allocate for every byte that they are given, at most."""
         casts = (
             (field.dtype, self._target(name, field.dtype)) for name, field in self.fields.items()
         )
         return max((new.itemsize / old.itemsize for old, new in casts if new != old), default=0.0)
 
-    def array(self, name: str, values: Any, pool: Pool) -> Any:  # noqa: ANN401
-        """A field's values as JAX is to get them; a list as a list of them."""
+    def array(self, name: str, values: object, pool: Pool) -> object:
+        """Return a field's values in the dtype that JAX is to get; a list becomes a list."""
         if wide() != self._wide:
             raise RuntimeError(
                 f"jax_enable_x64 was {self._wide} when the loader was made and is {not self._wide} "
@@ -210,11 +204,6 @@ class BatchFormat:
         return array
 
 
-def memory() -> Pool:
-    """Where arrays that were cast lie."""
-    return Pool(_KEPT)
-
-
 def _target(name: str, dtype: Dtype, wanted: Dtype | None) -> Dtype:
     if wanted is not None:
         if not may_become(dtype, wanted):
@@ -223,7 +212,7 @@ def _target(name: str, dtype: Dtype, wanted: Dtype | None) -> Dtype:
             )
         return wanted
     found = kept(dtype)
-    if found != dtype and not whole(dtype):
+    if found != dtype and not is_integer(dtype):
         raise TypeError(
             f"field {name!r} has dtype {dtype}, of which JAX keeps {found} while jax_enable_x64 is "
             f'off; say cast={{{json.dumps(name)}: "{found}"}}, or switch it on'
@@ -240,9 +229,9 @@ def _check_names(
 
 
 def _check_some(every: Dtype, fields: Sequence[Field]) -> None:
-    """Refuse one type for all fields where it would be for none of them."""
+    """Refuse one dtype for all fields where it applies to none of them."""
     if not any(of_a_kind(field.dtype, every) for field in fields):
-        kind = "integers" if whole(every) else "numbers of that kind"
+        kind = "integers" if is_integer(every) else "numbers of that kind"
         example = next((field.name for field in fields), "x")
         raise ValueError(
             f"cast={every.name!r} is for all fields of {kind}, and there are none; name the field: "

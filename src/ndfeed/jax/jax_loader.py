@@ -1,16 +1,18 @@
 """``ndfeed.jax.loader`` and ``ndfeed.jax.source``: batches as JAX arrays, samples for Grain.
 
+The batches, their order and their states are those of ``ndfeed.loader``, and so is the loader
+itself. What is added: arrays on devices and meshes, checked casts, and the processes of
+``jax.distributed``.
+
 Processes take their parts of one order. If one of them had another seed, or another batch size,
-samples would be read twice and others never, and a global array would be made of parts that do
-not belong together. So what has to be the same is compared when a pass begins: one small
+some samples would be read twice and others never, and a global array would be made of parts that
+do not belong together. So what has to be the same is compared when a pass starts: one small
 collective, in which every process takes part.
 
-The batches, their order and their states are those of ``ndfeed.loader``, and so is the loader
-itself. What is added: arrays on devices and meshes, casts that lose nothing in silence, and the
-processes of ``jax.distributed``.
-
-Grain asks for a length and for samples by number, one at a time or, where a transformation wants
-many, through ``_getitems``, which is one read. Samples are NumPy's, as Grain expects them.
+Grain asks for a length and for samples by number, one at a time or, where a transformation takes
+many, through ``_getitems``, which is one read. That method is no documented part of Grain (tried
+with 0.2.18): a Grain without it asks for one sample at a time. Samples are NumPy arrays, as Grain
+expects them.
 """
 
 import json
@@ -20,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeAlias
 
 import jax
 import numpy as np
@@ -50,10 +52,11 @@ from ndfeed.order.rank_share import Share
 
 PATIENCE = 10.0  # seconds after which a process says that it is waiting
 _ROOM = 4096  # bytes of JSON; what is compared takes a few hundred
+Sample: TypeAlias = Any  # arrays in the structure that ``fields=`` has
 
 
 def ranks() -> tuple[int, int]:
-    """This process and how many there are, as JAX has them."""
+    """Return the index of this process and the number of processes, as JAX has them."""
     return jax.process_index(), jax.process_count()
 
 
@@ -62,7 +65,7 @@ def agree(facts: Mapping[str, Any]) -> None:
     if jax.process_count() == 1:
         return
     text = json.dumps(facts).encode().ljust(_ROOM)
-    with _warns_if_it_waits():
+    with _warn_if_it_waits():
         gathered = multihost_utils.process_allgather(np.frombuffer(text, np.uint8))
     found = [json.loads(bytes(np.asarray(one, np.uint8))) for one in gathered]
     check_alike(
@@ -74,8 +77,8 @@ def agree(facts: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _warns_if_it_waits() -> Iterator[None]:
-    """Warn, from another thread, if the block takes long; the block goes on."""
+def _warn_if_it_waits() -> Iterator[None]:
+    """Warn, from another thread, if the block takes long; the block continues."""
     timer = threading.Timer(PATIENCE, _warn, [jax.process_index()])
     timer.daemon = True
     timer.start()
@@ -120,25 +123,25 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a mes
     cast: Casts = None,
     device: jax.Device | str | None = None,
 ) -> Loader:
-    """Batches of a dataset as arrays of JAX, put where they are used ahead of use.
+    """Batches of a dataset as JAX arrays, prefetched to the devices that use them.
 
     Takes all arguments of ``ndfeed.loader``, with the same meaning (``fields``, ``pad_to`` and
     ``pad_value`` among them), and the same seed gives the same batches. ``batch_size`` is the
     length of the arrays that come out.
 
     - ``shard=(rank, world)``: by default process and number of processes of JAX; then all
-      processes begin a pass together, and it is an error if they would read other orders.
+      processes start a pass together, and it is an error if they would read other orders.
     - ``ragged``: samples of different shapes are ``"pad"``-ded by default.
     - ``device``: one of ``jax.local_devices()``, or a platform such as ``"cpu"``, that arrays are
-      put on and stay on. By default they go with what they are used with.
+      committed to. By default they are not, and follow what they are used with.
     - ``sharding``: where arrays lie, or a dict of field name to that; a ``PartitionSpec`` is for
       the mesh of ``jax.set_mesh``. With devices of several processes batches are global arrays,
       and each process reads the rows of its own devices. Axes that an array does not have are
       left out of a ``NamedSharding``.
-    - ``cast``: a dict of field name to type; or one type for all fields of its kind, such as
-      ``"float32"`` for all fields of floating-point numbers. 64-bit integers become 32-bit ones
-      without being asked, unless ``jax_enable_x64`` is on; float64 needs a cast. Every value is
-      looked at: ``CastError`` for one that does not fit.
+    - ``cast``: a dict of field name to dtype; or one dtype for all fields of its kind, such as
+      ``"float32"`` for all floating-point fields. 64-bit integers become 32-bit ones without
+      being asked, unless ``jax_enable_x64`` is on; float64 needs a cast. Every value is checked:
+      ``CastError`` for one that does not fit.
     """
     every = ds
     ds, whole, options = settle(
@@ -147,7 +150,7 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a mes
         pad_to=pad_to, pad_value=pad_value,
     )  # fmt: skip
     if device is not None and sharding is not None:
-        raise ValueError("device says the same as a sharding; leave out one of them")
+        raise ValueError("device and sharding both say where arrays go; leave out one of them")
     where = device_of(device)
     if sharding is not None:
         check_names(sharding, known_fields(every))
@@ -160,27 +163,28 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a mes
                 "one of them"
             )
         if ds.steps and len(ds):
-            _ = ds.fields  # what a map makes has to be known: raises what it raises
+            _ = ds.fields  # a sharding needs shapes; raises what the map raises
         layout = Placement(
             on_the_mesh(sharding), form.fields, options.structure.names, whole.batch_size
         )
     share = _share(whole, layout, shard)
     _check_last(layout, share, 0)
     asks = shard is None and (layout is None or layout.is_everybody_s)
-    check = partial(_before, layout, asks)
+    check = partial(_check_pass, layout, asks)
     joint = layout is None and side_by_side(ds, on_error) and not options.pads
     adapt = partial(feed, form, layout, share.size, options.memory if joint else 0, where)
     return Loader(ds, share, shuffle, options, adapt, check)
 
 
 def _share(whole: Share, layout: Placement | None, shard: Sequence[int] | None) -> Share:
-    """The samples that this process reads."""
+    """Return which samples this process reads."""
     if layout is None or not layout.spans_processes:
         rank, world = ranks() if shard is None else as_shard(shard)
         return replace(whole, rank=rank, world=world)
     if shard is not None:
         raise ValueError(
-            "shard is said by a sharding with devices of several processes; leave out one of them"
+            "shard and a sharding with devices of several processes both say what a process reads; "
+            "leave out one of them"
         )
     (rank, *others), world = layout.ranks, layout.world
     size = whole.batch_size // world
@@ -199,8 +203,8 @@ def _check_last(layout: Placement | None, share: Share, start: int) -> None:
         layout.check(length, "the last batch", "drop_last=True leaves it out")
 
 
-def _before(layout: Placement | None, asks: bool, loader: Loader) -> None:
-    """Before a pass: would all processes read the same, and can all of it be laid out?"""
+def _check_pass(layout: Placement | None, asks: bool, loader: Loader) -> None:
+    """Check, before a pass, that all processes agree and that all batches can be sharded."""
     state, share = loader.state_dict(), loader.share
     if asks:
         agree({"batch_size": share.together, "drop_last": share.drop_last} | state)
@@ -211,7 +215,7 @@ class Source:
     """The samples of a dataset; made by ``ndfeed.jax.source``.
 
     It holds no data and no open file: it pickles in a few kilobytes, and each process reads for
-    itself. Its ``repr`` says which samples these are, which Grain compares when a run goes on.
+    itself. Its ``repr`` identifies the samples; Grain compares it when a run resumes.
     """
 
     def __init__(self, ds: Dataset, structure: Structure) -> None:
@@ -221,15 +225,18 @@ class Source:
     def __len__(self) -> int:
         return len(self.ds)
 
-    def __getitem__(self, row: SupportsIndex) -> Any:  # noqa: ANN401
-        """One sample: a dict of arrays, or in the structure that was asked for."""
+    def __getitem__(self, row: SupportsIndex) -> Sample:
+        """Return one sample: a dict of arrays, or the structure of ``fields=``."""
         return self._structure.build(self.ds[row])
 
-    def _getitems(self, rows: Sequence[int]) -> list[Any]:
-        """The samples ``rows``, in one read."""
+    def _getitems(self, rows: Sequence[int]) -> list[Sample]:
+        """Return the samples ``rows``, in one read."""
         batch = self.ds.read(rows)
-        # With the dots an array even where a sample is one number.
-        columns = {n: v if isinstance(v, list) else [*_each(v)] for n, v in batch.items()}
+        # The ellipsis makes an array even of a sample that is a single number.
+        columns = {
+            name: values if isinstance(values, list) else [values[i, ...] for i in range(len(rows))]
+            for name, values in batch.items()
+        }
         build = self._structure.build
         return [build({n: v[at] for n, v in columns.items()}) for at in range(len(rows))]
 
@@ -239,18 +246,14 @@ class Source:
         return f"ndfeed.jax.Source({self.ds.fingerprint}, {len(self)} samples{names})"
 
 
-def _each(values: Any) -> Any:  # noqa: ANN401
-    return (values[at, ...] for at in range(len(values)))
-
-
 @with_hints()
 def source(ds: Dataset, fields: Fields | None = None) -> Source:
-    """A data source for ``grain.MapDataset.source`` and ``grain.DataLoader``.
+    """Make a data source for ``grain.MapDataset.source`` and ``grain.DataLoader``.
 
     Samples are dicts of arrays, or have the structure of ``fields``: a name, or any nest of names
     in tuples, lists and dicts, as for ``ndfeed.loader``. Any number of threads and of worker
-    processes may read from it. A random function given to ``map`` draws the same
-    for a sample in every epoch: random transformations are better Grain's own.
+    processes may read from it. A random function given to ``map`` draws the same for a sample in
+    every epoch: use transformations of Grain for random ones.
     """
     check_dataset(ds)
     structure = make_structure(ds, fields, "list")

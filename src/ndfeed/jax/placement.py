@@ -1,9 +1,8 @@
-"""Where the arrays of a batch lie: on which devices, and which rows of them this process reads.
+"""Where the arrays of a batch go: to which devices, and which of their rows this process reads.
 
-A sharding says for every device which part of an array is its own. The rows that the devices of
-this process need, of all fields together, are the ones it reads: several slices of every global
-batch, if they do not lie side by side. Rows are read whole; where other axes are cut too, each
-device gets its part of them.
+A sharding says for every device which part of an array it holds. This process reads the rows that
+its devices need, of all fields together: several slices of every global batch, if these rows are
+not contiguous. Rows are read whole; where other axes are sharded too, each device gets its part.
 """
 
 import json
@@ -23,14 +22,14 @@ from ndfeed.loading.ragged import owner
 Shardings: TypeAlias = Sharding | PartitionSpec | Mapping[str, Sharding | PartitionSpec]
 Given: TypeAlias = Sharding | Mapping[str, Sharding]
 _ALL = (slice(None),)
-_LENGTH = "_length"  # of what padding puts beside a field
+_LENGTH = "_length"  # of the lengths that padding adds beside a field
 
 
 class Placement:
     """The shardings of a batch's arrays, which have ``batch_size`` rows.
 
-    ``spans_processes`` says whether arrays have parts on devices of other ``processes``;
-    ``ranks`` of ``world`` are the slices that this process has.
+    ``spans_processes`` says whether arrays have parts on devices of other ``processes``; ``ranks``
+    of ``world`` are the slices that this process reads.
     """
 
     def __init__(
@@ -67,22 +66,22 @@ class Placement:
 
     @property
     def is_everybody_s(self) -> bool:
-        """Have all processes of JAX's arrays, be it global ones or each its own?"""
+        """Do all processes have arrays, either global ones or each its own?"""
         return not self.spans_processes or len(self.processes) == jax.process_count()
 
     @property
     def platform(self) -> str:
-        """What kind of devices."""
+        """The platform of the devices, such as ``"gpu"``."""
         return str(next(iter(self.devices)).platform)
 
     def sharding(self, name: str, ndim: int) -> Sharding:
-        """That of a field's arrays, for as many axes as they have."""
+        """Return the sharding of a field's arrays, for as many axes as they have."""
         found = self._of.get((name, ndim))
         if found is None:
-            found = self._of[name, ndim] = _for_axes(self._chosen(name), ndim)
+            found = self._of[name, ndim] = _for_axes(self._find(name), ndim)
         return found
 
-    def _chosen(self, name: str) -> Sharding:
+    def _find(self, name: str) -> Sharding:
         if not isinstance(self._given, Mapping):
             return self._given
         found = self._given.get(name) or self._given.get(name.removesuffix(_LENGTH))
@@ -91,7 +90,7 @@ class Placement:
         return found
 
     def check(self, batch_size: int, what: str, remedy: str) -> None:
-        """Refuse arrays of so many rows, if some sharding does not divide them."""
+        """Refuse arrays of ``batch_size`` rows, if some sharding does not divide them."""
         for name, shape in self._shapes.items():
             sharding = self.sharding(name, 1 + len(shape))
             rows = _parts(sharding)
@@ -109,7 +108,7 @@ class Placement:
                 ) from None
 
     def _slices(self, batch_size: int) -> tuple[int, tuple[int, ...]]:
-        """How many slices a batch is cut into, and which of them devices here need."""
+        """Return how many slices a batch is cut into, and which the devices here need."""
         needed = np.full(batch_size, not self._shapes)
         for name, shape in self._shapes.items():
             sharding = self.sharding(name, 1 + len(shape))
@@ -119,7 +118,7 @@ class Placement:
         return slices(needed)
 
     def put(self, name: str, rows: NDArray[Any]) -> jax.Array:
-        """The global array, of which ``rows`` are those that this process has."""
+        """Make the global array, of which this process has ``rows``."""
         each = len(rows) // len(self.ranks)  # of a slice
 
         def part(index: tuple[slice, ...] | None) -> NDArray[Any]:
@@ -134,7 +133,7 @@ class Placement:
 
 
 def on_the_mesh(given: Shardings) -> Given:
-    """The shardings, with those of the current mesh for what is only a ``PartitionSpec``."""
+    """Return the shardings; a ``PartitionSpec`` becomes one on the current mesh."""
     if isinstance(given, Mapping):
         return {name: _on_the_mesh(one) for name, one in given.items()}
     return _on_the_mesh(given)
@@ -143,7 +142,7 @@ def on_the_mesh(given: Shardings) -> Given:
 def _on_the_mesh(given: Sharding | PartitionSpec) -> Sharding:
     if not isinstance(given, PartitionSpec):
         return given
-    # Versions of JAX that have no set_mesh do not know of a current mesh either.
+    # Versions of JAX without set_mesh have no current mesh either.
     mesh = jax.sharding.get_mesh() if hasattr(jax.sharding, "get_mesh") else None
     if mesh is None or mesh.empty:
         raise ValueError(
@@ -154,7 +153,7 @@ def _on_the_mesh(given: Sharding | PartitionSpec) -> Sharding:
 
 
 def check_names(given: Shardings, known: Mapping[str, Field] | None) -> None:
-    """Refuse a sharding for a field that there is not."""
+    """Refuse a sharding for a field that does not exist."""
     if known is None or not isinstance(given, Mapping):
         return
     for name in given:
@@ -163,12 +162,14 @@ def check_names(given: Shardings, known: Mapping[str, Field] | None) -> None:
 
 
 def slices(needed: NDArray[np.bool_]) -> tuple[int, tuple[int, ...]]:
-    """How many equal slices rows are cut into so that some of them are what is needed.
+    """Cut rows into the fewest equal slices of which some are exactly the rows needed.
+
+    Returns how many slices there are, and which of them are needed.
 
     >>> slices(np.array([0, 0, 1, 1, 0, 0, 1, 1], bool))
     (4, (1, 3))
     """
-    # As long as can be: they end where needed rows begin and end.
+    # Slices must end wherever needed rows start or end.
     edges = np.flatnonzero(np.diff(needed, prepend=False, append=False)).tolist()
     size = math.gcd(len(needed), *edges)
     return len(needed) // size, tuple(np.flatnonzero(needed[::size]).tolist())
@@ -185,7 +186,7 @@ def _shape(field: Field) -> tuple[int, ...]:
 
 
 def _for_axes(sharding: Sharding, ndim: int) -> Sharding:
-    """The sharding without what it says of axes that an array does not have."""
+    """Return the sharding without the axes that an array does not have."""
     if isinstance(sharding, NamedSharding) and len(sharding.spec) > ndim:
         spec = PartitionSpec(*tuple(sharding.spec)[:ndim])
         return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
@@ -193,7 +194,7 @@ def _for_axes(sharding: Sharding, ndim: int) -> Sharding:
 
 
 def _parts(sharding: Sharding) -> int:
-    """How many parts the first axis is cut into; 0 where only the sharding itself knows."""
+    """Return how many parts the first axis is cut into; 0 if only the sharding itself knows."""
     if not isinstance(sharding, NamedSharding):
         return 0
     first = sharding.spec[0] if len(sharding.spec) else None

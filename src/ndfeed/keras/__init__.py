@@ -8,10 +8,12 @@
 ``Resume`` is for ``ndfeed.tf.dataset`` as well.
 """
 
+from importlib import import_module
+
 from ndfeed.errors import not_installed
 
 try:
-    import keras as _  # noqa: F401
+    import_module("keras")
 except ModuleNotFoundError as error:
     raise not_installed(error, "keras", "keras") from None
 

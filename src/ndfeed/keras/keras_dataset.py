@@ -1,14 +1,9 @@
 """``ndfeed.keras.dataset`` and ``Resume``: batches for ``fit``, and exact resume.
 
-``ndfeed.keras.dataset``: epochs of batches, as Keras takes them, with any backend.
-
-Keras gets its batches from passes over a loader (``feed``). Whoever asks for a batch by number gets
-that one, made when it is asked for.
-
-A callback that counts what ``fit`` has used, so that it can be saved and gone on from.
+Keras gets its batches from passes over a loader (``feed``). Code that asks for a batch by number
+gets that one, made when it is asked for.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +14,8 @@ import keras
 from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.column import Field
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.keras.feed import Passes, adopt
+from ndfeed.keras.feed import Batch, Passes
+from ndfeed.keras.framework_hacks import adopt_adapter
 from ndfeed.loading.adapter import Arrays, Encoded
 from ndfeed.loading.argument_hints import with_hints
 from ndfeed.loading.consumed import Consumed
@@ -49,8 +45,8 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
     """Batches of an epoch for Keras; made by ``ndfeed.keras.dataset``.
 
     ``data[i]`` is batch ``i`` of the epoch in progress, and ``len(data)`` how many there are.
-    ``fit`` takes epoch after epoch, made ahead of use. ``evaluate``, ``predict`` and loops over
-    it read the epoch in progress and do not move it on.
+    ``fit`` takes epoch after epoch, prefetched. ``evaluate``, ``predict`` and loops over it read
+    the epoch in progress and do not advance it.
     """
 
     def __init__(self, loader: Loader, at: BatchesByNumber, options: Options) -> None:
@@ -64,17 +60,17 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
 
     @property
     def workers(self) -> int:
-        """How many workers Keras is to start: none, since batches are made ahead already."""
-        adopt(sys._getframe(1))
+        """How many workers Keras uses: one, which starts none, since batches are prefetched."""
+        adopt_adapter()
         return 1
 
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __getitem__(self, index: int) -> Any:  # noqa: ANN401
+    def __getitem__(self, index: int) -> Batch:
         return self._at.batch(self.epoch, index)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         return self.passes.look()
 
     @property
@@ -84,7 +80,7 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
 
     @property
     def epoch(self) -> int:
-        """The epoch in progress, or the next if none is; it can be set between two."""
+        """The epoch in progress, or the next one; it can be set between two epochs."""
         return self._counter.epoch
 
     @epoch.setter
@@ -92,40 +88,40 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
         self._counter.go_to(as_count("epoch", epoch, 0, 1 << 62))
 
     def report(self) -> Report:
-        """How fast the pass begun last is, where its time goes, and what limits it."""
+        """Report how fast the last pass is, where its time goes, and the bottleneck."""
         return self._loader.report()
 
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:
-        """Samples left out by ``on_error="skip"``: the row and what was wrong, the first 1,000."""
+        """Samples skipped by ``on_error="skip"``: row and error of the first 1,000."""
         return tuple((dict(self._loader.skipped) | dict(self._at.skipped)).items())
 
     @property
     def state(self) -> Consumed:
-        """Where the training stands, to be saved and gone on from; for ``ndfeed.keras.Resume``."""
+        """The position of training, from which another run resumes; for ``ndfeed.keras.Resume``."""
         return self._counter
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training stands, as JSON of a few hundred bytes.
+        """Return the position of training as JSON of a few hundred bytes.
 
         With ``ndfeed.keras.Resume`` it counts what ``fit`` has used; without, what Keras was
-        given, which may be some batches ahead of that.
+        given, which may be some batches more.
         """
         return self._counter.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state: the next ``fit`` begins with what is left of its epoch.
+        """Resume from a state: the next ``fit`` starts with the rest of its epoch.
 
         Refuses a state of other data or of another order.
         """
         self._counter.load_state_dict(state)
 
     def on_epoch_begin(self) -> None:
-        """Called by whoever goes through the batches by number."""
+        """Start an epoch; called by code that takes batches by number."""
         self._within = True
 
     def on_epoch_end(self) -> None:
-        """Called by the same; the next epoch is another."""
+        """End the epoch; called by the same code. The next one has another order."""
         if self._within:
             self._within = False
             self._counter.go_to(self.epoch + 1)
@@ -158,16 +154,16 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Kera
     """Batches of a dataset for ``fit``, ``evaluate`` and ``predict``, with any backend.
 
     Takes the arguments of ``ndfeed.loader``, with the same meaning, and the same seed gives the
-    same batches: the order is this one, whatever ``shuffle`` of ``fit`` says. Samples of different
-    shapes are padded.
+    same batches, in this order whatever ``shuffle`` of ``fit`` says. Samples of different shapes
+    are padded.
 
     - ``fields``: a name, or any nest of names in tuples, lists and dicts. ``fit`` takes
       ``("x", "y")``; ``("x", "y", "weight")`` with the weight of each sample; and for models with
       several inputs or outputs ``({"a": "x", "b": "z"}, "y")`` with the names of the layers. With
       the TensorFlow backend lists come out as tuples.
-    - ``workers``, ``use_multiprocessing``: for those who have them in their code; more than one
-      worker are so many ``threads``, or ``processes``. Keras starts none of its own.
-    - ``max_queue_size``: for the same; how much is read ahead is said by ``memory``.
+    - ``workers``, ``use_multiprocessing``: for code that has them already; more than one worker
+      means as many ``threads``, or ``processes``. Keras starts none of its own.
+    - ``max_queue_size``: accepted and ignored; ``memory`` limits how much is prefetched.
     """
     workers = as_count("workers", workers, 0, 1 << 16)
     as_count("max_queue_size", max_queue_size, 1, 1 << 30)
@@ -187,14 +183,14 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Kera
     names = options.structure.names
     for name, field in ds.fields.items():
         if names is None or name in names:
-            _check(ds, field)
+            _check_dtype(ds, field)
     loader = Loader(ds, share, shuffle, options, partial(adapt, options.structure))
     at = BatchesByNumber(ds, share, shuffle, replace(options, processes=0))
     return Batches(loader, at, options)
 
 
-def _check(ds: Dataset, field: Field) -> None:
-    """Refuse what is no number; text, too, where the backend has none."""
+def _check_dtype(ds: Dataset, field: Field) -> None:
+    """Refuse dtypes that are no numbers; text, too, where the backend has none."""
     backend = keras.backend.backend()
     text = field.dtype.kind in "SU" and backend == "tensorflow"
     if not text and field.dtype.name not in _NUMBERS:
@@ -202,15 +198,15 @@ def _check(ds: Dataset, field: Field) -> None:
 
 
 class Resume(keras.callbacks.Callback):  # type: ignore[misc]
-    """Counts the batches that ``fit`` used, and saves now and then.
+    """Counts the batches that ``fit`` has used, and saves the position regularly.
 
         resume = ndfeed.keras.Resume(data, save, every=100)
         model.fit(data, initial_epoch=data.epoch, epochs=10, callbacks=[resume, ...])
 
     ``data`` is what ``ndfeed.keras.dataset`` returned, or the ``ndfeed.tf.State`` of a
-    ``tf.data.Dataset``. ``save`` is called behind every ``every`` batches, and at the end of each
-    epoch. Where a run goes on in the middle of an epoch, the first epoch of ``fit`` is what is
-    left of it, and the next are whole. For that this callback ends it, so it should come before
+    ``tf.data.Dataset``. ``save`` is called after every ``every`` batches, and at the end of each
+    epoch. Where a run resumes in the middle of an epoch, the first epoch of ``fit`` is the rest of
+    it, and the next ones are whole. This callback ends that first epoch, so it should come before
     others that may stop the training.
     """
 
@@ -230,18 +226,18 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         self._ended = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Called by Keras; an epoch that was interrupted is gone on with."""
+        """Resume an epoch that was interrupted; called by Keras."""
         self._unsaved = 0
         self._ended = False
         self._state.settle()
         self._state.in_fit = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Called by Keras."""
+        """Count from zero; called by Keras."""
         self._seen = 0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Called by Keras; ``batch`` is the last of those that were used since.
+        """Count the batches up to number ``batch``; called by Keras.
 
         With ``steps_per_execution`` its number may be higher than there were batches.
         """
@@ -255,23 +251,23 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         steps = self.params.get("steps")
         short = steps is None or self._seen < steps
         if self._seen == self._left and short and not self.model.stop_training:
-            # Nothing is left of the epoch: to ask for more would be a warning.
+            # Nothing is left of the epoch: Keras would ask for more, and warn.
             self._ended = self.model.stop_training = True
         if self._every is not None and self._unsaved >= self._every:
-            self._saved()
+            self._save_now()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Called by Keras."""
+        """Save, and let the next epoch run; called by Keras."""
         if self._ended:
             self._ended = self.model.stop_training = False
         if self._unsaved:
-            self._saved()
+            self._save_now()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Called by Keras."""
+        """Stop counting; called by Keras."""
         self._state.in_fit = False
 
-    def _saved(self) -> None:
+    def _save_now(self) -> None:
         self._unsaved = 0
         if self._save is not None:
             self._save()

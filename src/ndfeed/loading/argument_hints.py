@@ -92,6 +92,25 @@ _HINTS = {
     "validation_split": "ds.split(0.9) gives two datasets",
 }
 
+_CAST = 'write dtype={"x": "float32"}, which converts fields as they are read'
+_IN_A_LOADER = "give it to ndfeed.loader"
+_OPEN_HINTS = {
+    "cast": _CAST,
+    "convert": _CAST,
+    "astype": _CAST,
+    "dtypes": _CAST,
+    "columns": "write fields=",
+    "keys": "write fields=",
+    "mmap": "write mapped=",
+    "mmap_mode": "files are mapped read-only; mapped=False reads them by position",
+    "allow_pickle": "files are never unpickled; fields= leaves out fields of Python objects",
+    "weights_only": "files are never unpickled",
+    "batch_size": _IN_A_LOADER,
+    "shuffle": _IN_A_LOADER,
+    "seed": _IN_A_LOADER,
+    "transform": "write ndfeed.open(path).map(function)",
+}
+
 
 def with_hints(**more: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate an entry function: unknown arguments raise an error that names ours.
@@ -99,8 +118,15 @@ def with_hints(**more: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     ``more`` are hints for this function only. Its signature is kept for ``help``, editors and type
     checkers.
     """
-    hints = _HINTS | more
+    return _with_hints(_HINTS | more)
 
+
+def with_open_hints(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate ``ndfeed.open`` in the same way, with hints of its own."""
+    return _with_hints(_OPEN_HINTS)(function)
+
+
+def _with_hints(hints: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         known = inspect.signature(function).parameters
 

@@ -7,10 +7,12 @@
 Batches, order and states are those of ``ndfeed.loader``: the same seed gives the same rows.
 """
 
+from importlib import import_module
+
 from ndfeed.errors import not_installed
 
 try:
-    import tensorflow as _  # noqa: F401
+    import_module("tensorflow")
 except ModuleNotFoundError as error:
     raise not_installed(error, "tf", "tensorflow") from None
 

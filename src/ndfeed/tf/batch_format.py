@@ -1,11 +1,7 @@
 """How a batch of arrays becomes tensors: fields, dtypes, shapes and structure.
 
-What becomes of a batch of arrays: which tensors, of which types and shapes, in which container.
-
-Everything is known before anything is read. Axes whose length is not are those along which
-samples differ, and the first where a last batch may be short.
-
-What a loader of arrays is told where its batches go to TensorFlow.
+Everything is known before anything is read, except the lengths of some axes: those along which
+samples differ, and the first one where the last batch may be short.
 """
 
 from collections.abc import Mapping
@@ -22,6 +18,7 @@ from ndfeed.loading.adapter import Arrays, encoded
 from ndfeed.loading.engine import BatchGroup, count_batches
 from ndfeed.loading.options import Options, refuse_dtype
 from ndfeed.loading.ragged import owner, padded_field, uneven_field
+from ndfeed.tf.framework_hacks import Element, Spec
 
 Ragged = Literal["ragged", "pad"]
 RAGGED = ("ragged", "pad")
@@ -41,18 +38,18 @@ _SMALL = {
 }
 
 
-def type_of(field: Field) -> tf.DType | None:
-    """The type of a field's tensors; nothing where TensorFlow has none."""
+def dtype_of(field: Field) -> tf.DType | None:
+    """Return the dtype of a field's tensors; ``None`` where TensorFlow has none."""
     if field.dtype.kind in "SU":
         return tf.string
     return _SMALL.get(field.dtype.name) or _TYPES.get(field.dtype.newbyteorder("="))
 
 
 class BatchFormat:
-    """How the batches of a dataset are handed to TensorFlow.
+    """How the batches of a dataset become elements of a ``tf.data.Dataset``.
 
-    ``size`` is how many samples a batch has, ``full`` whether all of them have so many, and
-    ``joint`` whether they come several in one piece, side by side.
+    ``size`` is the number of samples of a batch, ``full`` says whether all batches have that many,
+    and ``joint`` whether several batches cross into TensorFlow in one piece, side by side.
     """
 
     def __init__(
@@ -71,14 +68,14 @@ class BatchFormat:
         self._structure = options.structure.with_tuples()
         names, pads = self._structure.names, options.pads
         self._mapped = bool(ds.steps)
-        self.signature: dict[str, tf.TensorSpec] = {}  # of what the generator gives
-        self.ragged: dict[str, str] = {}  # field to its offsets
+        self.signature: dict[str, tf.TensorSpec] = {}  # of what the generator yields
+        self.ragged: dict[str, str] = {}  # field name to the name of its offsets
         every = size if full else None
         own = (None, every) if joint else (every,)
         for name, field in ds.fields.items():
             if names is not None and name not in _owners(names, ds.fields, ragged):
                 continue
-            dtype = _checked(ds, field)
+            dtype = _check_dtype(ds, field)
             field = uneven_field(field, pads)
             if not field.ragged:
                 self._add(name, (*own, *(field.shape or ())), dtype)
@@ -98,15 +95,15 @@ class BatchFormat:
         self.signature[name] = tf.TensorSpec(shape, dtype)
 
     @property
-    def given(self) -> Any:  # noqa: ANN401
-        """The types and shapes of what the generator gives."""
-        return self._arranged(self.signature)
+    def generator_spec(self) -> Spec:
+        """The types and shapes of what the generator yields."""
+        return self._build(self.signature)
 
-    def arrays(self, found: Any) -> list[Any]:  # noqa: ANN401
-        """What the generator gives, one after the other, for something that a loader delivered."""
+    def arrays(self, found: BatchGroup | ArrayDict) -> list[Element]:
+        """Convert what a loader delivered to what the generator yields, one after the other."""
+        made = self._check(found.made if isinstance(found, BatchGroup) else found)
         if not self.joint:
-            return [self._arranged(self._checked(found))]
-        made = self._checked(found.made if isinstance(found, BatchGroup) else found)
+            return [self._build(made)]
         size = self.size
         whole = len(next(iter(made.values()))) // size
         end = whole * size
@@ -115,35 +112,35 @@ class BatchFormat:
             parts.append({n: a[:end].reshape(-1, size, *a.shape[1:]) for n, a in made.items()})
         if whole < count_batches(found):  # a last batch that is short, or empty
             parts.append({n: a[None, end:] for n, a in made.items()})
-        return [self._arranged(part) for part in parts]
+        return [self._build(part) for part in parts]
 
-    def _arranged(self, parts: dict[str, Any]) -> Any:  # noqa: ANN401
-        """In the structure that was asked for, unless ragged tensors are still to be made."""
+    def _build(self, parts: dict[str, Any]) -> Element:
+        """Build the structure of ``fields=``, unless ragged tensors are still to be made."""
         return parts if self.ragged else self._structure.build(parts)
 
-    def cut(self, *parts: Any) -> tf.data.Dataset:
-        """The batches of a piece, of which a plain tuple comes as several arguments."""
-        several = type(self.given) is tuple
+    def split(self, *parts: Element) -> tf.data.Dataset:
+        """Split a piece into its batches. TensorFlow passes a plain tuple as several arguments."""
+        several = type(self.generator_spec) is tuple
         return tf.data.Dataset.from_tensor_slices(parts if several else parts[0])
 
-    def _checked(self, batch: Mapping[str, Any]) -> ArrayDict:
-        """The arrays that go over; a map may have made something else of some samples."""
+    def _check(self, batch: Mapping[str, Any]) -> ArrayDict:
+        """Return the arrays of a batch, if they have the shapes that the first sample promised."""
         arrays = {name: batch[name] for name in self.signature if name in batch}
         for name in self.signature if self._mapped else ():
             found = arrays.get(name)
             expected = self.signature[name].shape
-            if self.joint:  # however many there are
+            if self.joint:  # any number of batches
                 expected = tf.TensorShape([None]).concatenate(expected[2:])
             if not isinstance(found, np.ndarray) or not expected.is_compatible_with(found.shape):
                 shape = "nothing" if found is None else getattr(found, "shape", "different shapes")
                 raise ValueError(
-                    f"field {name!r}: batches of {expected} were expected by what map makes of "
-                    f"the first sample, found {shape}; give all samples one shape in map"
+                    f"field {name!r}: expected batches of shape {expected}, as map() made of the "
+                    f"first sample, found {shape}; give all samples one shape in map()"
                 )
         return {name: encoded(values) for name, values in arrays.items()}
 
-    def element(self, tensors: Mapping[str, Any]) -> Any:  # noqa: ANN401
-        """The element of the ``tf.data.Dataset``, where some of its fields are ragged."""
+    def element(self, tensors: Mapping[str, tf.Tensor]) -> Element:
+        """Make the element of the ``tf.data.Dataset``, where some of its fields are ragged."""
         made = dict(tensors)
         for name, offsets in self.ragged.items():
             made[name] = tf.RaggedTensor.from_row_splits(
@@ -153,7 +150,7 @@ class BatchFormat:
 
 
 def _owners(names: tuple[str, ...], fields: Mapping[str, Field], ragged: Ragged) -> set[str]:
-    """The fields that names are of, or stand beside."""
+    """Return the fields that the names belong to; padding adds the name of a field's lengths."""
     known, found = list(fields), set()
     for name in names:
         beside = owner(name, known, "pad") if ragged == "pad" else None
@@ -168,7 +165,7 @@ def _shape(field: Field) -> tuple[int | None, ...]:
     if field.shape is None:
         raise ValueError(
             f"field {field.name!r} has samples of different numbers of dimensions, which no "
-            "tensor can hold; give them one in map()"
+            "tensor can hold; give them the same number in map()"
         )
     return field.shape
 
@@ -181,27 +178,27 @@ def _check_ragged(field: Field) -> None:
         )
 
 
-def _checked(ds: Dataset, field: Field) -> tf.DType:
-    dtype = type_of(field)
+def _check_dtype(ds: Dataset, field: Field) -> tf.DType:
+    dtype = dtype_of(field)
     if dtype is None:
         raise refuse_dtype(ds, field, "TensorFlow")
     return dtype
 
 
 class Pieces(Arrays):
-    """Small batches come several in one piece.
+    """Hands small batches to TensorFlow several at a time, in one piece.
 
-    To cross into TensorFlow costs some 100 µs however little is handed over, and there a piece
-    is cut for less. TensorFlow takes the memory of arrays as it is where it begins at a multiple
-    of 64 bytes, which memory of a megabyte or more from the pool does.
+    Crossing into TensorFlow takes some 100 µs however little is handed over, and splitting a piece
+    there takes less. TensorFlow uses the memory of arrays without a copy where it is aligned to 64
+    bytes, as memory of a megabyte or more from the pool is.
     """
 
     def __init__(self, together: int, joint: bool, held: int) -> None:
-        super().__init__()  # TensorFlow's tuples are made behind the cutting of pieces
+        super().__init__()  # the structure is built later, when pieces are split
         self.together = together
         self.joint = joint
         self.held = held
 
     def describe(self) -> str:
-        """How they are handed over."""
+        """Say how batches are handed over."""
         return "TensorFlow is handed several batches at a time" if self.joint else ""

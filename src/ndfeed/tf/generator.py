@@ -1,15 +1,12 @@
 """The generator behind a ``tf.data.Dataset``, and the state of its consumer.
 
-Where the consumer of a ``tf.data.Dataset`` stands.
+TensorFlow prefetches batches and does not say which of them were used. So the code that uses them
+counts: it calls ``advance()`` after every batch, or gives ``fit`` the callback
+``ndfeed.keras.Resume``.
 
-TensorFlow asks for batches ahead of use, and does not say which of them were used. So whoever
-uses them counts: ``advance()`` behind every batch, or ``ndfeed.keras.Resume`` in ``fit``.
-
-Passes over a dataset, as TensorFlow asks for them.
-
-TensorFlow keeps every function that it was ever given. So the one that it asks for a pass holds no
-loader. A tensor does, which goes where the dataset goes, also into graphs that outlive it; and
-where nothing but graphs is left of a dataset, its threads and memory end with every pass.
+TensorFlow keeps every function that it was ever given. So the function that starts a pass refers to
+no loader. A tensor does, which goes where the dataset goes, also into graphs that outlive it. Where
+only graphs are left of a dataset, its threads and memory end with every pass.
 """
 
 import json
@@ -17,7 +14,6 @@ import secrets
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -29,24 +25,25 @@ from ndfeed.loading.consumed import Consumed
 from ndfeed.loading.engine import count_batches
 from ndfeed.loading.loader import Loader
 from ndfeed.tf.batch_format import BatchFormat
+from ndfeed.tf.framework_hacks import Element
 
 
 class State(Consumed, tf.train.experimental.PythonState):  # type: ignore[misc]
-    """How far training has come; given to ``ndfeed.tf.dataset`` and saved with the model.
+    """The position of a training run; given to ``ndfeed.tf.dataset`` and saved with the model.
 
         state = ndfeed.tf.State()
         checkpoint = tf.train.Checkpoint(model=model, data=state)
         checkpoint.restore(path)  # before the dataset is used
         data = ndfeed.tf.dataset(ds, 256, shuffle=True, state=state)
 
-    The next pass over the dataset begins where it stands. A pass of which no batch was counted
-    is as if it had not been.
+    The next pass over the dataset starts at this position. A pass of which no batch was counted
+    does not move it.
     """
 
     def bind(self, loader: Loader, epochs: int | None) -> None:
-        """Be the state of a dataset; called by it."""
+        """Become the state of a dataset; called by ``ndfeed.tf.dataset``."""
         if self._loader is not None:
-            raise ValueError("a State belongs to one dataset; make another for another")
+            raise ValueError("a State belongs to one dataset; make one for each dataset")
         super().bind(loader, epochs)
 
     def _bound(self) -> Loader:
@@ -55,11 +52,11 @@ class State(Consumed, tf.train.experimental.PythonState):  # type: ignore[misc]
         return self._loader
 
     def serialize(self) -> str:
-        """For ``tf.train.Checkpoint``."""
+        """Return the position as JSON, for ``tf.train.Checkpoint``."""
         return json.dumps(self.state_dict())
 
     def deserialize(self, string_value: str) -> None:
-        """For ``tf.train.Checkpoint``."""
+        """Restore the position from JSON, for ``tf.train.Checkpoint``."""
         try:
             found = json.loads(string_value)
         except (ValueError, RecursionError):
@@ -67,12 +64,12 @@ class State(Consumed, tf.train.experimental.PythonState):  # type: ignore[misc]
         self.load_state_dict(found)
 
 
-_NO_CONSTANT = 256  # elements; of few a graph would make a copy of its own
-_MANY = 256  # batches; fewer may have been asked for ahead, by somebody who used only one
+_NO_CONSTANT = 256  # elements; TensorFlow copies smaller tensors into a graph
+_MANY = 256  # batches; fewer may all have been prefetched by a consumer that used only one
 
 
 class GeneratorSource:
-    """What TensorFlow calls for a pass, with the contents of the passes' owner if there is one.
+    """The function that TensorFlow calls to start a pass, with the content of the keeping tensor.
 
     TensorFlow numbers Python functions in every process from 0. A graph that is sent to another
     process may find a function of another dataset there, under the number of ours.
@@ -82,9 +79,9 @@ class GeneratorSource:
         self._passes = weakref.ref(passes)
         self._mark = passes.mark
 
-    def __call__(self, *owner: NDArray[np.uint8]) -> Iterator[Any]:
-        """What the batches of a pass are made of."""
-        if owner and owner[0].tobytes() != self._mark:
+    def __call__(self, *mark: NDArray[np.uint8]) -> Iterator[Element]:
+        """Yield the arrays of a pass."""
+        if mark and mark[0].tobytes() != self._mark:
             raise RuntimeError(
                 "this dataset was made in another process, and only that one can make its "
                 "batches; call ndfeed.tf.dataset in the process that reads, with shard="
@@ -95,26 +92,10 @@ class GeneratorSource:
         return passes.arrays()
 
 
-class _Owner(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Memory of a tensor, and what lives as long."""
-
-    passes: "Generator"
-
-
-def owner(passes: "Generator") -> tuple[tf.Tensor, ...]:
-    """A tensor that keeps the passes alive; nothing where tensors are only symbols."""
-    made = np.frombuffer(bytearray(passes.mark), np.uint8).view(_Owner)
-    made.passes = passes
-    with tf.init_scope():
-        if not tf.executing_eagerly():
-            return ()
-        return (tf.experimental.dlpack.from_dlpack(made.__dlpack__()),)
-
-
 class Generator:
-    """The passes over a dataset. One that goes on in the middle of an epoch is shorter.
+    """The passes over a dataset. One that resumes in the middle of an epoch is shorter.
 
-    TensorFlow asks for several at a time, each from a thread of its own.
+    TensorFlow may run several at a time, each in a thread of its own.
     """
 
     def __init__(
@@ -125,12 +106,12 @@ class Generator:
         self._form = form
         self._epochs = epochs
         self._state = state
-        self._next = 0  # the epoch that the next pass begins with, where no state says it
-        self._last = 0  # the epoch that was asked for last
-        self._begun: tuple[int, int] | None = None  # where the last pass began, with a state
-        self._whole = False  # was all of its first epoch handed over?
-        self._under_way = 0  # passes
-        self._in_graphs = False  # is that all that is left of the dataset?
+        self._next = 0  # the epoch of the next pass, without a state
+        self._last = 0  # the epoch that was requested last
+        self._begun: tuple[int, int] | None = None  # where the last pass started, with a state
+        self._whole = False  # was all of its first epoch delivered?
+        self._in_progress = 0  # passes
+        self._in_graphs = False  # are only graphs left of the dataset?
         self._lock = threading.Lock()
 
     @property
@@ -138,7 +119,7 @@ class Generator:
         """The epoch in progress, as far as anybody can tell."""
         if self._state is not None:
             return self._state.epoch
-        return self._last if self._under_way else self._next
+        return self._last if self._in_progress else self._next
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
@@ -147,11 +128,11 @@ class Generator:
             self._state.go_to(number)
         self._next = number
 
-    def arrays(self) -> Iterator[Any]:
-        """What the batches of the next pass are made of."""
+    def arrays(self) -> Iterator[Element]:
+        """Yield the arrays of the next pass."""
         with self._lock:
             epoch, start = self._begin()
-            self._under_way += 1
+            self._in_progress += 1
         chain = self._epochs
         stop = None if chain is None else epoch - epoch % chain + chain
         try:
@@ -161,14 +142,14 @@ class Generator:
                 epoch, start = epoch + 1, 0
         finally:
             with self._lock:
-                self._under_way -= 1
+                self._in_progress -= 1
             if self._in_graphs:
                 self.leave()
 
     def leave(self) -> None:
-        """Nobody but graphs may ask for passes from now on."""
+        """Only graphs are left of the dataset: end threads and memory with every pass."""
         self._in_graphs = True
-        if not self._under_way:
+        if not self._in_progress:
             self.loader.close()
 
     def _begin(self) -> tuple[int, int]:
@@ -177,8 +158,8 @@ class Generator:
             forgotten = begun == place and self._whole and not self._state.in_fit
             if forgotten and len(self.loader) > _MANY:
                 raise RuntimeError(
-                    "a pass was used and no batch of it counted; call state.advance() behind "
-                    "each, or give fit the callback ndfeed.keras.Resume(state)"
+                    "a pass was used and no batch of it was counted; call state.advance() behind "
+                    "each batch, or give fit the callback ndfeed.keras.Resume(state)"
                 )
             self._begun, self._whole = place, False
             return place
@@ -187,7 +168,7 @@ class Generator:
         self._next = epoch - epoch % chain + chain
         return epoch, 0
 
-    def _epoch(self, epoch: int, start: int) -> Iterator[Any]:
+    def _epoch(self, epoch: int, start: int) -> Iterator[Element]:
         loader = self.loader
         share = loader.share
         if self._form.full and not share.drop_last and (share.n - start) % share.together:
@@ -202,8 +183,8 @@ class Generator:
             left -= count_batches(found)
             if not left:
                 self._whole = True
-                next(batches, None)  # the epoch is over: threads may go on with the next
+                next(batches, None)  # the epoch is over: threads may start the next one
             parts = self._form.arrays(found)
-            del found  # not to be kept here while the next is made: its memory is still in cache
+            del found  # its memory, still in the processor's cache, is for the next batch
             while parts:
                 yield parts.pop(0)

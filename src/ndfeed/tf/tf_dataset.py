@@ -1,18 +1,13 @@
 """``ndfeed.tf.dataset``: epochs of batches as a ``tf.data.Dataset``, also distributed.
 
-Which part of a batch is whose under ``tf.distribute``.
+The threads of a loader prefetch batches. TensorFlow takes them through a generator, without a copy,
+and small batches several at a time. The graph holds the generator and no data.
 
-One worker with several devices: the strategy splits every batch among them, so the dataset is
-that of one reader. Several workers: each has a dataset of its own, made with the context that
-``distribute_datasets_from_function`` hands over; it gives what one device needs at a time. A
-dataset that was told nothing of this and is given to ``experimental_distribute_dataset`` reads
-everything on every worker, and TensorFlow keeps each worker's part of it.
-
-``ndfeed.tf.dataset``: epochs of batches as a ``tf.data.Dataset``.
-
-Threads of a loader make batches ahead of use; TensorFlow takes them through a generator, the
-memory of arrays as it is, small batches several at a time. What is in the graph is the generator
-and no data.
+Under ``tf.distribute``, one worker with several devices reads as one: the strategy splits every
+batch among the devices. With several workers each makes its own dataset, with the context that
+``distribute_datasets_from_function`` passes; a batch of it is for one device. A dataset that was
+made without a context and is given to ``experimental_distribute_dataset`` reads everything on every
+worker, and TensorFlow keeps each worker's part.
 """
 
 from collections.abc import Sequence
@@ -38,16 +33,17 @@ from ndfeed.loading.plan import batch_bytes
 from ndfeed.loading.ragged import PadTo, PadValue
 from ndfeed.tf.batch_format import RAGGED, BatchFormat, Pieces, Ragged
 from ndfeed.tf.fast_iterator import Batches, Generated
-from ndfeed.tf.generator import Generator, GeneratorSource, State, owner
+from ndfeed.tf.framework_hacks import tensor_that_keeps
+from ndfeed.tf.generator import Generator, GeneratorSource, State
 
 
 def batch_and_shard(
     batch_size: int, shard: tuple[int, int] | None, context: tf.distribute.InputContext | None
 ) -> tuple[int, tuple[int, int]]:
-    """Samples of a batch of this reader, its rank and the world."""
+    """Return the batch size of this reader, and its rank and world size."""
     if context is not None:
         if shard is not None:
-            raise ValueError("context says which part is read; leave out shard")
+            raise ValueError("context already says which part is read; leave out shard=")
         _check_divides(batch_size, context.num_replicas_in_sync)
         replicas = context.num_replicas_in_sync
         return batch_size // replicas, (context.input_pipeline_id, context.num_input_pipelines)
@@ -57,16 +53,16 @@ def batch_and_shard(
             raise ValueError(
                 "several workers need a dataset each: strategy.distribute_datasets_from_function("
                 "lambda context: ndfeed.tf.dataset(ds, batch_size, context=context)), "
-                "or say shard="
+                "or pass shard="
             )
         _check_divides(batch_size, strategy.num_replicas_in_sync)
     return batch_size, shard or (0, 1)
 
 
 def auto_shard(own: bool) -> tf.data.experimental.AutoShardPolicy:
-    """How TensorFlow divides the dataset among workers: not at all where that is done here.
+    """Return how TensorFlow divides the dataset among workers: by batches, or not at all.
 
-    By batches otherwise. There are no files in the graph, which it would look for first.
+    Not at all where it is divided here already. Never by files, since the graph has none.
     """
     policy = tf.data.experimental.AutoShardPolicy
     return policy.OFF if own else policy.DATA
@@ -89,9 +85,9 @@ def _workers(strategy: tf.distribute.Strategy) -> int:
     return sum(len(jobs.get(job, ())) for job in ("chief", "worker"))
 
 
-_HELD = 2  # batches, or pieces, that TensorFlow holds besides that in use: handed over, waiting
+_HELD = 2  # batches, or pieces, that TensorFlow holds besides the one in use
 _PIECE = 16 << 20  # bytes of batches that are handed over together, at most
-_SMALL_AHEAD = 4
+_SMALL_AHEAD = 4  # small batches that TensorFlow prefetches
 
 
 @with_hints(
@@ -123,16 +119,16 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Tens
     """Batches of a dataset as a ``tf.data.Dataset``, for ``fit``, loops and ``tf.function``.
 
     Takes all arguments of ``ndfeed.loader``, with the same meaning, and the same seed gives the
-    same batches. Each pass over it is the next epoch, one pass at a time.
+    same batches. Each pass over it is the next epoch.
 
     - ``fields``: a name, or any nest of names in tuples, lists and dicts; ``fit`` takes
       ``("x", "y")``, or ``("x", "y", "weight")`` with the weight of each sample. Lists come out as
       tuples, since TensorFlow takes a list for a tensor.
-    - ``epochs``: a pass has so many epochs, one after the other; with ``None`` it never ends.
+    - ``epochs``: the number of epochs of a pass; with ``None`` it never ends.
     - ``ragged``: samples of different lengths as a ``tf.RaggedTensor``, or ``"pad"``-ded.
-    - ``state``: a ``State``, which says where a pass begins and is saved with a checkpoint.
-    - ``context``: that of ``strategy.distribute_datasets_from_function``. Then ``batch_size`` is
-      the global one, and each worker reads its own part.
+    - ``state``: a ``State``, which says where a pass starts and is saved with a checkpoint.
+    - ``context``: the one that ``strategy.distribute_datasets_from_function`` passes. Then
+      ``batch_size`` is the global one, and each worker reads its own part.
     """
     if state is not None and not isinstance(state, State):
         raise TypeError(f"state must be a ndfeed.tf.State, got {state!r}")
@@ -142,7 +138,7 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Tens
         raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
     if epochs is not None:
         as_count("epochs", epochs, 1, 1 << 40)
-    form: arrays.Ragged = "pad" if ragged == "pad" else "packed"
+    packed: arrays.Ragged = "pad" if ragged == "pad" else "packed"
     if ragged != "pad" and not (pad_to is None and pad_value is None):
         raise ValueError(f'pad_to and pad_value are for ragged="pad", got ragged={ragged!r}')
     check_dataset(ds)
@@ -150,7 +146,7 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Tens
     size, part = batch_and_shard(batch_size, own, context)
     ds, share, options = settle(
         ds, size, shard=part, drop_last=drop_last, seed=seed, fields=fields, memory=memory,
-        threads=threads, processes=processes, ragged=form, on_error=on_error, pad_to=pad_to,
+        threads=threads, processes=processes, ragged=packed, on_error=on_error, pad_to=pad_to,
         pad_value=pad_value,
     )  # fmt: skip
     bytes_each = batch_bytes(ds, size, options.memory)
@@ -161,15 +157,15 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Tens
     loader = Loader(ds, share, shuffle, options, adapt)
     if state is not None:
         state.bind(loader, epochs)
-    starts = {0, 0 if state is None else state.samples}  # of epochs, this and the next ones
+    starts = {0, 0 if state is None else state.samples}  # of this epoch and of the next ones
     even = all((len(ds) - start) % share.together == 0 for start in starts)
     full = on_error == "raise" and (bool(drop_last) or even)
-    made = BatchFormat(ds, options, ragged, size, full=full, joint=joint)
+    form = BatchFormat(ds, options, ragged, size, full=full, joint=joint)
     policy = auto_shard(shard is not None or context is not None)
-    return _built(Generator(loader, made, epochs, state), made, len(loader), epochs, policy)
+    return _build(Generator(loader, form, epochs, state), form, len(loader), epochs, policy)
 
 
-def _built(
+def _build(
     passes: Generator,
     form: BatchFormat,
     count: int,
@@ -177,12 +173,13 @@ def _built(
     policy: tf.data.experimental.AutoShardPolicy,
 ) -> tf.data.Dataset:
     source = GeneratorSource(passes)
-    made = tf.data.Dataset.from_generator(source, args=owner(passes), output_signature=form.given)
+    kept = tensor_that_keeps(passes, passes.mark)
+    made = tf.data.Dataset.from_generator(source, args=kept, output_signature=form.generator_spec)
     if form.joint:
-        made = made.flat_map(form.cut)
-    # A pass is exactly so many batches by construction, or fewer where it goes on in the middle.
-    # TensorFlow can tell without reading, and is content with fewer, where it takes them from
-    # something endless; so nothing comes behind, of which it cannot tell how often.
+        made = made.flat_map(form.split)
+    # A pass has exactly this many batches, or fewer if it resumes in the middle. TensorFlow knows
+    # that number without reading, and accepts fewer, if it takes them from an endless dataset. So
+    # an endless dataset without elements follows.
     nothing = tf.data.Dataset.from_generator(tuple, output_signature=made.element_spec)
     made = made.concatenate(nothing.repeat())
     if epochs is not None:
@@ -196,14 +193,14 @@ def _built(
 
 
 def _direct(source: GeneratorSource, form: BatchFormat) -> tf.data.Dataset:
-    """The same batches for loops outside of graphs, whose passes begin sooner."""
-    made = Generated(source, form.given)
+    """Make a dataset of the same batches for eager loops, whose passes start sooner."""
+    made = Generated(source, form.generator_spec)
     if form.joint:
-        made = made.flat_map(form.cut)
+        made = made.flat_map(form.split)
     if form.ragged:
         made = made.map(form.element)
     options = tf.data.Options()
-    options.autotune.enabled = False  # there is nothing to tune and nothing to rewrite
+    options.autotune.enabled = False  # there is nothing to tune or to optimize
     options.experimental_optimization.apply_default_optimizations = False
     return made.prefetch(_ahead(form)).with_options(options)
 

@@ -9,10 +9,12 @@ Tensors share the memory of the batch they come in, which is the consumer's own.
 come from ``torch.distributed`` where it is initialised.
 """
 
+from importlib import import_module
+
 from ndfeed.errors import not_installed
 
 try:
-    import torch as _  # noqa: F401
+    import_module("torch")
 except ModuleNotFoundError as error:
     raise not_installed(error, "torch", "torch") from None
 

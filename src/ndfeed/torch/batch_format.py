@@ -1,18 +1,18 @@
-"""What a batch of arrays becomes: tensors of which types, in which container.
+"""How a batch of arrays becomes tensors: dtypes, conversions and structure.
 
-Arrays and tensors share memory wherever both can see it; ragged samples are nested tensors.
+Arrays and tensors share memory wherever both can use it; ragged samples are nested tensors.
 
-Types that NumPy lacks (bfloat16, the float8 kinds, complex32) go over as their bits. NumPy has
-them as types of ml_dtypes, or as unsigned integers where that is not installed; then the name of
-the field's type says what they are.
+Dtypes that NumPy lacks (bfloat16, the float8 kinds, complex32) are passed on as their bits. NumPy
+has them as dtypes of ml_dtypes, or as unsigned integers where that is not installed; then the type
+of the field says what they are.
 
-Three steps, so that a device can stand between them: ``tensor`` sees the memory of an array,
-``converted`` runs where the tensor is to be used, ``arranged`` makes the batch of them.
+There are three steps, so that a copy to a device can happen between them: ``tensor`` shares the
+memory of an array, ``convert_field`` runs where the tensor is used, ``build`` makes the batch.
 """
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ _SMALL_NAMED = (
     *("float8_e5m2fnuz", "float8_e8m0fnu"),
 )
 
-# What torch and NumPy both know; older versions of torch know less.
+# Dtypes of both torch and NumPy; older versions of torch have fewer.
 _SHARED: dict[np.dtype[Any], torch.dtype] = {
     np.dtype(name): getattr(torch, name) for name in _NAMED if hasattr(torch, name)
 }
@@ -56,7 +56,7 @@ else:
     }
 _ARRAYS_SMALL = {dtype: array for array, dtype in _SMALL_ARRAYS.items()}
 
-# Delivered as plain integers where ml_dtypes is missing, and no integers all the same.
+# Delivered as integers where ml_dtypes is missing, although they are something else.
 _LACKING = (
     *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float6_e2m3fn", "float6_e3m2fn"),
     *("float4_e2m1fn", "int2", "int4", "uint2", "uint4", *_SMALL_NAMED),
@@ -64,7 +64,7 @@ _LACKING = (
 
 
 def dtype_of(field: Field) -> torch.dtype | None:
-    """The torch dtype of a field's tensors; nothing where torch has none."""
+    """Return the torch dtype of a field's tensors; ``None`` where torch has none."""
     small = _SMALL.get(field.type) or _SMALL_ARRAYS.get(field.dtype)
     if small is not None or field.type in _LACKING:
         return small
@@ -72,19 +72,19 @@ def dtype_of(field: Field) -> torch.dtype | None:
 
 
 def is_small(dtype: torch.dtype) -> bool:
-    """Is it one that NumPy lacks?"""
+    """Is it a dtype that NumPy lacks?"""
     return dtype in _SMALL.values()
 
 
 def is_text(dtype: np.dtype[Any]) -> bool:
-    """Is it text or bytes, which torch has no type for?"""
+    """Is it text or bytes, for which torch has no dtype?"""
     return dtype.kind in "US"
 
 
 def tensor_of(array: NDArray[Any], small: torch.dtype | None = None) -> Tensor:
-    """A tensor of the array's memory; of a copy where torch could not write to it.
+    """Make a tensor that shares the array's memory; a copy if that is read-only.
 
-    ``small`` is the type of which the array has the bits, where its own does not say so.
+    ``small`` is the dtype whose bits the array holds, where its own dtype does not say so.
     """
     small = small or _SMALL_ARRAYS.get(array.dtype)
     if small is not None:
@@ -93,13 +93,13 @@ def tensor_of(array: NDArray[Any], small: torch.dtype | None = None) -> Tensor:
         array = array.copy()
     try:
         tensor = torch.from_numpy(array)
-    except ValueError:  # steps backwards, or bytes in the other order
+    except ValueError:  # negative strides, or the other byte order
         tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
     return tensor if small is None else tensor.view(small)
 
 
 def array_of(tensor: Tensor) -> NDArray[Any]:
-    """An array of the tensor's memory; of a copy where the tensor has none on the CPU."""
+    """Make an array that shares the tensor's memory; a copy if that is not on the CPU."""
     tensor = tensor.detach()
     if not is_small(tensor.dtype):
         return tensor.numpy(force=True)
@@ -110,10 +110,10 @@ def array_of(tensor: Tensor) -> NDArray[Any]:
     return bits.view(known)
 
 
-def nested(batch: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
-    """The batch with packed fields as jagged tensors.
+def nest_ragged(batch: "Tensors", own: Collection[str]) -> "Tensors":
+    """Make jagged tensors of the packed fields of a batch.
 
-    ``own`` are the names of fields: what packing put beside them is not among these, and goes.
+    ``own`` are the names of the fields. What packing added beside them is left out.
     """
     beside = {
         added
@@ -121,7 +121,7 @@ def nested(batch: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
         for added in (f"{name}_offsets", f"{name}_shape")
         if added in batch and added not in own
     }
-    made: dict[str, Any] = {}
+    made: Tensors = {}
     for name, values in batch.items():
         if name in beside:
             continue
@@ -134,7 +134,7 @@ def nested(batch: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
 
 
 def _jagged(name: str, values: Tensor, offsets: Tensor, shapes: Tensor | None) -> Tensor:
-    """One jagged tensor. Where there are ``shapes`` the values are flat."""
+    """Make one jagged tensor. With ``shapes``, the values are flat."""
     if shapes is not None:
         rest = [int(n) for n in shapes[0, 1:]] if len(shapes) else [0] * (shapes.shape[1] - 1)
         if len(shapes) and not bool((shapes[:, 1:] == shapes[0, 1:]).all()):
@@ -151,14 +151,15 @@ def _jagged(name: str, values: Tensor, offsets: Tensor, shapes: Tensor | None) -
 
 Ragged = Literal["list", "pad", "packed", "nested"]
 RAGGED = ("list", "pad", "packed", "nested")
-Tensors = dict[str, Any]  # a tensor, or a list of them where samples differ in shape
-Batch = Any  # tensors in the structure that the consumer asked for
+Values: TypeAlias = Any  # of a field: a tensor, or a list of them, or of ``str``, per sample
+Tensors: TypeAlias = dict[str, Values]
+Batch: TypeAlias = Any  # tensors in the structure that ``fields=`` has
 
 
 class BatchFormat:
-    """How the batches of a dataset are handed out; checked before anything is read.
+    """How the batches of a dataset become tensors; checked before anything is read.
 
-    ``dtypes`` are those of its fields, ``text`` names those that are text and come as lists of
+    ``dtypes`` are those of its fields, ``text`` names the fields that are delivered as lists of
     ``str``, and ``ragged`` says whether samples of some field differ in shape.
     """
 
@@ -184,27 +185,27 @@ class BatchFormat:
         chosen = [f for n, f in known.items() if names is None or n in names]
         for field in chosen if self._nested and not ds.steps else ():
             _check_jagged(field)
-        self.dtypes = {f.name: _checked(ds, f) for f in chosen if not is_text(f.dtype)}
+        self.dtypes = {f.name: _check_dtype(ds, f) for f in chosen if not is_text(f.dtype)}
         self.text = [field.name for field in chosen if is_text(field.dtype)]
-        # Behind a map arrays say themselves what they are.
+        # After a map, the dtype of an array says what it holds.
         self._small = {} if ds.steps else {n: d for n, d in self.dtypes.items() if is_small(d)}
 
-    def picked(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """The parts of a batch of arrays that are needed, and nothing else."""
+    def pick(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return the arrays of a batch that are needed, and no others."""
         names = self.structure.names
         if names is None or not self._nested:
             return self.structure.pick(batch)
-        # A jagged tensor is made of what packing puts beside the values.
+        # A jagged tensor also needs what packing adds beside the values.
         beside = [f"{name}{suffix}" for name in names for suffix in ("_offsets", "_shape")]
         return {name: batch[name] for name in (*names, *beside) if name in batch}
 
-    def tensor(self, name: str, values: Any) -> Any:  # noqa: ANN401
-        """A field's array as a tensor of the same memory, text as ``str``; a list as a list."""
+    def tensor(self, name: str, values: Values) -> Values:
+        """Make a tensor that shares the memory of a field's array; text becomes ``str``."""
         if isinstance(values, list | tuple):
             return [self.tensor(name, one) for one in values]
         if isinstance(values, Tensor | str | bytes):
             return values
-        if is_text(values.dtype):  # which no tensor holds
+        if is_text(values.dtype):  # tensors hold no text
             return values.tolist()
         try:
             return tensor_of(values, self._small.get(name))
@@ -214,8 +215,8 @@ class BatchFormat:
                 "with select() or fields="
             ) from None
 
-    def converted(self, name: str, values: Any) -> Any:  # noqa: ANN401
-        """A field's tensor as the consumer wants it, on whatever device it is."""
+    def convert_field(self, name: str, values: Values) -> Values:
+        """Apply the field's ``Convert``, on the device that its tensor is on."""
         convert = self.convert.get(name)
         if convert is None:
             return values
@@ -223,14 +224,14 @@ class BatchFormat:
 
     @property
     def growth(self) -> float:
-        """Bytes that conversions take for every byte that they are given, at most."""
+        """Bytes that conversions allocate for every byte that they are given, at most."""
         known = ((convert, self.dtypes.get(name)) for name, convert in self.convert.items())
         return max((convert.growth(dtype) for convert, dtype in known if dtype), default=0.0)
 
-    def arranged(self, tensors: Tensors) -> Batch:
-        """The batch that the consumer gets, of tensors by name."""
+    def build(self, tensors: Tensors) -> Batch:
+        """Build the batch that the consumer gets from tensors by name."""
         if self._nested:
-            tensors = nested(tensors, self._own)
+            tensors = nest_ragged(tensors, self._own)
         return self.structure.build(tensors)
 
 
@@ -246,7 +247,7 @@ def _check_converts(
 
 
 def _check_names(fields: Mapping[str, Field], names: Sequence[str]) -> None:
-    """What packing puts beside a field is no part of a batch of jagged tensors."""
+    """Refuse names of what packing adds beside a field: jagged tensors have no such part."""
     for name in names:
         if name not in fields:
             raise FieldError(name, list(fields))
@@ -260,7 +261,7 @@ def _check_jagged(field: Field) -> None:
         )
 
 
-def _checked(ds: Dataset, field: Field) -> torch.dtype:
+def _check_dtype(ds: Dataset, field: Field) -> torch.dtype:
     dtype = dtype_of(field)
     if dtype is None:
         raise refuse_dtype(ds, field, "torch")

@@ -1,16 +1,17 @@
-"""What may be done to a field's tensors on the device they are for: type, scale, layout."""
+"""``Convert``: dtype, scale and memory layout of a field's tensors, applied on their device."""
 
 import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ndfeed.dataset.column import Field
 
-# In these a product is computed as it is; in every other type it is computed in float32.
+# Products are computed in these dtypes as they are; for every other dtype, in float32.
 _WIDE = (torch.float64, torch.complex64, torch.complex128)
 _LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -19,15 +20,15 @@ Channels = float | tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """How a field's tensors are made of what is stored.
+    """How a field's tensors are made from what is stored.
 
-    ``Convert(torch.float32, scale=1 / 255)`` makes images of bytes images in [0, 1]. It runs on
-    the device that the tensors are for, so that what travels there is what is stored.
+    ``Convert(torch.float32, scale=1 / 255)`` turns images of bytes into images in [0, 1]. It runs
+    on the device of the tensors, so that only what is stored is copied there.
 
-    - ``dtype``: the type of the tensors; by default that of the field.
-    - ``scale``: what values are multiplied by. Computed in float32, or wider where ``dtype`` is.
+    - ``dtype``: the dtype of the tensors; by default that of the field.
+    - ``scale``: values are multiplied by it, in float32, or wider where ``dtype`` is.
     - ``mean``, ``std``: a number each, or one for every channel. Values become
-      ``(value * scale - mean) / std``, as ``Normalize`` of torchvision has it.
+      ``(value * scale - mean) / std``, as with ``Normalize`` of torchvision.
     - ``hwc=True``: samples are stored as (height, width, channels); tensors are (N, C, H, W), a
       view, whose memory is in the layout that ``torch.channels_last`` names.
     - ``channels_last=True``: samples are stored as (channels, height, width); tensors have the
@@ -44,7 +45,7 @@ class Convert:
     std: float | Iterable[float] | None = None
 
     def __post_init__(self) -> None:
-        given: object = self.dtype  # whatever a caller wrote
+        given: object = self.dtype  # callers may pass anything
         if given is not None and not isinstance(given, torch.dtype):
             raise TypeError(f"dtype must be one of torch's, such as torch.float32: {self.dtype!r}")
         for name in ("mean", "std"):
@@ -65,7 +66,7 @@ class Convert:
         self._count()
 
     def _count(self) -> int | None:
-        """How many channels ``mean`` and ``std`` are for; none where they are for all alike."""
+        """Return how many channels ``mean`` and ``std`` have; ``None`` if one value is for all."""
         counts = {len(one) for one in (self.mean, self.std) if isinstance(one, tuple)}
         if len(counts) > 1:
             raise ValueError(
@@ -74,7 +75,7 @@ class Convert:
         return counts.pop() if counts else None
 
     def check(self, field: Field) -> None:
-        """Refuse a field whose samples have no such layout, or other channels."""
+        """Refuse a field whose samples have another layout, or other channels."""
         shape = None if field.ragged or field.shape is None else field.shape
         laid_out = self.hwc or self.channels_last
         if laid_out and (shape is None or len(shape) + 1 not in _LAYOUTS):
@@ -93,14 +94,14 @@ class Convert:
             )
 
     def growth(self, stored: torch.dtype) -> float:
-        """Bytes that converting takes for every byte of a tensor of the type ``stored``."""
+        """Return the bytes that converting allocates for every byte of dtype ``stored``."""
         dtype = self.dtype or stored
         exact = self.scale is None and self.mean is None and self.std is None
         between = 0 if exact or dtype in _WIDE else torch.float32.itemsize
         return (dtype.itemsize + between) / stored.itemsize
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """The tensor that the consumer gets; the one given is left as it is."""
+        """Convert a tensor; the one given is not changed."""
         if self.hwc:
             tensor = tensor.movedim(-1, 1)
         layout = _LAYOUTS[tensor.ndim] if self.channels_last else torch.preserve_format
@@ -114,27 +115,27 @@ class Convert:
         own = widened is not tensor
         if scale is None or centred:
             out = widened if own else torch.empty_like(widened)
-            return self._normalized(widened, out).to(dtype)
+            return self._normalize(widened, out).to(dtype)
         scaled = widened.mul_(scale) if own else widened * scale
         return scaled.to(dtype)
 
-    def _normalized(self, values: Tensor, out: Tensor) -> Tensor:
-        """``(values * scale - mean) / std``, in one pass over ``values``."""
+    def _normalize(self, values: Tensor, out: Tensor) -> Tensor:
+        """Compute ``(values * scale - mean) / std``, in one pass over ``values``."""
         count = self._count()
         if count is not None and (values.ndim < 2 or values.shape[1] != count):
             raise ValueError(
                 f"mean and std have {count} channels, and batches have the shape "
                 f"{tuple(values.shape)}: channels are the axis behind the first"
             )
-        mean = 0.0 if self.mean is None else self.mean
-        std = 1.0 if self.std is None else self.std
+        mean = cast("Channels", 0.0 if self.mean is None else self.mean)
+        std = cast("Channels", 1.0 if self.std is None else self.std)
         scale = 1.0 if self.scale is None else self.scale
-        factor, shift = _affine(mean, std, scale, values.ndim, values.dtype, values.device)  # type: ignore[arg-type]
+        factor, shift = _affine(mean, std, scale, values.ndim, values.dtype, values.device)
         return torch.addcmul(shift, values, factor, out=out)
 
 
 def _channels(name: str, given: float | Iterable[float] | None) -> Channels | None:
-    """A number, or a tuple of one for each channel; whatever a caller wrote."""
+    """Return a number, or a tuple of one for each channel, from what a caller passed."""
     if given is None:
         return None
     try:
@@ -142,7 +143,7 @@ def _channels(name: str, given: float | Iterable[float] | None) -> Channels | No
         if isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0:
             found = tuple([float(value) for value in given])
         else:
-            found = float(given)  # type: ignore[arg-type]
+            found = float(cast("float", given))  # a number, or an array of one
     except (TypeError, ValueError):
         raise TypeError(
             f"{name} must be a number, or one for each channel such as (0.5, 0.5, 0.5), got "
@@ -157,7 +158,7 @@ def _channels(name: str, given: float | Iterable[float] | None) -> Channels | No
 def _affine(
     mean: Channels, std: Channels, scale: float, ndim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """What values are multiplied by and what is added then; made once for each device."""
+    """Return the factor and the shift to apply to values; made once for each device."""
     means, stds = (torch.tensor(one, dtype=torch.float64) for one in (mean, std))
     shift = -means / stds
     factor = (scale / stds).expand_as(shift)

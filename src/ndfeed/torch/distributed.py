@@ -1,13 +1,12 @@
 """Which rank this is, and whether all ranks are about to read the same order.
 
 Ranks take their slices of one order. If one of them had another seed, or another batch size,
-samples would be read twice and others never, and nothing would look wrong. So what has to be
-the same is compared when a pass begins, and every rank takes part.
+some samples would be read twice and others never, and nothing would look wrong. So what has to be
+the same is compared when a pass starts, by all ranks.
 
-It is compared through the key-value store of the process group: each rank sets its facts, rank 0
-collects them and answers every other rank. A collective would do as well, until one rank iterates
-alone: it would then be matched with whatever collective the other ranks call next. The store also
-knows who has not arrived yet. All keys are deleted as they are read.
+It is compared through the key-value store of the process group (``framework_hacks``): each rank
+sets its facts, rank 0 collects them and answers every other rank. The store also knows which ranks
+have not arrived yet. All keys are deleted as they are read.
 """
 
 import json
@@ -19,6 +18,7 @@ from typing import Any
 import torch.distributed
 
 from ndfeed.loading.state import check_alike
+from ndfeed.torch.framework_hacks import Store, find_store
 
 PATIENCE = 10.0  # seconds after which a rank says that it is waiting
 _FIRST_PAUSE, _LONGEST_PAUSE = 1e-4, 0.1  # seconds between two looks at the store
@@ -27,7 +27,7 @@ _REMEDY = "give every rank the same, or shard=(0, 1) to a loader that is one ran
 
 
 def ranks() -> tuple[int, int]:
-    """Rank and world, as torch.distributed has them; alone where it is not initialised."""
+    """Return rank and world size of ``torch.distributed``; (0, 1) if it is not initialised."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return 0, 1
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -36,12 +36,12 @@ def ranks() -> tuple[int, int]:
 def agree(facts: Mapping[str, Any]) -> None:
     """Raise, on every rank, where ranks have different ``facts``.
 
-    A rank that waits for others for more than some seconds warns, and goes on waiting.
+    A rank that waits for others for more than some seconds warns, and keeps waiting.
     """
     rank, world = ranks()
     if world == 1:
         return
-    store = _store()
+    store = find_store()
     if store is None:
         found: list[Any] = [None] * world
         torch.distributed.all_gather_object(found, dict(facts))
@@ -52,14 +52,6 @@ def agree(facts: Mapping[str, Any]) -> None:
         _ask(store, rank, world, facts)
 
 
-def _store() -> Any:  # noqa: ANN401
-    """The store that the process group was made with; MPI has none."""
-    if torch.distributed.get_backend() == "mpi":
-        return None
-    found = getattr(torch.distributed.distributed_c10d, "_get_default_store", None)
-    return None if found is None else found()
-
-
 def _facts(rank: int) -> str:
     return f"ndfeed/facts/{rank}"
 
@@ -68,7 +60,7 @@ def _answer(rank: int) -> str:
     return f"ndfeed/answer/{rank}"
 
 
-def _decide(store: Any, world: int, facts: Mapping[str, Any]) -> None:  # noqa: ANN401
+def _decide(store: Store, world: int, facts: Mapping[str, Any]) -> None:
     """Rank 0: compare what all ranks have set, and tell them."""
     store.set(_facts(0), json.dumps(facts))
     everyone = [_facts(rank) for rank in range(world)]
@@ -87,8 +79,8 @@ def _decide(store: Any, world: int, facts: Mapping[str, Any]) -> None:  # noqa: 
             store.set(_answer(rank), problem or "agreed")
 
 
-def _ask(store: Any, rank: int, world: int, facts: Mapping[str, Any]) -> None:  # noqa: ANN401
-    """Every other rank: say what is to be the same, and wait for rank 0's answer."""
+def _ask(store: Store, rank: int, world: int, facts: Mapping[str, Any]) -> None:
+    """Every other rank: set its facts, and wait for the answer of rank 0."""
     store.set(_facts(rank), json.dumps(facts))
     _wait(store, [_answer(rank)], rank, world)
     answer = store.get(_answer(rank)).decode()
@@ -97,25 +89,25 @@ def _ask(store: Any, rank: int, world: int, facts: Mapping[str, Any]) -> None:  
         raise RuntimeError(answer)
 
 
-def _wait(store: Any, keys: Sequence[str], rank: int, world: int) -> None:  # noqa: ANN401
+def _wait(store: Store, keys: Sequence[str], rank: int, world: int) -> None:
     """Return when all ``keys`` are set; warn once if that takes long."""
-    # Polled: a wait() of the store's own that times out logs warnings, and ignores Ctrl-C.
+    # Polled: the store's own wait() logs warnings when it times out, and ignores Ctrl-C.
     begun, pause, warned = time.monotonic(), _FIRST_PAUSE, False
     limit = store.timeout.total_seconds()
     while not store.check(list(keys)):
         waited = time.monotonic() - begun
         if waited > limit:
-            raise RuntimeError(_waiting(store, rank, world, waited))
+            raise RuntimeError(_describe_wait(store, rank, world, waited))
         if waited > PATIENCE and not warned:
             warned = True
-            # From here up to whoever asked for the first batch.
-            warnings.warn(_waiting(store, rank, world, waited), RuntimeWarning, stacklevel=6)
+            # The warning is for the line that asked for the first batch.
+            warnings.warn(_describe_wait(store, rank, world, waited), RuntimeWarning, stacklevel=6)
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _waiting(store: Any, rank: int, world: int, waited: float) -> str:  # noqa: ANN401
-    """Who waits for whom, and what to do."""
+def _describe_wait(store: Store, rank: int, world: int, waited: float) -> str:
+    """Say which rank waits for which, and what to do."""
     absent = [other for other in range(world) if not store.check([_facts(other)])] or [0]
     named = ", ".join(map(str, absent[:_SHOWN]))
     more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""

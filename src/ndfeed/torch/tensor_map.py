@@ -1,9 +1,9 @@
 """``ndfeed.torch.map``: functions on tensors, in the loader's threads or processes.
 
-Transforms draw from torch's global generator, which is one for all threads: what each would get
-were a matter of chance, and drawing would disturb the training that uses it too. So while a
-function runs, whatever it draws through torch comes from a generator of its own, which (seed,
-epoch, position) fix. That is a matter of the thread alone: the global generator is not touched.
+Transforms draw from torch's global generator, which all threads share: what each would get would
+be a matter of chance, and drawing would disturb the training that uses it too. So while a function
+runs, whatever it draws through torch comes from a generator of its own, seeded by (seed, epoch,
+position). This holds for its thread alone: the global generator is not touched.
 """
 
 import inspect
@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.torch.batch_format import array_of, is_text, tensor_of
+from ndfeed.torch.batch_format import Values, array_of, is_text, tensor_of
 
-# What draws and takes a generator. The others that draw, dropout above all, take none.
+# Functions that draw and take a generator. Others that draw, such as dropout, take none.
 _OF_TORCH = (
     *("bernoulli", "binomial", "multinomial", "normal", "poisson", "rand", "rand_like"),
     *("randint", "randint_like", "randn", "randn_like", "randperm"),
@@ -35,7 +35,7 @@ _DRAWING = {getattr(torch, name) for name in _OF_TORCH if hasattr(torch, name)} 
 }
 
 
-_forked = False  # since torch was last told
+_forked = False  # since torch's number of threads was last set?
 
 
 def _in_forked_child() -> None:
@@ -47,15 +47,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_forked_child)
 
 
-def _be_one_thread() -> None:
-    """In a forked process: torch's pool of threads stayed behind, and would be waited for."""
+def _use_one_thread() -> None:
+    """In a forked process: torch's thread pool stayed in the parent, and would be waited for."""
     global _forked
     torch.set_num_threads(1)
     _forked = False
 
 
 class _DrawnFrom(TorchFunctionMode):
-    """Within it, in this thread, torch draws from one generator unless it is told another."""
+    """Lets torch draw from a generator, in this thread, unless a call names another one."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class _DrawnFrom(TorchFunctionMode):
         types: Iterable[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> object:
         kwargs = kwargs or {}
         if function in _DRAWING and kwargs.get("generator") is None and _on_cpu(args, kwargs):
             kwargs = {**kwargs, "generator": self._generator}
@@ -75,7 +75,7 @@ class _DrawnFrom(TorchFunctionMode):
 
 
 def _on_cpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Is it on the CPU that a call draws? A generator is of one device."""
+    """Does a call draw on the CPU? A generator belongs to one device."""
     device = kwargs.get("device")
     if device is None and args and isinstance(args[0], Tensor):
         device = args[0].device
@@ -91,13 +91,13 @@ class OnTensors:
 
     @property
     def __name__(self) -> str:
-        """The function's own, for messages."""
+        """The name of the function, for messages."""
         return getattr(self.function, "__name__", repr(self.function))
 
     def __call__(self, batch: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """What the function makes of ``batch``, as arrays of the same memory."""
+        """Apply the function to ``batch``, and return arrays that share the tensors' memory."""
         if _forked:
-            _be_one_thread()
+            _use_one_thread()
         tensors = {name: _tensors(values) for name, values in batch.items()}
         generator = torch.Generator().manual_seed(int(rng.integers(1 << 63)))
         if self.given:
@@ -112,14 +112,14 @@ class OnTensors:
         return {name: _arrays(values) for name, values in made.items()}
 
 
-def _tensors(values: Any) -> Any:  # noqa: ANN401
+def _tensors(values: Values) -> Values:
     if isinstance(values, list):
         return [_tensors(one) for one in values]
     array = np.asarray(values)
     return array.tolist() if is_text(array.dtype) else tensor_of(array)
 
 
-def _arrays(values: Any) -> Any:  # noqa: ANN401
+def _arrays(values: Values) -> Values:
     if isinstance(values, list | tuple):
         made = [_arrays(one) for one in values]
         return np.array(made) if made and all(isinstance(v, str | bytes) for v in made) else made
@@ -129,13 +129,13 @@ def _arrays(values: Any) -> Any:  # noqa: ANN401
 def map(
     ds: Dataset, function: Callable[..., Mapping[str, Any]], *, batched: bool = True
 ) -> Dataset:
-    """The dataset with a function of tensors applied to every batch that is read.
+    """Apply a function of tensors to every batch that is read.
 
-    It gets a dict of tensors and returns one; the tensors see the batch's memory, and so do the
+    It gets a dict of tensors and returns one; the tensors share the batch's memory, and so do the
     batches made of what it returns. With ``batched=False`` it gets single samples. What it draws
     through torch, as random transforms do, is fixed by the loader's seed, the epoch and the
-    position, in threads and in processes alike. If it has a parameter ``generator`` it is given
-    that generator instead.
+    position, in threads and in processes alike. If it has a parameter ``generator``, the generator
+    is passed there.
     """
     if not isinstance(ds, Dataset):
         raise TypeError(

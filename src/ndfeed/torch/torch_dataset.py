@@ -1,13 +1,13 @@
 """``ndfeed.torch.dataset``: a map-style dataset for torch's own ``DataLoader``.
 
-``DataLoader`` asks for a whole batch at a time through ``__getitems__``, which is one read. What
-comes back is a sequence of samples, which ``default_collate`` stacks as it does any other;
-``collate`` knows that they lie side by side already and takes the batch as it was read.
+``DataLoader`` asks for a whole batch at a time through ``__getitems__``, which is one read. It
+returns a sequence of samples, which ``default_collate`` stacks like any other. ``collate`` knows
+that they are contiguous already and takes the batch as it was read.
 """
 
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any, SupportsIndex, overload
+from typing import Any, SupportsIndex, cast, overload
 
 import numpy as np
 import torch
@@ -21,9 +21,9 @@ from ndfeed.torch.batch_format import Batch, BatchFormat, Tensors
 
 
 class Samples(Sequence[Batch]):
-    """Samples that were read together; ``batch`` has them side by side.
+    """Samples that were read together; ``batch`` is all of them.
 
-    Each is a dict of tensors, or has the structure that was asked for, and sees the batch's memory.
+    Each is a dict of tensors, or has the structure of ``fields=``, and shares the batch's memory.
     """
 
     def __init__(self, columns: Tensors, structure: Structure, count: int) -> None:
@@ -33,7 +33,7 @@ class Samples(Sequence[Batch]):
 
     @property
     def batch(self) -> Batch:
-        """All of them, as they were read."""
+        """All samples, as they were read."""
         return self._structure.build(self._columns)
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class Samples(Sequence[Batch]):
         return self._structure.build({name: values[at] for name, values in self._columns.items()})
 
     def __iter__(self) -> Iterator[Batch]:
-        # One call for all rows of a field: taking them one by one costs three times as much.
+        # One call for all rows of a field: taking them one by one takes three times as long.
         columns = {n: c if isinstance(c, list) else c.unbind(0) for n, c in self._columns.items()}
         if self._structure.flat is not None:
             return iter(list(zip(*[columns[name] for name in self._structure.flat], strict=True)))
@@ -62,7 +62,7 @@ class Samples(Sequence[Batch]):
 
 
 class BareSamples(list[Any]):
-    """Bare tensors that were read together, which torch stacks only out of a real list."""
+    """Bare tensors that were read together, which torch stacks only if they are in a list."""
 
     def __init__(self, batch: Batch) -> None:
         super().__init__(batch if isinstance(batch, list) else batch.unbind(0))
@@ -85,48 +85,50 @@ class TensorDataset(torch.utils.data.Dataset[Batch]):
         return len(self.ds)
 
     def __getitem__(self, index: SupportsIndex | slice | ArrayLike) -> Batch:
-        """One sample; or a batch, where a sampler gives the rows of one."""
+        """Return one sample; or a batch, where a sampler passes the rows of one."""
         if isinstance(index, slice):
             return self.__getitems__(range(len(self))[index]).batch
         rows = np.asarray(index)
         if rows.ndim:
             return self.__getitems__(rows).batch
-        return self.__getitems__([range(len(self))[operator.index(index)]])[0]  # type: ignore[arg-type]
+        return self.__getitems__([range(len(self))[operator.index(cast("SupportsIndex", index))]])[
+            0
+        ]
 
     def __getitems__(self, rows: Sequence[int] | NDArray[np.int64]) -> Samples | BareSamples:
-        """The samples of a batch, in one read."""
+        """Return the samples of a batch, in one read."""
         batch = self.ds.read(rows, rng=_rng() if self._random else None)
         form = self._form
         columns = {name: form.tensor(name, values) for name, values in batch.items()}
         if isinstance(form.structure.nest, str):
-            return BareSamples(form.arranged(columns))
+            return BareSamples(form.build(columns))
         return Samples(columns, form.structure, len(rows))
 
 
 def _rng() -> np.random.Generator:
-    """For random maps: torch's own seed fixes it, which is another in every worker and epoch."""
+    """Make a generator for random maps, seeded by torch, whose seed differs by worker and epoch."""
     return np.random.default_rng(int(torch.randint(1 << 62, ())))
 
 
 @with_hints()
 def dataset(ds: Dataset, fields: Fields | None = None) -> TensorDataset:
-    """A dataset for ``torch.utils.data.DataLoader``.
+    """Make a dataset for ``torch.utils.data.DataLoader``.
 
     Samples are dicts of tensors, or have the structure of ``fields``: a name, or any nest of names
     in tuples, lists and dicts, as for ``ndfeed.loader``. Any number of workers,
-    any way of starting them, samplers and ``default_collate`` work as with other datasets;
-    ``collate_fn=ndfeed.torch.collate`` saves a copy. A random function given to ``map`` draws by
-    torch's seed.
+    any start method, samplers and ``default_collate`` work as with other datasets;
+    ``collate_fn=ndfeed.torch.collate`` saves a copy. A random function given to ``map`` is seeded
+    by torch.
     """
     check_dataset(ds)
     structure = make_structure(ds, fields, "list")
     return TensorDataset(ds if structure.names is None else ds.select(*structure.names), structure)
 
 
-def collate(samples: Sequence[Any]) -> Any:  # noqa: ANN401
-    """For ``DataLoader(collate_fn=...)``: the batch as it was read, without stacking it again.
+def collate(samples: Sequence[Any]) -> Batch:
+    """Return the batch as it was read, without stacking it; for ``DataLoader(collate_fn=...)``.
 
-    Fields whose samples differ in shape come as lists of tensors.
+    Fields whose samples differ in shape are lists of tensors.
     """
     if isinstance(samples, Samples | BareSamples):
         return samples.batch

@@ -1,16 +1,11 @@
 """``ndfeed.torch.loader``: epochs of batches as tensors.
 
-What a loader of arrays is told, so that its batches become tensors where they are wanted.
-
-``ndfeed.torch.loader``: epochs of batches as tensors.
-
 The batches, their order and their states are those of ``ndfeed.loader``. What is added: tensors
-instead of arrays, on a device if asked; rank and world of ``torch.distributed``; and epochs that
-begin with the first batch asked for, since frameworks call ``iter()`` to look at a loader.
+instead of arrays, on a device if asked; rank and world size of ``torch.distributed``; and epochs
+that start with the first batch, since frameworks call ``iter()`` only to look at a loader.
 """
 
 import copy
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,10 +27,11 @@ from ndfeed.torch.batch_format import RAGGED, Batch, BatchFormat, Ragged
 from ndfeed.torch.convert import Convert
 from ndfeed.torch.cuda.feed import Feed, check_fits
 from ndfeed.torch.distributed import agree, ranks
+from ndfeed.torch.framework_hacks import is_read_to_overfit
 
 
 class OnHost(Adapter):
-    """Tensors on the CPU, in the memory of the arrays; made in the thread that read them."""
+    """Tensors on the CPU that share the memory of arrays; made in the thread that read them."""
 
     def __init__(self, form: BatchFormat) -> None:
         super().__init__(form.structure)
@@ -43,14 +39,14 @@ class OnHost(Adapter):
         self.growth = form.growth
 
     def finish(self, made: dict[str, Any]) -> Batch:
-        """The batch of tensors."""
+        """Make the batch of tensors."""
         form = self._form
-        needed = form.picked(made)
-        return form.arranged({n: form.converted(n, form.tensor(n, a)) for n, a in needed.items()})
+        needed = form.pick(made)
+        return form.build({n: form.convert_field(n, form.tensor(n, a)) for n, a in needed.items()})
 
 
 def device_of(device: torch.device | str | int | None, resident: bool) -> torch.device:
-    """The device that was asked for, if there is one and batches can be fed to it."""
+    """Return the device that was asked for, if it exists and batches can be put there."""
     try:
         found = torch.device("cpu" if device is None else device)
     except RuntimeError as error:
@@ -68,14 +64,14 @@ def device_of(device: torch.device | str | int | None, resident: bool) -> torch.
     if found.type == "cuda" and not torch.cuda.is_available():
         raise RuntimeError("torch.cuda is not available: device=None gives CPU tensors")
     if found.type == "cuda" and found.index is None:
-        return torch.device("cuda", torch.cuda.current_device())  # "cuda" is whichever is current
+        return torch.device("cuda", torch.cuda.current_device())  # what "cuda" means now
     return found
 
 
 def adapter_for(
     ds: Dataset, form: BatchFormat, device: torch.device, *, resident: bool
 ) -> Callable[[], Adapter]:
-    """What makes an adapter, in the process that it is to be used in."""
+    """Return a function that makes the adapter, in the process that uses it."""
     if device.type == "cpu":
         return partial(OnHost, form)
     if form.text:
@@ -93,61 +89,61 @@ def adapter_for(
     return partial(Feed, ds, device, form, resident=resident)
 
 
-class Batches(Iterator[Any]):
-    """One pass over a loader, begun by the first ``next()``."""
+class Batches(Iterator[Batch]):
+    """One pass over a loader, which starts with the first ``next()``."""
 
     def __init__(self, loader: "Loader") -> None:
         self._loader = loader
-        self._source: Iterator[Any] | None = None
+        self._source: Iterator[Batch] | None = None
 
     def __iter__(self) -> "Batches":
         return self
 
-    def __next__(self) -> Any:  # noqa: ANN401
+    def __next__(self) -> Batch:
         if self._source is None:
-            self._source = self._loader._begin()
+            self._source = self._loader._start()
         return next(self._source)
 
 
 class Epochs:
-    """How Lightning tells a loader which epoch comes: ``loader.batch_sampler.sampler``."""
+    """Where Lightning tells a loader which epoch comes: ``loader.batch_sampler.sampler``."""
 
     def __init__(self, loader: "Loader") -> None:
         self._loader = loader
 
     @property
     def sampler(self) -> "Epochs":
-        """This."""
+        """This object: Lightning looks for a sampler of the batch sampler."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """The same as setting ``loader.epoch``."""
+        """Set ``loader.epoch``."""
         self._loader.epoch = epoch
 
 
 class Loader:
     """Epochs of batches of tensors; made by ``ndfeed.torch.loader``.
 
-    ``for batch in loader`` is one epoch, and each such loop the next one. An epoch counts as
-    begun with the first batch that is asked for: ``iter()`` alone begins nothing.
+    Each ``for batch in loader`` is one epoch, and the next loop is the next epoch. An epoch starts
+    with its first batch: ``iter()`` alone starts nothing.
     """
 
-    def __init__(self, made: arrays.Loader, *, told: bool) -> None:
+    def __init__(self, made: arrays.Loader, *, shard_given: bool) -> None:
         self._arrays = made
-        self._told = told  # was the rank said, or is it that of torch.distributed?
+        self._shard_given = shard_given  # or are rank and world size those of torch.distributed?
 
     @property
     def dataset(self) -> Dataset:
-        """What is loaded."""
+        """The dataset that is loaded."""
         return self._arrays.dataset
 
     @property
     def batch_size(self) -> int:
-        """Samples of a batch, on this rank."""
+        """Number of samples of a batch, on this rank."""
         return self._arrays.share.batch_size
 
     def __len__(self) -> int:
-        self._settle()
+        self._update_rank()
         return len(self._arrays)
 
     @property
@@ -159,8 +155,8 @@ class Loader:
     def epoch(self) -> int:
         """The epoch in progress, or the one that comes next.
 
-        One that was left early counts as begun, and the next loop goes on with the next. Setting
-        it says which one comes next.
+        An epoch that was abandoned counts as started: the next loop is the next epoch. Set it to
+        choose the epoch that comes next.
         """
         return self._arrays.epoch
 
@@ -170,26 +166,26 @@ class Loader:
 
     @property
     def batch_sampler(self) -> Epochs:
-        """Where Lightning looks for somebody to tell the number of the epoch."""
+        """Where Lightning looks for a ``set_epoch``."""
         return Epochs(self)
 
     @property
     def sampler(self) -> "SequentialSampler":
-        """Not here: a loader orders samples itself, as ``shuffle=`` and ``loader.order`` say.
+        """Not available: the loader orders samples itself (``shuffle=``, ``loader.order``).
 
-        Lightning looks for a sampler before it overfits, to turn shuffling off; then this does so.
+        Lightning looks for a sampler before it overfits, to turn shuffling off. Then this does so.
         """
-        if _asked_by("_resolve_overfit_batches"):
+        if is_read_to_overfit():
             self._stop_shuffling()
             return SequentialSampler(self.dataset)
         raise AttributeError(
-            "a loader of ndfeed has no sampler, it orders samples itself; to skip batches, as "
+            "a loader of ndfeed has no sampler: it orders samples itself; to skip batches, as "
             "accelerate.skip_first_batches does, give the loader an earlier state_dict() with "
             "load_state_dict()"
         )
 
     def _stop_shuffling(self) -> None:
-        """Deliver samples as they are stored, as Lightning has a DataLoader do when it overfits."""
+        """Deliver samples in stored order, as Lightning lets a DataLoader do when it overfits."""
         if isinstance(self.order, Sequential):
             return
         warnings.warn(
@@ -204,53 +200,53 @@ class Loader:
     def __iter__(self) -> Batches:
         return Batches(self)
 
-    def _begin(self) -> Iterator[Any]:
-        """The batches of a pass, if all ranks are about to begin the same."""
-        self._settle()
+    def _start(self) -> Iterator[Batch]:
+        """Start a pass, if all ranks are about to start the same one."""
+        self._update_rank()
         source = iter(self._arrays)
-        if not self._told:
+        if not self._shard_given:
             share = self._arrays.share
             agree(
                 {"batch_size": share.batch_size, "drop_last": share.drop_last} | self.state_dict()
             )
         return source
 
-    def _settle(self) -> None:
-        """Be the rank that torch.distributed says, also where it began after the loader."""
-        if not self._told:
+    def _update_rank(self) -> None:
+        """Use the rank of torch.distributed, also if it was initialised after the loader."""
+        if not self._shard_given:
             rank, world = ranks()
             self._arrays.share = replace(self._arrays.share, rank=rank, world=world)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the consumer stands, as JSON of a few hundred bytes; the same on every rank.
+        """Return the position as JSON of a few hundred bytes; the same on every rank.
 
-        It counts what was delivered, not what was made ahead.
+        It counts what was delivered, not what was prefetched.
         """
         return self._arrays.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state: the next loop delivers what is left of its epoch.
+        """Resume from a state: the next loop delivers the rest of its epoch.
 
-        Batch size, ranks, device and memory may be others than they were. Refuses a state of
-        other data or of another order.
+        Batch size, ranks, device and memory may differ. Refuses a state of other data or of
+        another order.
         """
         self._arrays.load_state_dict(state)
 
     def report(self) -> Report:
-        """How fast the current or the last pass is, where its time goes, and what limits it."""
+        """Report how fast the current or last pass is, where its time goes, and the bottleneck."""
         return self._arrays.report()
 
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:
-        """Samples left out by ``on_error="skip"``: the row and what was wrong, the first 1,000."""
+        """Samples skipped by ``on_error="skip"``: row and error of the first 1,000."""
         return self._arrays.skipped
 
     def close(self) -> None:
-        """End threads and processes and let go of memory. Iterating begins anew."""
+        """End threads and processes and release memory. Iterating again starts them anew."""
         self._arrays.close()
 
     def __copy__(self) -> "Loader":
-        return Loader(copy.copy(self._arrays), told=self._told)
+        return Loader(copy.copy(self._arrays), shard_given=self._shard_given)
 
     def __enter__(self) -> Self:
         return self
@@ -260,13 +256,6 @@ class Loader:
 
     def __repr__(self) -> str:
         return f"{self.report()}"
-
-
-def _asked_by(function: str) -> bool:
-    """Is the property that calls this read by ``function``, or by an expression in it?"""
-    asking = sys._getframe(2)
-    outer = asking.f_back
-    return function in (asking.f_code.co_name, outer.f_code.co_name if outer else "")
 
 
 @with_hints(
@@ -295,19 +284,19 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a dev
     convert: Mapping[str, Convert] | None = None,
     resident: bool = False,
 ) -> Loader:
-    """Batches of a dataset as tensors, made ahead of use, epoch after epoch.
+    """Batches of a dataset as tensors, prefetched, epoch after epoch.
 
     Takes all arguments of ``ndfeed.loader``, with the same meaning (``fields``, ``pad_to`` and
     ``pad_value`` among them), and the same seed gives the same batches.
 
     - ``shard=(rank, world)``: by default those of ``torch.distributed`` where it is initialised;
-      then all ranks begin a pass together, and it is an error if they would read other orders.
+      then all ranks start a pass together, and it is an error if they would read other orders.
     - ``ragged="nested"``: samples of different lengths as a jagged ``torch.nested`` tensor.
     - ``device``: ``None`` or ``"cpu"`` for tensors that share the batch's memory; a CUDA device
       for tensors there.
-    - ``convert``: a dict of field name to ``Convert``: another type, a scale, channels last. It
-      is done on the device.
-    - ``resident=True``: hold the whole set in the memory of the CUDA device.
+    - ``convert``: a dict of field name to ``Convert``: another dtype, a scale, channels last. It
+      runs on the device.
+    - ``resident=True``: hold the whole dataset in the memory of the CUDA device.
     """
     if ragged not in RAGGED:
         raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
@@ -321,4 +310,4 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a dev
     form = BatchFormat(ds, options.structure, convert, ragged)
     adapt = adapter_for(ds, form, where, resident=resident)
     made = arrays.Loader(ds, share, shuffle, options, adapt)
-    return Loader(made, told=shard is not None)
+    return Loader(made, shard_given=shard is not None)

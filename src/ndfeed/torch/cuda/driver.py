@@ -1,19 +1,15 @@
 """CUDA driver calls that PyTorch does not offer, and file pages registered with them.
 
-Calls of the CUDA driver that PyTorch does not offer.
+Registering makes pages of this process known to the GPU, so that it can read them itself; pages of
+a file are registered read-only. ``copy_rows`` lets the copy engines fetch many pieces with one
+call. Two forms of that call exist: CUDA 13 dropped a parameter.
 
-Registering makes pages of this process known to the GPU, so that it can read them itself; for
-pages of a file they are registered read-only. ``copy_rows`` has the copy engines fetch many
-pieces with one call. Two forms of that call exist: CUDA 13 dropped a parameter.
+Calls that only queue work for the device keep the GIL: releasing it and getting it back among many
+threads takes ten times as long as the call.
 
-Calls that only leave work to the device keep the interpreter's lock: to let go of it and get it
-back among many threads takes ten times as long as the call.
-
-Pages of mapped files that the GPU may read.
-
-They are registered piece by piece, as they are used, since registering pins them in memory; and
-only up to a limit. They are taken back before the map goes, and at ``close``: by those who know
-that the GPU reads nothing any more.
+Pages of mapped files are registered piece by piece, as they are used, since registering pins them
+in memory; and only up to a limit. They are unregistered before the file is unmapped, and at
+``close``: by code that knows that the GPU no longer reads them.
 """
 
 import ctypes
@@ -40,7 +36,7 @@ Addresses = NDArray[np.uint64]
 
 
 class Refused(Exception):
-    """The driver, or the memory there is, does not allow it; the reason is for the report."""
+    """The driver or the available memory does not allow it; the reason is for the report."""
 
 
 class _Attributes(ctypes.Structure):
@@ -55,7 +51,7 @@ class _Attributes(ctypes.Structure):
 
 
 class Mark:
-    """A place in a stream, which comes to pass when all work before it is done."""
+    """A place in a stream, which is passed when all work before it is done."""
 
     def __init__(self, driver: "Driver") -> None:
         self._driver = driver
@@ -64,11 +60,11 @@ class Mark:
         self._handle = handle.value
 
     def record(self, stream: int) -> None:
-        """Be behind what was left to the stream so far."""
+        """Put the mark after the work that the stream has so far."""
         _check("cuEventRecord", self._driver.quick.cuEventRecord(self._handle, stream))
 
     def passed(self) -> bool:
-        """Did it come to pass? A broken device says so, too: nothing more will."""
+        """Was it passed? True for a device that failed as well, which will do nothing more."""
         return bool(self._driver.quick.cuEventQuery(self._handle) != _NOT_READY)
 
     def __del__(self) -> None:
@@ -82,7 +78,7 @@ class Driver:
         try:
             name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
             self._library: Any = ctypes.CDLL(name)
-            self.quick: Any = ctypes.PyDLL(name)  # keeps the interpreter's lock
+            self.quick: Any = ctypes.PyDLL(name)  # keeps the GIL
         except OSError:
             raise Refused("the CUDA driver's library cannot be loaded") from None
         pointer, number = ctypes.c_void_p, ctypes.c_uint64
@@ -98,7 +94,7 @@ class Driver:
         _check("cuMemcpyHtoDAsync", status)
 
     def register(self, address: int, size: int) -> None:
-        """Let the GPU read ``size`` bytes at ``address``, both multiples of a page."""
+        """Let the GPU read ``size`` bytes at ``address``, both multiples of the page size."""
         flags = _PORTABLE | _READ_ONLY
         status = self._library.cuMemHostRegister_v2(
             ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_uint(flags)
@@ -107,12 +103,12 @@ class Driver:
             raise Refused(f"the driver refuses to register {size} bytes of a file ({status})")
 
     def unregister(self, address: int) -> None:
-        """Take that back; nothing may be under way."""
+        """Undo ``register``; no copy from there may be in flight."""
         self._library.cuMemHostUnregister(ctypes.c_void_p(address))
 
     @property
     def copies_rows(self) -> bool:
-        """Is there a call that copies many pieces? From CUDA 12.8 on."""
+        """Has the driver a call that copies many pieces? CUDA 12.8 and later do."""
         return hasattr(self._library, "cuMemcpyBatchAsync")
 
     def copy_rows(
@@ -149,7 +145,7 @@ _PAGE = 4096
 
 
 class Registered:
-    """The pieces of some maps that are registered. Safe to use from several threads."""
+    """The registered pieces of some mapped files. Thread-safe."""
 
     def __init__(self, driver: Driver, maps: Maps, sizes: Sequence[int], limit: int) -> None:
         self._driver = driver
@@ -163,12 +159,12 @@ class Registered:
         self._lock = threading.Lock()
         self.nbytes = 0
         self._addresses: list[int] = []
-        # With the maps: they are unmapped when this, which refers to them, is gone. Not at the end
-        # of the process: that would come before the loader's own, with its threads still at work.
-        weakref.finalize(self, _take_back, driver, self._addresses, maps).atexit = False
+        # The finalizer refers to the maps, so they are unmapped after it. It does not run at exit:
+        # that would be before the loader ends its threads, which still read.
+        weakref.finalize(self, _unregister, driver, self._addresses, maps).atexit = False
 
     def ensure(self, file: Ints | int, start: Ints, size: int) -> None:
-        """Register what ``size`` bytes from each start lie in; the files were entered."""
+        """Register the pieces that hold ``size`` bytes from each start; files must be entered."""
         first = self._base[file] + (start >> _BITS)
         last = self._base[file] + (start + (size - 1) >> _BITS)
         wanted = np.unique(np.concatenate([first, last]))
@@ -191,13 +187,13 @@ class Registered:
         self.nbytes += size
 
     def close(self) -> None:
-        """Take everything back; nothing may be under way."""
+        """Unregister everything; no copy may be in flight."""
         with self._lock:
-            _take_back(self._driver, self._addresses, self._maps)
+            _unregister(self._driver, self._addresses, self._maps)
             self._have[:] = self.complete = False
             self.nbytes = 0
 
 
-def _take_back(driver: Driver, addresses: list[int], maps: Maps) -> None:
+def _unregister(driver: Driver, addresses: list[int], maps: Maps) -> None:
     while addresses:
         driver.unregister(addresses.pop())

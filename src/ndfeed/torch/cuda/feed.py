@@ -1,8 +1,8 @@
-"""Which way batches get to a GPU, and the adapter that takes it.
+"""How batches get to a GPU: chooses the way, and is the adapter that takes it.
 
 the GPU reads the files   plain rows of mapped files that are in memory
 through pinned memory     everything else: compressed, cold, mapped by functions, ragged
-resident                  the whole set lives on the device
+resident                  the whole dataset is in the memory of the device
 """
 
 import importlib
@@ -23,8 +23,8 @@ from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.batch_maker import Source
 from ndfeed.loading.buffer_pool import Bytes
 from ndfeed.loading.host_source import HostSource
-from ndfeed.torch.batch_format import BatchFormat
-from ndfeed.torch.cuda.in_flight import Sent, Side, settled
+from ndfeed.torch.batch_format import Batch, BatchFormat, Tensors, Values
+from ndfeed.torch.cuda.in_flight import Sent, Side, resolve
 from ndfeed.torch.cuda.pinned import Pieces
 from ndfeed.torch.cuda.source import LARGE, Files, Kernel, Resident
 
@@ -34,7 +34,7 @@ _MOST_OF_DEVICE = 0.9
 
 
 def pinned(size: int) -> Bytes:
-    """Memory that the GPU copies from at the bus's rate."""
+    """Allocate memory that the GPU copies from at the full rate of the bus."""
     found: Bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
     return found
 
@@ -65,78 +65,78 @@ class Feed(Adapter):
         self._files: Files | None = None
         self._held: Mapping[str, torch.Tensor] | None = None
         self._loading = threading.Lock()
-        self.threads = self._few()
+        self.threads = self._choose_threads()
 
-    def _few(self) -> int:
-        """Threads that ask for rows, or copy them as well."""
+    def _choose_threads(self) -> int:
+        """Return how many threads request rows; more if they copy them as well."""
         if self._reason and not self._resident:
-            return _some()
+            return _copy_threads()
         return 2
 
     def source(self, host: HostSource) -> Source:
-        """Where stored fields come from."""
+        """Return the source of stored fields."""
         if self._on_host:
             return host
         self._pieces = pieces = Pieces(host, self._form, self._side)
         if self._resident:
-            return Resident(self._loaded(pieces), self._side)
+            return Resident(self._load(pieces), self._side)
         if self._reason:
             return pieces
         limit = (platform_calls.free_memory() or platform_calls.memory_bytes()) // 2
         self._files = Files(self._ds, self._form.dtypes, self._side, kernel(), limit, pieces)
         return self._files
 
-    def finish(self, made: dict[str, Any]) -> Any:  # noqa: ANN401
-        """In the thread that made it: an event behind a batch that is on the device.
+    def finish(self, made: dict[str, Any]) -> Sent | Tensors:
+        """Record an event after a batch that is on the device; put others in pinned memory.
 
-        One that is not is put into pinned memory. Functions return arrays of their own, and from
-        any other memory the device copies several times slower, while the consumer waits.
+        Maps return arrays in memory of their own, and from any memory that is not pinned the
+        device copies several times slower, while the consumer waits.
         """
-        made = self._form.picked(made)
+        made = self._form.pick(made)
         if any(isinstance(value, torch.Tensor) and value.is_cuda for value in made.values()):
-            return self._converted(made)
-        return self._each(self._pinned, made)
+            return self._convert(made)
+        return self._each(self._pin, made)
 
-    def send(self, made: Any) -> Sequence[Sent]:  # noqa: ANN401
-        """A batch that was made in host memory, on its way.
+    def send(self, made: Sent | Tensors) -> Sequence[Sent]:
+        """Start the copy of a batch that was made in host memory.
 
-        All from one thread: to call the driver from many takes the interpreter's lock for most
-        of their time.
+        All copies start from one thread: many threads that call the driver would spend most of
+        their time waiting for the GIL.
         """
         if isinstance(made, Sent):
             return (made,)
         self._side.flight.settle()
         with self._side.work():
-            sent = self._each(self._moved, made)
+            sent = self._each(self._move, made)
         self._side.keep(made)
-        return (self._converted(sent),)
+        return (self._convert(sent),)
 
-    def _each(self, do: Callable[[str, Any], Any], made: dict[str, Any]) -> dict[str, Any]:
-        """The batch with something done to each of its fields."""
+    def _each(self, do: Callable[[str, Values], Values], made: Tensors) -> Tensors:
+        """Apply a function to each field of a batch."""
         return {name: do(name, values) for name, values in made.items()}
 
-    def _pinned(self, name: str, values: Any) -> Any:  # noqa: ANN401
+    def _pin(self, name: str, values: Values) -> Values:
         made = self._form.tensor(name, values)
-        return [_in_pinned(one) for one in made] if isinstance(made, list) else _in_pinned(made)
+        return [_pin_tensor(one) for one in made] if isinstance(made, list) else _pin_tensor(made)
 
-    def _moved(self, _: str, made: Any) -> Any:  # noqa: ANN401
+    def _move(self, _: str, made: Values) -> Values:
         if isinstance(made, list):
             return [one.to(self._side.device, non_blocking=True) for one in made]
         return made.to(self._side.device, non_blocking=True)
 
-    def _converted(self, made: dict[str, Any]) -> Sent:
+    def _convert(self, made: Tensors) -> Sent:
         if self._form.convert:
-            settled(self._side.event)
+            resolve(self._side.event)
             with self._side.work():
-                made = self._each(self._form.converted, made)
+                made = self._each(self._form.convert_field, made)
         return Sent(made, self._side.event)
 
-    def receive(self, made: Any) -> Any:  # noqa: ANN401
-        """The batch, for the stream that is current now."""
-        return self._form.arranged(self._side.receive(made))
+    def receive(self, made: Sent) -> Batch:
+        """Return the batch, ready for the stream that is current now."""
+        return self._form.build(self._side.receive(made))
 
     def describe(self) -> str:
-        """How batches get to the device."""
+        """Say how batches get to the device."""
         if self._resident:
             return f"resident on {self._side.device}"
         if self._files is None:
@@ -151,33 +151,33 @@ class Feed(Adapter):
         )
 
     def close(self) -> None:
-        """Let go of registered pages; of resident data with the loader itself."""
+        """Release registered pages. Resident data is released with the loader itself."""
         if self._pieces is not None:
             self._pieces.close()
         self._side.flight.settle(0)
         if self._files is not None:
             self._files.close()
 
-    def _loaded(self, pieces: Pieces) -> Mapping[str, torch.Tensor]:
+    def _load(self, pieces: Pieces) -> Mapping[str, torch.Tensor]:
         with self._loading:
             if self._held is None:
                 check_fits(self._ds, self._side.device)
-                self._held = pieces.load(_some())
+                self._held = pieces.load(_copy_threads())
             return self._held
 
 
-def _in_pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, if it is in pinned memory; else a copy that is."""
+def _pin_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor if it is in pinned memory; else a copy that is."""
     return tensor if tensor.is_pinned() or not tensor.numel() else tensor.pin_memory()
 
 
-def _some() -> int:
-    """Threads that copy; not all processors, since somebody has to send as well."""
+def _copy_threads() -> int:
+    """Return how many threads copy rows: fewer than processors, since one sends them as well."""
     return min(max(platform_calls.cores() * 3 // 4, 1), _MOST_THREADS)
 
 
 def kernel() -> Kernel | None:
-    """What gathers small rows, where Triton is installed."""
+    """Return the kernel that gathers small rows, if Triton is installed."""
     try:
         found: Kernel = importlib.import_module("ndfeed.torch.cuda.kernel").gather
     except ImportError:
@@ -186,7 +186,7 @@ def kernel() -> Kernel | None:
 
 
 def unsuited(ds: Dataset) -> str:
-    """Why the GPU cannot read the files itself; nothing where it can."""
+    """Say why the GPU cannot read the files itself; empty if it can."""
     for group in ds.groups:
         if group.by_file or not group.mapped or reader_of(group).maps is None:
             return "files are read one by one"
@@ -204,11 +204,11 @@ def _warm(ds: Dataset, group: Group) -> bool:
 
 
 def check_fits(ds: Dataset, device: torch.device) -> None:
-    """Refuse a set that is larger than what the device has free."""
+    """Refuse a dataset that is larger than the free memory of the device."""
     free, _ = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if ds.nbytes > free * _MOST_OF_DEVICE:
         raise ValueError(
-            f"resident=True needs {shown(ds.nbytes)} on {device}, {shown(free)} are free; "
+            f"resident=True needs {shown(ds.nbytes)} on {device}, of which {shown(free)} are free; "
             "select fewer fields, or leave it out"
         )

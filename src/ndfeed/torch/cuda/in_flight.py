@@ -1,17 +1,13 @@
-"""Work on a CUDA stream of its own, and what the GPU still reads.
+"""Copies on a CUDA stream of their own, and what the GPU still reads.
 
-What the GPU still reads: kept until it is done.
+Copies end some time after the call that started them. Until then, what they read must not change:
+buffers that would be used again, and files that a writer waits for. So whoever starts a copy hands
+over what is to be released, with an event recorded after the copy. It is released by whoever starts
+the next copy, or by a thread that looks every few milliseconds while copies are in flight.
 
-Copies go on after the call that asked for them. What they read must stay as it is until then:
-buffers that would be used again, and files that a writer waits for. So whoever asks for a copy
-hands over what is to be let go, with an event behind the copy; it is let go by whoever asks for
-the next copy, or by a thread that looks every few milliseconds while anything is under way.
-
-Work on a stream of its own, and how it is handed to the consumer's.
-
-Tensors made on one stream and used on another need two things: the consumer's stream waits for
-the event behind the work, and the allocator is told that the memory is in use there, or it
-would give it away while the consumer's kernels still read.
+Tensors made on one stream and used on another need two things: the consumer's stream waits for the
+event, and the allocator is told that the memory is in use there. Otherwise it would give the memory
+away while kernels of the consumer still read it.
 """
 
 import functools
@@ -20,15 +16,20 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-_EVERY = 0.005  # seconds
+from ndfeed.torch.batch_format import Tensors
+
+_EVERY = 0.005  # seconds between two looks at copies in flight
+# Typed here, since torch has no types for their constructors.
+_make_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
+_make_stream: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
 
 
 class Flight:
-    """Copies under way, and what to do when each has ended. Safe from several threads."""
+    """Copies in flight, and what to do when each has ended. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,7 +38,7 @@ class Flight:
         self._wake = threading.Event()
 
     def add(self, event: torch.cuda.Event, done: Callable[[], None]) -> None:
-        """Call ``done`` once the event has come to pass."""
+        """Call ``done`` once the event has been reached."""
         with self._lock:
             self._waiting.append((event, done))
             if self._thread is None:
@@ -48,7 +49,7 @@ class Flight:
         self._wake.set()
 
     def settle(self, most: int | None = None) -> None:
-        """Let go of what is done; wait until at most ``most`` are under way."""
+        """Release what is done; with ``most``, wait until at most that many are in flight."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -72,31 +73,30 @@ class Flight:
             self._wake.wait(_EVERY)
 
 
-# Behind work on a stream; or somebody else's promise of one.
+# Recorded after work on a stream; or a future, if another thread will record it.
 Event = torch.cuda.Event | Future[torch.cuda.Event]
 
 
-def settled(event: Event) -> torch.cuda.Event:
-    """The event, once it is there."""
+def resolve(event: Event) -> torch.cuda.Event:
+    """Return the event, once it has been recorded."""
     return event.result() if isinstance(event, Future) else event
 
 
 class Sent(NamedTuple):
     """A batch on its way to the GPU."""
 
-    made: Any
+    made: Tensors
     event: Event
 
 
 @functools.cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all loaders: memory that one of them gave back is then another's at once."""
-    made: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return made
+    """Return one stream for all loaders, which can then use each other's memory at once."""
+    return _make_stream(device)
 
 
 class Side:
-    """A stream beside the consumer's, for all threads: a bus serves one after the other anyway."""
+    """A stream beside the consumer's, for all threads: the bus serves one copy at a time anyway."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -106,7 +106,7 @@ class Side:
         self._awaited: tuple[torch.cuda.Stream, Event] | None = None
 
     def join(self) -> torch.cuda.Stream:
-        """Put all work of this thread on the stream: for threads that serve nobody else."""
+        """Put all work of this thread on the stream, for threads that do nothing else."""
         if not hasattr(self._local, "joined"):
             torch.cuda.set_device(self.device)
             torch.cuda.set_stream(self._stream)
@@ -116,24 +116,23 @@ class Side:
 
     @contextmanager
     def work(self) -> Iterator[torch.cuda.Stream]:
-        """Everything within is put on the stream; ``event`` is then behind it."""
+        """Put everything within on the stream; ``event`` is then recorded after it."""
         if not hasattr(self._local, "event"):
-            # Asked for its memory, the device's context becomes this thread's: calls of the
-            # driver need one.
+            # This call makes the device's context current in this thread, which driver calls need.
             torch.cuda.mem_get_info(self.device)
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             yield self._stream
-            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            event = _make_event(blocking=True)
             event.record(self._stream)
             self._local.event = event
 
     def keep(self, held: object) -> None:
-        """Keep something until what this thread did last is done."""
-        self.flight.add(settled(self.event), [held].clear)
+        """Keep an object until the last work of this thread is done."""
+        self.flight.add(resolve(self.event), [held].clear)
 
     @property
     def event(self) -> Event:
-        """Behind what this thread did last, or had another do."""
+        """Recorded after the last work of this thread, or that it left to another."""
         found: Event = self._local.event
         return found
 
@@ -141,11 +140,11 @@ class Side:
     def event(self, event: Event) -> None:
         self._local.event = event
 
-    def receive(self, sent: Sent) -> Any:  # noqa: ANN401
-        """The batch, safe to use on the stream that is current now."""
+    def receive(self, sent: Sent) -> Tensors:
+        """Return the tensors, safe to use on the stream that is current now."""
         stream = torch.cuda.current_stream(self.device)
         if self._awaited != (stream, sent.event):  # small batches share one
-            stream.wait_event(settled(sent.event))
+            stream.wait_event(resolve(sent.event))
             self._awaited = stream, sent.event
         made = sent.made
         for value in made.values():

@@ -1,9 +1,9 @@
-"""Rows through pinned memory that stays in the processor's cache.
+"""Copies rows to the GPU through pinned memory that stays in the processor's cache.
 
-Threads gather rows into pieces of some megabytes; one thread sends them, since calls of the
-driver from many take the interpreter's lock for most of their time. A piece is used again as
-soon as it was copied, and there are few: where the cache holds them, what is written to them and
-what the device reads out of them does not pass through memory, which only gives the rows.
+Threads gather rows into pieces of some megabytes. One thread sends them, since many threads that
+call the driver would spend most of their time waiting for the GIL. A piece is used again as soon
+as it was copied, and there are few. If the cache holds them all, main memory is only read, for the
+rows: neither what is written to a piece nor what the device reads from it passes through it.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ndfeed.dataset.map_steps import Batch
 from ndfeed.loading.host_source import HostSource
@@ -23,7 +24,7 @@ from ndfeed.torch.batch_format import BatchFormat
 from ndfeed.torch.cuda.driver import Driver, Mark
 from ndfeed.torch.cuda.in_flight import Side
 
-_PIECE = 20 << 20  # bytes that are sent at a time: with fewer, threads wait for the interpreter
+_PIECE = 20 << 20  # bytes that are sent at a time: with fewer, threads wait for the GIL
 _LOOK_EVERY = 0.0005  # seconds, for pieces that were copied
 _ALL = 320 << 20  # bytes of pieces that are being filled or sent
 
@@ -37,7 +38,7 @@ class _Copy(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """A piece to be sent, and who is told of the event behind it, if somebody waits for it."""
+    """A piece to be sent, and a future for the event after the last piece of a batch."""
 
     copies: list[_Copy]
     batch: Batch  # kept until it was copied
@@ -46,10 +47,10 @@ class _Job(NamedTuple):
 
 
 class Pieces:
-    """Rows that another source reads into pinned memory, sent from there piece by piece.
+    """Reads rows into pinned memory with another source, and sends them piece by piece.
 
-    A set as large as the device takes no more pinned memory than a few pieces. The thread that
-    sends ends with ``close``, and begins anew if there is more.
+    A dataset as large as the device takes no more pinned memory than a few pieces. The thread that
+    sends ends with ``close``, and is started again when there is more to send.
     """
 
     def __init__(self, host: HostSource, form: BatchFormat, side: Side) -> None:
@@ -70,14 +71,14 @@ class Pieces:
         self._lock = threading.Lock()
 
     def read(self, rows: Ints) -> Batch:
-        """The fields of ``rows`` on the device; for threads of ours."""
+        """Return the fields of ``rows`` on the device; for threads of the loader only."""
         self._side.join()
         made = self._empty(len(rows))
         self._side.event = self._send(rows, {name: made[name].data_ptr() for name in made})
         return made
 
     def load(self, threads: int) -> dict[str, torch.Tensor]:
-        """The fields of all rows on the device."""
+        """Return the fields of all rows on the device."""
         count = len(self._host.ds)
         with self._side.work():
             made = self._empty(count)
@@ -99,7 +100,7 @@ class Pieces:
         }
 
     def _send(self, rows: Ints, targets: dict[str, int]) -> Future[torch.cuda.Event]:
-        """Have the fields of ``rows`` copied to addresses of the device."""
+        """Let the fields of ``rows`` be copied to addresses of the device."""
         count = len(rows)
         step = -(-count // -(-count // self._at_once))  # pieces of about one size
         sent: Future[torch.cuda.Event] = Future()
@@ -118,7 +119,7 @@ class Pieces:
                 targets[name] = target + size
             self._hand_over(_Job(copies, batch, sent, start + step >= count))
             del batch
-        return sent  # behind all of them: they are sent in their order
+        return sent  # after all pieces, since they are sent in order
 
     def _hand_over(self, job: _Job) -> None:
         with self._lock:
@@ -133,24 +134,24 @@ class Pieces:
     def _run(self, jobs: "SimpleQueue[_Job | None]") -> None:
         stream = self._side.join()
         idle = [Mark(self._driver) for _ in range(self._count)]
-        under_way: deque[tuple[Mark, _Job]] = deque()
+        in_flight: deque[tuple[Mark, _Job]] = deque()
         ended = False
-        while under_way or not ended:
+        while in_flight or not ended:
             with contextlib.suppress(Empty):
-                job = jobs.get(timeout=_LOOK_EVERY if under_way else None)
+                job = jobs.get(timeout=_LOOK_EVERY if in_flight else None)
                 ended = ended or job is None
                 if job is not None:
-                    under_way.append((idle.pop(), job))
-                    _issue(self._driver, *under_way[-1], stream)
-                    del job  # or its memory would be kept while this thread waits
-            while under_way and under_way[0][0].passed():
-                mark, done = under_way.popleft()
+                    in_flight.append((idle.pop(), job))
+                    _issue(self._driver, *in_flight[-1], stream)
+                    del job  # its memory must not be kept while this thread waits
+            while in_flight and in_flight[0][0].passed():
+                mark, done = in_flight.popleft()
                 done.batch.clear()  # the memory goes back before there is room
                 idle.append(mark)
                 self._room.put(None)
 
     def close(self) -> None:
-        """Wait for what is under way, and end the thread."""
+        """Wait for what is in flight, and end the thread."""
         with self._lock:
             thread, self._thread = self._thread, None
             if thread is not None:
@@ -159,13 +160,13 @@ class Pieces:
             thread.join()
 
 
-def _memory(values: Any) -> tuple[int, int]:  # noqa: ANN401
-    """Where an array lies, and its bytes."""
+def _memory(values: NDArray[Any]) -> tuple[int, int]:
+    """Return the address of an array and its size in bytes."""
     return values.__array_interface__["data"][0], values.nbytes
 
 
 def _issue(driver: Driver, mark: Mark, job: _Job, stream: torch.cuda.Stream) -> None:
-    """Leave a piece to the copy engines; who waits for it is told."""
+    """Start the copies of a piece; complete its future if it is the last of a batch."""
     try:
         for target, source, size in job.copies:
             driver.copy(target, source, size, stream.cuda_stream)

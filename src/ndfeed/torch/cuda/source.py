@@ -1,4 +1,4 @@
-"""Stored fields of rows as tensors on the GPU: read by it, or there already."""
+"""Sources of stored fields on the GPU: files that it reads itself, or data in its memory."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,16 +14,16 @@ from ndfeed.files.maps import Maps, Unmappable
 from ndfeed.loading.batch_maker import Source
 from ndfeed.order.permutation import Ints
 from ndfeed.torch.cuda.driver import PIECE, Driver, Refused, Registered
-from ndfeed.torch.cuda.in_flight import Side, settled
+from ndfeed.torch.cuda.in_flight import Side, resolve
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, int, int], None]
 
-# From this size on copy engines reach the bus's rate; below, a kernel does.
+# From this size on copy engines reach the rate of the bus; for smaller rows a kernel does.
 LARGE = 32 << 10
 
 
 class Resident:
-    """All rows on the device: gathered there."""
+    """Rows that are all in the device's memory, and are gathered there."""
 
     def __init__(self, fields: Mapping[str, torch.Tensor], side: Side) -> None:
         self._fields = fields
@@ -37,14 +37,14 @@ class Resident:
 
 
 def on_device(numbers: Ints, device: torch.device) -> torch.Tensor:
-    """Numbers on the device, through pinned memory that the allocator keeps until it is read."""
+    """Copy numbers to the device, through pinned memory that torch keeps until it was read."""
     pinned = torch.empty(len(numbers), dtype=torch.int64, pin_memory=True)
     pinned.numpy()[:] = numbers
     return pinned.to(device, non_blocking=True)
 
 
 class Places:
-    """Where rows of mapped files lie, as numbers of the processor's or of the GPU's."""
+    """Where rows of mapped files lie, as arrays on the host or as tensors on the GPU."""
 
     def __init__(self, maps: Maps, file: Ints | int, row: Ints, device: torch.device) -> None:
         self.row = row
@@ -53,18 +53,18 @@ class Places:
         self._rows: torch.Tensor | None = None
 
     def on_host(self, size: int, first: Ints | int) -> tuple[Ints, Ints]:
-        """Where each row begins in its file, and its address."""
+        """Return where each row starts in its file, and its address."""
         at = self.row * size + first
         return at, at + self._base
 
     def on_device(self, size: int, first: Ints | int) -> tuple[torch.Tensor, int]:
-        """The address of each row, and the bytes of the words that all of them consist of."""
+        """Return the address of each row, and the size of the words that all rows consist of."""
         base = self._base + first
         odd = int(np.bitwise_or.reduce(base, axis=None)) | size
         if np.ndim(base):
             found = on_device(self.row * size + base, self._device)
         else:
-            # One number for all: worked out there, which costs the processor nothing.
+            # One base for all rows: the GPU computes the addresses.
             if self._rows is None:
                 self._rows = on_device(self.row, self._device)
             found = self._rows * size + int(base)
@@ -146,7 +146,7 @@ class Files:
             leave()
             raise
         # Nobody may write to the files before the GPU has read them.
-        self._side.flight.add(settled(self._side.event), leave)
+        self._side.flight.add(resolve(self._side.event), leave)
 
     def _pieces(self, group: Group, maps: Maps) -> Registered:
         found = self._registered.get(id(maps))
@@ -197,7 +197,7 @@ class Files:
         return sum(one.nbytes for one in self._registered.values())
 
     def close(self) -> None:
-        """Take back what was registered."""
+        """Unregister all pages."""
         self._side.flight.settle(0)
         torch.cuda.synchronize(self._side.device)
         for one in self._registered.values():

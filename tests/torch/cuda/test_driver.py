@@ -1,4 +1,4 @@
-"""``ndfeed.torch.cuda``, what goes without a GPU; ``benchmarks/torch_gpu.py`` has the rest."""
+"""``ndfeed.torch.cuda.driver`` without a GPU: when registered pages are taken back."""
 
 import numpy as np
 import pytest
