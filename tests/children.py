@@ -29,7 +29,7 @@ def start(code, *args, **options):
     return subprocess.Popen([*command, *map(os.fspath, args)], text=True, **(pipes | options))
 
 
-def finish(child, timeout=60):
+def finish(child, timeout=250):
     """What a child printed; it must have ended well, not by a signal or an error."""
     try:
         out, err = child.communicate(timeout=timeout)
@@ -40,7 +40,7 @@ def finish(child, timeout=60):
     return out
 
 
-def run(code, *args, timeout=60, **options):
+def run(code, *args, timeout=250, **options):
     """What ``code`` printed, run in a new interpreter to its good end."""
     return finish(start(code, *args, **options), timeout)
 

@@ -153,7 +153,7 @@ def measured(*paths, **options):
     """What opening and reading each file costs in memory and time, and the error it ends with."""
     given = json.dumps([options, *map(os.fspath, paths)])
     done = subprocess.run(
-        [sys.executable, "-c", _MEASURE, given], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", _MEASURE, given], capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

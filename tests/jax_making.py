@@ -125,7 +125,7 @@ def one_process_first(process, world, source, folder):
     return {"rows": labels(loader), "warning": warned.read_text()}
 
 
-def run_processes(function, world, folder, *args, timeout=100):
+def run_processes(function, world, folder, *args, timeout=250):
     """``function(process, world, *args)`` in as many processes of one JAX; what each returned."""
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -702,7 +702,7 @@ class LoaderContract(IteratorContract):
             f"print(before, {framework!r} in sys.modules)"
         )
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=100
+            [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=250
         )
 
         assert done.stdout == "False True\n", done.stderr

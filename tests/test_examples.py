@@ -47,7 +47,7 @@ def test_examples_run(name, examples, tmp_path):
         text=True,
         cwd=tmp_path,
         env=env,
-        timeout=110,
+        timeout=250,
     )
 
     assert done.returncode == 0, done.stderr

@@ -29,7 +29,7 @@ print(json.dumps({"modules": sorted(sys.modules), "before": before, "after": aft
 def fresh():
     """What a new interpreter, where a warning is an error, sees after ``import ndfeed``."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FRESH], capture_output=True, text=True, timeout=100
+        [sys.executable, "-W", "error", "-c", FRESH], capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -94,7 +94,7 @@ for again in (lambda: getattr(ndfeed, sys.argv[1]), lambda: __import__("ndfeed."
 def test_a_framework_that_is_missing(part, needed):
     """Which one, and the line that installs it; ``dir()`` does not offer what fails."""
     done = subprocess.run(
-        [sys.executable, "-c", MISSING, part, needed], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", MISSING, part, needed], capture_output=True, text=True, timeout=250
     )
 
     assert done.returncode == 0, done.stderr
@@ -116,7 +116,7 @@ def test_a_framework_needs_no_second_import(part, needed):
     """``import ndfeed; ndfeed.torch.loader(...)`` is what people write first."""
     pytest.importorskip(needed)
     done = subprocess.run(
-        [sys.executable, "-c", ALONE, part], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", ALONE, part], capture_output=True, text=True, timeout=250
     )
 
     assert done.returncode == 0, done.stderr

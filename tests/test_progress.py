@@ -41,7 +41,7 @@ def shown(path, patience):
     except OSError:  # Linux's way to say that nobody writes any more
         pass
     os.close(ours)
-    assert child.communicate(timeout=60)[0] == ""
+    assert child.communicate(timeout=250)[0] == ""
     assert child.returncode == 0, seen
     return seen.decode()
 
@@ -60,7 +60,7 @@ def test_nothing_is_shown_where_nobody_looks(path):
     """Logs of a cluster hold no bars."""
     child = start(CODE, path, "0")
 
-    assert child.communicate(timeout=60) == ("", "")
+    assert child.communicate(timeout=250) == ("", "")
     assert child.returncode == 0
 
 

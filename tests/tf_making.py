@@ -56,7 +56,7 @@ def environment(**more):
     return os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""} | more
 
 
-def run(code, *args, timeout=110, **env):
+def run(code, *args, timeout=250, **env):
     """A program in a process of its own; what its last line says in JSON, and its log."""
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, args)],
@@ -69,7 +69,7 @@ def run(code, *args, timeout=110, **env):
     return json.loads(done.stdout.strip().splitlines()[-1]), done.stderr
 
 
-def run_workers(code, world, *args, timeout=110):
+def run_workers(code, world, *args, timeout=250):
     """The same in as many processes, which are the workers of one cluster."""
     sockets = [socket.socket() for _ in range(world)]
     for one in sockets:

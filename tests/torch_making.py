@@ -66,7 +66,7 @@ def in_worker(samples):
 # Ranks.
 
 
-def run_ranks(function, world, folder, *args, joined=True, timeout=100):
+def run_ranks(function, world, folder, *args, joined=True, timeout=250):
     """``function(rank, world, folder, *args)`` in as many processes; what each returned.
 
     Nothing for a rank that was killed. If ``joined``, they are a process group from the start.

@@ -40,7 +40,7 @@ def ndfeed_process():
             capture_output=True,
             encoding="utf-8",
             env=env,
-            timeout=60,
+            timeout=250,
         )
 
     return run

@@ -58,7 +58,7 @@ def test_a_terminal_shows_the_steps(plain_file, tmp_path):
         while data := os.read(ours, 65536):
             seen += data
     os.close(ours)
-    said, _ = child.communicate(timeout=60)
+    said, _ = child.communicate(timeout=250)
 
     assert child.returncode == 0, seen
     assert said.count("\n") == 1

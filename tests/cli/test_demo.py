@@ -62,7 +62,7 @@ def test_core_dependencies_are_enough(tmp_path):
         encoding="utf-8",
         cwd=tmp_path,
         env=os.environ | {"NO_COLOR": "1", "COLUMNS": "80"},
-        timeout=60,
+        timeout=250,
     )
 
     assert done.returncode == 0, done.stderr
@@ -82,7 +82,7 @@ def test_a_png_needs_matplotlib(tmp_path):
         capture_output=True,
         encoding="utf-8",
         cwd=tmp_path,
-        timeout=60,
+        timeout=250,
     )
 
     assert done.returncode == 1
@@ -103,7 +103,7 @@ def test_interrupt_is_quiet_and_cleans_up(tmp_path):
                 break
             time.sleep(0.01)
         child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=30)
+        out, err = child.communicate(timeout=250)
 
     assert child.returncode == 130
     assert (out, err) == (b"", b"")
@@ -144,7 +144,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path):
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=60,
+        timeout=250,
     )
 
     assert done.returncode == 1

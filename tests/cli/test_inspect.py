@@ -374,7 +374,7 @@ class TestAdvice:
         for i in range(1, 100):
             os.link(tmp_path / "0.npy", tmp_path / f"{i}.npy")
         done = subprocess.run(
-            [sys.executable, "-c", FEW_FILES, tmp_path], capture_output=True, timeout=60
+            [sys.executable, "-c", FEW_FILES, tmp_path], capture_output=True, timeout=250
         )
 
         assert kinds(json.loads(done.stdout)) == ["unmapped-files"]

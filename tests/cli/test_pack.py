@@ -194,12 +194,12 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
         assert time.monotonic() < until
         time.sleep(0.001)
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=60)
+    _, said = child.communicate(timeout=250)
 
     assert child.returncode == 130
     assert said == "ndfeed: interrupted; rerun to resume: finished work is reused\n"
     assert not (tmp_path / "packed").exists()
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=250)
     assert len(ndfeed.open(tmp_path / "packed")) == 20_000
     assert sorted(os.listdir(tmp_path)) == ["packed", "source.npy"]
 

@@ -357,7 +357,9 @@ def test_pickles_small_and_arrives_in_a_fresh_process(folder):
         "import pickle, sys; ds = pickle.loads(sys.stdin.buffer.read()); "
         "print(len(ds), ds[7]['label'], ds.fingerprint, len(ds[7]['text']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], input=text, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=text, capture_output=True, timeout=250
+    )
 
     assert len(text) < 10_000
     wanted = f"{ROWS} 7 {ds.fingerprint} {len(content()['text'][7])}"

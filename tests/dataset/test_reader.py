@@ -83,7 +83,7 @@ def test_other_processes_read_the_same(tmp_path, layout, method):
     child = context.Process(target=check_in_child, args=(ds, [5, 3, 9], results))
     child.start()
 
-    assert results.get(timeout=60)
+    assert results.get(timeout=250)
     child.join()
     assert child.exitcode == 0
     np.testing.assert_array_equal(ds.read([5, 3, 9])["data"], samples()[[5, 3, 9]])

@@ -4,7 +4,7 @@
 
 Every attack runs in a process of its own, beside a folder of somebody's files. Prints a line for
 each, and the counts: files outside the dataset that were touched, wrong results, crashes, calls
-that took over 5 s of processor time (or 60 s in all), raw control characters in any output,
+that took over 5 s of processor time (or 20 s in all), raw control characters in any output,
 tracebacks, but not what Python prints of interrupts in callbacks of weak references. The exit
 status is 1 if anything went wrong. Attacks that only root can try are skipped for others.
 """
@@ -34,7 +34,7 @@ import test_mutations
 import test_printable
 from children import short_lease_breaks
 from faults.stops import Stop, run_all
-from faults.tally import Tally
+from faults.tally import SLOW, STUCK, Stopwatch, Tally
 from index.forging import signed, with_columns
 from packing import making
 from packing.attacking import IN_THE_WAY, NAMES, damaged, everything, replaced, two
@@ -45,8 +45,6 @@ from ndfeed.files.platform_calls import can
 from ndfeed.index import cache
 from ndfeed.index.source import spell_source
 
-SLOW = 5.0  # seconds of one call, in which this process works, not others
-STUCK = 60.0  # seconds of one call, whatever it does
 WRONG = ("outside", "wrong", "crashed", "hung", "escapes", "tracebacks")
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
@@ -55,7 +53,7 @@ longest = [0.0]
 
 def attempt(function, *args, **options):
     """What a call gives, or the error of ours that it raises, which is printed."""
-    began, worked = time.monotonic(), _worked()
+    watch = Stopwatch()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -64,25 +62,14 @@ def attempt(function, *args, **options):
         print(error)
         return error
     finally:
-        _note(began, worked)
-
-
-def _worked():
-    """Seconds that this process and its children have worked."""
-    return sum(os.times()[:4])
-
-
-def _note(began, worked):
-    """Remember the longest call. The time that passes depends on what else the machine does."""
-    took = time.monotonic() - began
-    longest[0] = max(longest[0], took if took > STUCK else _worked() - worked)
+        longest[0] = max(longest[0], watch.seconds)
 
 
 def command(place, *arguments):
     """Run ndfeed's command line; its output is part of this process's."""
-    began, worked = time.monotonic(), _worked()
+    watch = Stopwatch()
     status = subprocess.run([sys.executable, "-m", "ndfeed", *arguments], cwd=place).returncode
-    _note(began, worked)
+    longest[0] = max(longest[0], watch.seconds)
     return status
 
 
@@ -239,7 +226,7 @@ def interrupts(place):
         except KeyboardInterrupt:
             pass
     gc.collect()
-    until = time.monotonic() + SLOW
+    until = time.monotonic() + STUCK
     while _threads() > before and time.monotonic() < until:
         time.sleep(0.05)
     assert _threads() <= before, threading.enumerate()
@@ -334,7 +321,7 @@ def files_without_leases(place):
             os.truncate(place / "x.npy", 5000)
             os._exit(0)
         found = None
-        until = time.monotonic() + SLOW
+        until = time.monotonic() + STUCK
         while not isinstance(found, ndfeed.Error) and time.monotonic() < until:
             found = attempt(ds.read, np.arange(0, 4000, 7))
             assert isinstance(found, ndfeed.ChangedError) or (found["data"] == 1).all()

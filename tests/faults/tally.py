@@ -1,5 +1,6 @@
 """Count what was tried and what went wrong."""
 
+import os
 import time
 import warnings
 from collections import Counter
@@ -7,8 +8,22 @@ from traceback import extract_tb
 
 import ndfeed
 
-SLOW = 5.0  # seconds after which a case counts as hung
+SLOW = 5.0  # seconds of work after which a case counts as hung
+STUCK = 20.0  # seconds after which it does whatever it did: a loaded machine makes everybody wait
 EXAMPLES = 10  # how many faults are described
+
+
+class Stopwatch:
+    """Seconds of work, in this process and its children; or of waiting, if it is long."""
+
+    def __init__(self):
+        self._began, self._worked = time.monotonic(), sum(os.times()[:4])
+
+    @property
+    def seconds(self):
+        """Seconds since it was made."""
+        took = time.monotonic() - self._began
+        return took if took > STUCK else sum(os.times()[:4]) - self._worked
 
 
 class Tally(Counter):
@@ -40,7 +55,7 @@ class Tally(Counter):
 def caught(tally, what, function, limit=SLOW):
     """Run a case: its error if it has one of ours; anything else is counted as wrong."""
     tally["tried"] += 1
-    began = time.monotonic()
+    watch = Stopwatch()
     error = None
     try:
         with warnings.catch_warnings():
@@ -53,7 +68,7 @@ def caught(tally, what, function, limit=SLOW):
     except Exception as found:  # noqa: BLE001 - that is the question
         tally.bad("other errors", f"{what}: {type(found).__name__}: {found}, {_origin(found)}")
         error = found
-    if time.monotonic() - began > limit:
+    if watch.seconds > limit:
         tally.bad("hung", what)
     return error
 

@@ -53,7 +53,7 @@ def leases():
         return sum("LEASE" in line and own in line for line in locks)
 
 
-def eventually(condition, seconds=20):
+def eventually(condition, seconds=60):
     """Wait until it holds, for as long as a loaded machine may need."""
     until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:
@@ -115,7 +115,7 @@ def test_a_writer_never_kills_or_confuses_a_reader(tmp_path, files, way):
     folder_of(tmp_path, files)
     reader = start(QUICK + READER, tmp_path, str(files), "25", way)
     assert reader.stdout.readline() == "reading\n"
-    run(WRITER, tmp_path, str(files), "25", timeout=100)
+    run(WRITER, tmp_path, str(files), "25", timeout=250)
     batches, changed = map(int, finish(reader).split())
 
     assert batches > 0
@@ -138,7 +138,7 @@ def test_a_writer_in_the_same_process_goes_on(tmp_path, files):
         print("changed")
     """
 
-    assert run(code, tmp_path, timeout=30) == "changed\n"
+    assert run(code, tmp_path, timeout=250) == "changed\n"
 
 
 @needs_leases
@@ -155,7 +155,7 @@ def test_a_writer_harms_nobody_who_has_been_idle(tmp_path):
     np.save(os.path.join(args[0], "x1.npy"), np.zeros((3, 3)))
     """
 
-    assert run(f"{QUICK}{textwrap.dedent(code)}", tmp_path, timeout=30) == ""
+    assert run(f"{QUICK}{textwrap.dedent(code)}", tmp_path, timeout=250) == ""
 
 
 def test_leases_nobody_looked_after_are_not_believed(tmp_path):
@@ -195,7 +195,7 @@ def test_a_writer_goes_on_while_many_files_are_read(tmp_path):
 
     assert eventually(read)
     assert read().path == os.fspath(tmp_path / "x7.npy")
-    finish(writer, timeout=30)
+    finish(writer, timeout=250)
 
 
 @needs_leases
@@ -211,7 +211,7 @@ def test_a_writer_waits_for_whoever_is_reading(tmp_path, monkeypatch):
     np.testing.assert_array_equal(mapped.bytes(1)[-WIDTH * 4 :].view("<f4"), rows(1)[0])
     mapped.leave()
 
-    finish(writer, timeout=30)
+    finish(writer, timeout=250)
     with pytest.raises(ndfeed.ChangedError, match=r"x1\.npy: changed since"):
         mapped.enter(1)
 
@@ -407,7 +407,7 @@ def test_a_child_maps_for_itself_and_the_parent_goes_on(tmp_path):
     os.waitpid(pid, 0)
     """
 
-    assert run(code, tmp_path, timeout=30) == "changed\n"
+    assert run(code, tmp_path, timeout=250) == "changed\n"
 
 
 def test_a_fork_does_not_wait_for_those_who_read(tmp_path):
@@ -444,7 +444,7 @@ def test_a_fork_does_not_wait_for_those_who_read(tmp_path):
     os.waitpid(pid, 0)
     """
 
-    assert run(code, tmp_path, timeout=60) == "True\n"
+    assert run(code, tmp_path, timeout=250) == "True\n"
 
 
 def test_many_threads_map_many_files_at_once(tmp_path):

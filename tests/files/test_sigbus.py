@@ -57,7 +57,7 @@ if "after" in args:
     time.sleep(1.2)  # it is looked at every second
 os.truncate(names[0], 5000)
 for thread in threads:
-    thread.join(20)
+    thread.join(60)
 assert all("changed since it was indexed" in one and names[0] in one for one in said), said
 print(len(said))
 """
@@ -139,7 +139,7 @@ def test_bus_errors_of_others_end_the_process_as_ever(tmp_path, when):
     """What is not ours is not hidden: a debugger, or faulthandler, sees it."""
     code = "import faulthandler\nfaulthandler.enable()\n" if when == "before" else ""
     child = start(code + UNLEASED + FOREIGN, tmp_path, "one file", when)
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=250)
 
     assert (out, child.returncode) == ("now\n", -signal.SIGBUS)
     assert ("Fatal Python error: Bus error" in err) == (when != "never")
@@ -242,5 +242,5 @@ time.sleep(0.05)
 """
     child = start(UNLEASED + code, tmp_path, "small rows")
 
-    assert child.communicate(timeout=60) == ("", "")
+    assert child.communicate(timeout=250) == ("", "")
     assert child.returncode == 0

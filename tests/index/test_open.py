@@ -79,7 +79,7 @@ def settled():
     """Descriptors and threads, once those of ours that end by themselves have ended."""
     for thread in threading.enumerate():
         if thread.name.startswith("ndfeed"):
-            thread.join(20)
+            thread.join(60)
     return psutil.Process().num_fds(), threading.active_count()
 
 

@@ -217,7 +217,7 @@ def _runs(child):
     return not any(name in words for name in helpers)
 
 
-def eventually(condition, seconds=20):
+def eventually(condition, seconds=60):
     """Wait until it holds, for as long as a loaded machine may need."""
     until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:

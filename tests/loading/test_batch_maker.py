@@ -183,7 +183,7 @@ def test_a_ready_batch_is_delivered_while_a_later_one_is_made(tmp_path, count):
 
     def waits(batch):
         if batch["data"][0] == 10:
-            in_time.append(received.wait(10))
+            in_time.append(received.wait(60))
         return batch
 
     with ndfeed.loader(numbers(tmp_path, 40).map(waits), 1, threads=count) as loader:

@@ -332,7 +332,7 @@ assert gone(), left()
 def test_the_interpreter_exits_cleanly_in_mid_iteration(tmp_path, processes, way):
     """Status 0 and no word on standard error, with a pass under way in a global variable."""
     child = start(ENDLESS + "batches = iter(loader)\nnext(batches)\n" + way, tmp_path, processes)
-    out, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=250)
 
     assert (child.returncode, out, err) == (0, "", "")
 
@@ -340,7 +340,7 @@ def test_the_interpreter_exits_cleanly_in_mid_iteration(tmp_path, processes, way
 def test_an_unhandled_error_ends_the_interpreter_with_status_one(tmp_path):
     """As it would without a loader; the traceback is that of the error alone."""
     child = start(ENDLESS + "for batch in loader: 1 / 0", tmp_path, "2")
-    _, err = child.communicate(timeout=30)
+    _, err = child.communicate(timeout=250)
 
     assert child.returncode == 1
     assert err.count("Traceback") == 1
@@ -480,7 +480,7 @@ next(batches)
 """
     )
     child = start(code, tmp_path, "2")
-    out, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=250)
 
     assert (child.returncode, out, err) == (0, "", "")
 
@@ -501,7 +501,7 @@ def test_a_forked_worker_of_multiprocessing_iterates_the_loader(ds, processes):
         child = context.Process(target=iterated, args=(loader, queue))
         child.start()
 
-        assert queue.get(timeout=30) == [2 * n for n in range(4000)]
+        assert queue.get(timeout=250) == [2 * n for n in range(4000)]
         child.join()
         assert child.exitcode == 0
         assert first + rows_of(batches) == [2 * n for n in range(4000)]
@@ -520,7 +520,7 @@ def test_a_thread_that_consumes_is_not_the_main_one(ds):
                 break
     thread = threading.Thread(target=consume)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     names = [t.name for t in threading.enumerate() if t.name.startswith("ndfeed-")]
     print(found, [name for name in names if name != "ndfeed-leases"])
     """

@@ -70,7 +70,7 @@ def test_maps_run_in_several_threads_at_once(tmp_path):
     together = threading.Barrier(4)
 
     def meet(batch):
-        together.wait(20)
+        together.wait(60)
         return batch
 
     ds = numbers(tmp_path, 4 * 25, width=600).map(meet)
@@ -106,11 +106,11 @@ def test_closing_from_another_thread_wakes_the_consumer(tmp_path):
 
     def stuck(batch):
         begun.set()
-        release.wait(20)
+        release.wait(60)
         return batch
 
     loader = ndfeed.loader(numbers(tmp_path, 40).map(stuck), 4, threads=1)
-    closer = threading.Thread(target=lambda: (begun.wait(20), loader.close()))
+    closer = threading.Thread(target=lambda: (begun.wait(60), loader.close()))
     closer.start()
     with pytest.raises(RuntimeError, match=r"closed|another pass"):
         next(iter(loader))
@@ -141,7 +141,7 @@ class Slow:
 
     def look_ahead(self, number, clock):
         self.looking.set()
-        self.go_on.wait(20)
+        self.go_on.wait(60)
 
     def make(self, first, stop, clock):
         self.made.append(first)
@@ -159,11 +159,11 @@ def test_a_pass_that_is_left_reads_nothing_more():
     course = Slow()
     engine = Engine(1, lambda: 4)
     engine.begin(course)
-    assert course.looking.wait(20)
+    assert course.looking.wait(60)
     left = engine.stop()
     assert course.left
     course.go_on.set()
     for thread in left:
-        thread.join(20)
+        thread.join(60)
 
     assert not course.made

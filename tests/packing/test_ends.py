@@ -234,11 +234,11 @@ def test_two_threads_are_two_writers(tmp_path):
     def wait(rows, nbytes):
         if rows:
             inside.set()
-            leave.wait(20)
+            leave.wait(60)
 
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(ndfeed.pack, ds, tmp_path / "packed", progress=wait)
-        inside.wait(20)
+        inside.wait(60)
         with pytest.raises(ndfeed.ConflictError, match="another process is writing"):
             ndfeed.pack(ds, tmp_path / "packed")
         leave.set()

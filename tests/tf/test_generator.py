@@ -360,7 +360,7 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path):
     def train(folder, kill):
         words = [sys.executable, "-c", TRAIN, tmp_path / "t.npz", tmp_path / folder, str(kill)]
         return subprocess.run(
-            words, capture_output=True, text=True, timeout=100, env=environment(), check=False
+            words, capture_output=True, text=True, timeout=250, env=environment(), check=False
         )
 
     at_once = train("whole", 0)

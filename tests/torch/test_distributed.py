@@ -147,7 +147,7 @@ def test_example_under_torchrun(tmp_path):
     env = os.environ | {"TMPDIR": os.fspath(tmp_path), "OMP_NUM_THREADS": "1"}
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", EXAMPLE]
     done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=100, env=env
+        [sys.executable, *command], capture_output=True, text=True, timeout=250, env=env
     )
 
     assert done.returncode == 0, done.stderr

@@ -226,7 +226,7 @@ def test_two_ranks(tmp_path):
         [sys.executable, tmp_path / "script.py", tmp_path],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(TESTS)},
     )
 

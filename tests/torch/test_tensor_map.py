@@ -203,7 +203,7 @@ def test_mode_is_the_thread_s_own(tmp_path):
 
     def slow(batch):
         begun.set()
-        assert drawn.wait(30)
+        assert drawn.wait(60)
         return {"x": batch["label"] + torch.rand(len(batch["label"]))}
 
     ds = ndfeed.torch.map(images(tmp_path, 10), slow)
@@ -217,10 +217,10 @@ def test_mode_is_the_thread_s_own(tmp_path):
         found = []
         consumer = threading.Thread(target=lambda: found.append(next(iter(loader))["x"]))
         consumer.start()
-        assert begun.wait(30)
+        assert begun.wait(60)
         here = torch.rand(5)
         drawn.set()
-        consumer.join(30)
+        consumer.join(60)
 
     assert torch.equal(here, expected)
     assert len(found[0]) == 10

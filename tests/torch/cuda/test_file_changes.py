@@ -118,7 +118,7 @@ def test_a_program_that_ends_in_the_middle_of_a_pass_says_nothing(tmp_path, devi
         [sys.executable, "-c", ENDING, path, device, how],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
     )
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
