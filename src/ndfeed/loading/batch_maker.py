@@ -14,6 +14,7 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.map_fields import learn_fields, may_differ, with_lists
 from ndfeed.dataset.map_steps import Batch, Step, apply_steps, as_samples
 from ndfeed.errors import CastError, Error, ResourceError, WorkerError
+from ndfeed.loading.budget import Budget
 from ndfeed.loading.buffer_pool import Pool
 from ndfeed.loading.engine import BatchGroup
 from ndfeed.loading.map_rng import SampleSeeds, key_of
@@ -84,11 +85,10 @@ class BatchMaker:
         self.skipped = skipped
         self.transform: Transform = apply_steps  # runs in the thread that read the batch
         self.finish = finish  # converts a batch for a framework
-        self.together = 1  # small batches that are read together, then split
+        self.budget: Budget
         # Set where they are not split; groups batches that maps made.
         self.join: Callable[[Iterator[Batch]], Iterator[Any]] | None = None
         self.batch_bytes = 0  # size of the largest batch so far, including the input of a map
-        self.growth = 0.0  # memory that ``finish`` needs, as a multiple of the batch
         self._ragged = ragged
         self._pads = options.pads
         self._differ = may_differ(ds.groups, ds.steps)
@@ -201,7 +201,7 @@ class BatchMaker:
         clock.batches += 1
         clock.rows += len(rows)
         clock.nbytes += size
-        held = int(size * (1 + self.growth))
+        held = self.budget.count(size)
         if held > self.batch_bytes:
             self.batch_bytes = held
         return self._handed(batch, rows)

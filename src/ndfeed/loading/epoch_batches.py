@@ -23,9 +23,6 @@ from ndfeed.order.rank_share import Share
 
 _AT_FIRST = 1 << 14  # rows worked out at a time: fewer cost as much
 _AT_ONCE = 1 << 18
-_FAR_AHEAD = 64 << 20  # bytes to prefetch
-_BATCHES_AHEAD = 4  # or this many batches, if that is more
-_PAGE = 4096
 _NONE = np.empty(0, np.int64)
 _WARM = 16  # most checks in a row that are skipped once everything was in memory
 
@@ -49,7 +46,7 @@ class EpochBatches:
         start: int,
     ) -> None:
         self.count = share.batches(start)
-        self.together = together = filler.together
+        self.together = together = filler.budget.group
         self.slow = bool(filler.ds.steps)
         self.left = False  # nobody wants the remaining batches
         self._filler = filler
@@ -199,10 +196,8 @@ class EpochBatches:
             self._chunk(first)
 
     def _ask(self, number: int, clock: Timing) -> None:
-        size = max(self._filler.batch_bytes, 1)
-        if self._plan.shuffled:
-            size = max(size, self._share.size * _PAGE)  # a row costs a disk at least this much
-        far = max(_FAR_AHEAD // size, _BATCHES_AHEAD, self.together)
+        scattered = self._share.size if self._plan.shuffled else 0
+        far = self._filler.budget.readahead(self._filler.batch_bytes, scattered)
         end = min(number + far, self.count)
         first = max(self._asked, number - self.together)
         self._unasked = 0

@@ -54,11 +54,6 @@ class HostSource:
         ]
         self._uneven = [[c for c in group.columns if c.field.ragged] for group in ds.groups]
 
-    @property
-    def even(self) -> bool:
-        """Can small batches be read together and split?"""
-        return not any(self._uneven)
-
     def read(self, rows: Ints) -> Batch:
         """Read the stored fields of ``rows``."""
         ds, count = self.ds, len(rows)

@@ -20,9 +20,10 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.argument_hints import with_hints
 from ndfeed.loading.batch_maker import list_skipped
+from ndfeed.loading.budget import batch_bytes, make_budget
 from ndfeed.loading.engine import Failure, count_batches
 from ndfeed.loading.options import Fields, OnError, Options, Shuffle, as_shard, settle
-from ndfeed.loading.plan import batch_bytes, make_plan
+from ndfeed.loading.plan import make_plan
 from ndfeed.loading.ragged import PadTo, PadValue, Ragged
 from ndfeed.loading.report import Report, make_report
 from ndfeed.loading.runtime import Runtime
@@ -142,7 +143,8 @@ class Loader:
         self._seed = options.seed
         self._plan = make_plan(ds, shuffle, share)
         self._batch_bytes = batch_bytes(ds, share.size, options.memory)
-        self._plan.share_out(options.memory, self._batch_bytes)  # raises here, if at all
+        budget = make_budget(options.memory, self._batch_bytes, decodes=bool(self._plan.coded))
+        self._plan.make_cache(budget.streams)  # raises here, if at all
         self._adapt = adapt
         self._check = check  # called before every pass, which it may refuse
         self._epoch = 0

@@ -261,6 +261,11 @@ def refuse_dtype(ds: Dataset, field: Field, framework: str) -> SchemaError:
     )
 
 
+def stored_fields(ds: Dataset) -> list[Field]:
+    """Return the fields as they are stored, before any map."""
+    return [column.field for group in ds.groups for column in group.columns]
+
+
 def known_fields(ds: Dataset) -> Mapping[str, Field] | None:
     """Return the fields of a batch; ``None`` where a map cannot be tried on the first sample."""
     if ds.steps and not len(ds):
@@ -276,9 +281,8 @@ def side_by_side(ds: Dataset, on_error: OnError) -> bool:
 
     Not where samples differ in shape, nor where some may be skipped after a map.
     """
-    stored = [column.field for group in ds.groups for column in group.columns]
     known = known_fields(ds)
-    even = known is not None and not any(f.ragged for f in (*stored, *known.values()))
+    even = known is not None and not any(f.ragged for f in (*stored_fields(ds), *known.values()))
     return even and not (ds.steps and on_error == "skip")
 
 
@@ -286,8 +290,7 @@ def make_structure(ds: Dataset, fields: Fields | None, ragged: str) -> Structure
     """Make the structure of batches, of fields that are all known."""
     if ragged not in RAGGED:
         raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
-    stored = [column.field for group in ds.groups for column in group.columns]
-    uneven = [field for field in stored if field.ragged and field.name in ds.names]
+    uneven = [field for field in stored_fields(ds) if field.ragged and field.name in ds.names]
     for one in uneven if not ds.steps else ():
         check(one, ragged, ds.names)  # type: ignore[arg-type]
     structure = Structure(fields)

@@ -4,11 +4,10 @@ Streams that hold many rows must be decoded whole, so they share the memory limi
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from ndfeed.dataset.column import Group, is_converted, widest_stored
+from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.decoding import Decoded, Key, key_of
 from ndfeed.dataset.gather import stream_of
@@ -25,14 +24,12 @@ from ndfeed.dataset.samples import size as shown_size
 from ndfeed.errors import ResourceError
 from ndfeed.files import scratch
 from ndfeed.formats.description import INLINE, RAW
+from ndfeed.loading.budget import SMALL
 from ndfeed.loading.options import Shuffle
 from ndfeed.order.orders import Blocks, Epoch, Exact, Order, Sequential, Windows
 from ndfeed.order.permutation import Ints
 from ndfeed.order.rank_share import Share
 from ndfeed.order.window import make_lanes
-
-_UNDER_WAY = 8  # batches that decoded streams leave room for; more if they are small
-_SMALL = 32 << 20  # bytes of small batches that may be in progress, if memory is plenty
 
 
 class Coded:
@@ -70,18 +67,6 @@ def in_order(rows: Rows) -> bool:
     return bool((rows[1:] >= rows[:-1]).all())
 
 
-def share_out(coded: list[Coded], memory: int, batch_bytes: int) -> tuple[int, int]:
-    """Return the bytes for batches in progress, and those for decoded streams.
-
-    Streams get what the batches leave; without such streams, batches get all of it.
-    """
-    if not coded:
-        return memory, 0
-    enough = max(_UNDER_WAY * batch_bytes, min(_SMALL, memory // 16))
-    buffers = min(enough, max(memory // 4, batch_bytes))
-    return buffers, max(memory - buffers, 0)
-
-
 def streams_within(coded: list[Coded], window: int, limit: int, *, forward: bool) -> Decoded:
     """Return the cache that keeps decoded streams within ``limit`` bytes of memory.
 
@@ -89,7 +74,7 @@ def streams_within(coded: list[Coded], window: int, limit: int, *, forward: bool
     rows are needed in order. Refuses streams that neither memory nor a disk can hold.
     """
     if not coded:
-        return Decoded(0, Large(_SMALL, _SMALL, 2))
+        return Decoded(0, Large(SMALL, SMALL, 2))
     streams = [one.streams for one in coded]
     together = sum(int(one.sizes.max(initial=0)) for one in streams)
     if forward or window <= limit:
@@ -132,26 +117,6 @@ def _refused(coded: Coded, part: int, limit: int, needed: int) -> ResourceError:
         remedy=f"raise memory= by {shown_size(needed * 4 // 3 - limit)}, set TMPDIR to a folder "
         "with more room, or use ndfeed pack",
     )
-
-
-def check_samples(ds: Dataset, memory: int) -> None:
-    """Refuse a sample that is larger than the memory limit for all batches together."""
-    for group in ds.groups:
-        if all(column.even or column.offsets is not None for column in group.columns):
-            continue
-        every = [c.nbytes for c in group.columns if c.offsets is None]
-        sizes: Ints = np.sum(every, axis=0)
-        if ds.rows is not None:
-            used = np.unique(group.locate(select_rows(ds.rows, np.arange(len(ds)))).part)
-            sizes = np.where(np.isin(np.arange(len(sizes)), used), sizes, 0)
-        at = int(np.argmax(sizes))
-        if sizes[at] > memory:
-            raise ResourceError(
-                group.table.path(int(group.columns[0].file[at])),
-                f"one sample takes {shown_size(int(sizes[at]))}, but memory= is "
-                f"{shown_size(memory)}",
-                remedy="raise memory=, or exclude the file",
-            )
 
 
 # Decoded bytes of all files of a window: an eighth of all, within these bounds. It depends on the
@@ -218,13 +183,12 @@ class Plan:
             return found, (found,)
         return found, order.lanes(n, seed, epoch, self.counts, self.lanes)
 
-    def share_out(self, memory: int, batch_bytes: int) -> tuple[int, Decoded]:
-        """Return the bytes for batches in progress, and the cache for decoded streams in the rest.
+    def make_cache(self, limit: int) -> Decoded:
+        """Return the cache that keeps decoded streams within ``limit`` bytes of memory.
 
         Refuses data whose streams neither memory nor a disk can hold.
         """
-        buffers, limit = share_out(self.coded, memory, batch_bytes)
-        return buffers, streams_within(self.coded, self.window, limit, forward=self._forward)
+        return streams_within(self.coded, self.window, limit, forward=self._forward)
 
 
 def _window(coded: Coded, order: Order, windows: int) -> int:
@@ -283,35 +247,3 @@ def _by_file(ds: Dataset, coded: list[Coded]) -> tuple[Ints, Places]:
     if (part[1:] >= part[:-1]).all():
         return counts, Places(None)
     return counts, Places(np.argsort(part, kind="stable"))
-
-
-def batch_bytes(ds: Dataset, batch_size: int, memory: int) -> int:
-    """Bytes of a batch as it is read; refuses one that is larger than the memory limit.
-
-    Refuses a single sample likewise, where samples differ in size. Fields that are converted count
-    twice, since both versions exist during the conversion.
-    """
-    batch_size = min(batch_size, len(ds))
-    size = -(-(ds.nbytes + _converted_bytes(ds)) * batch_size // max(len(ds), 1))
-    if size > memory:
-        raise ValueError(
-            f"memory must hold a batch: {shown_size(size)} for {batch_size:,} samples, "
-            f"got {shown_size(memory)}; raise memory or lower batch_size"
-        )
-    check_samples(ds, memory)
-    return size
-
-
-def _converted_bytes(ds: Dataset) -> int:
-    """Bytes that converting the fields of all samples takes besides the result.
-
-    The stored values, and the result once more: values that may not fit are converted into a
-    temporary array and checked.
-    """
-    found = 0.0
-    for group in ds.groups:
-        for column in group.columns:
-            if is_converted(column):
-                alone = Dataset((replace(group, columns=(column,)),), (Dataset, ()), rows=ds.rows)
-                found += alone.nbytes * (1 + widest_stored(column) / column.field.dtype.itemsize)
-    return int(found)

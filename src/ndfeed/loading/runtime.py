@@ -20,21 +20,21 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.files.shared_memory import Block
 from ndfeed.loading.adapter import Adapter, Arrays
 from ndfeed.loading.batch_maker import BatchMaker, Skipped, list_skipped
+from ndfeed.loading.budget import batch_bytes, make_budget
 from ndfeed.loading.buffer_pool import Pool
 from ndfeed.loading.engine import Engine
 from ndfeed.loading.epoch_batches import EpochBatches
 from ndfeed.loading.host_source import HostSource, Joiner
 from ndfeed.loading.map_processes import Processes
 from ndfeed.loading.map_rng import Key, SampleSeeds, key_of
-from ndfeed.loading.options import Options, Shuffle
-from ndfeed.loading.plan import Plan, batch_bytes, make_plan
+from ndfeed.loading.options import Options, Shuffle, stored_fields
+from ndfeed.loading.plan import Plan, make_plan
 from ndfeed.loading.thread_count import Tuner, guess_threads
 from ndfeed.loading.timing import Disk, Timing
 from ndfeed.loading.uninterrupted import uninterrupted
 from ndfeed.order.orders import Epoch, Order
 from ndfeed.order.rank_share import Share
 
-_MOST_TOGETHER = 64
 _LOOK_EVERY = 0.25  # seconds
 _PAUSE = 0.05  # seconds between two epochs that make them count separately
 _KEPT = 64  # free buffers of one size that are kept
@@ -54,9 +54,16 @@ class Runtime:
         self.pid = os.getpid()
         self.plan = plan
         self.skipped = Skipped()
-        batch_bytes = int(batch_bytes * (1 + adapter.growth))
-        memory = max(options.memory - adapter.held, batch_bytes)
-        self._buffers, self.decoded = plan.share_out(memory, batch_bytes)
+        self._budget = budget = make_budget(
+            options.memory,
+            batch_bytes,
+            decodes=bool(plan.coded),
+            splits=not any(field.ragged for field in stored_fields(ds)),
+            group_bytes=adapter.together,
+            growth=adapter.growth,
+            held=adapter.held,
+        )
+        self.decoded = plan.make_cache(budget.streams)
         self.adapter = adapter
         self.processes: Processes | None = None
         allocate = adapter.allocate
@@ -73,15 +80,12 @@ class Runtime:
             adapter.finish,
             self.skipped if options.on_error == "skip" else None,
         )
-        self.filler.batch_bytes = batch_bytes
-        self.filler.growth = adapter.growth
+        self.filler.batch_bytes = budget.batch_bytes
+        self.filler.budget = budget
         if self.processes is not None:
             self.filler.transform = self.processes
-        together = min(adapter.together, self._buffers // 4)
-        fits = together // max(batch_bytes, 1)
-        self.filler.together = min(max(fits, 1), _MOST_TOGETHER) if host.even else 1
         if adapter.joint:
-            self.filler.join = Joiner(self.pool, together)
+            self.filler.join = Joiner(self.pool, budget.group_bytes)
         # A thread waits while a worker process has its batch: one more thread reads meanwhile.
         fixed = options.threads or (options.processes + 1 if self.processes else None)
         fixed = fixed or adapter.threads
@@ -105,9 +109,7 @@ class Runtime:
 
     def depth(self) -> int:
         """How many batches may be in progress."""
-        fits = self._buffers // max(self.filler.batch_bytes, 1) - 1
-        enough = self.filler.together * (2 * self.engine.threads + 2)
-        return max(min(fits, enough), 1)
+        return self._budget.depth(self.filler.batch_bytes, self.engine.threads)
 
     def begin(self, share: Share, seed: int, epoch: int, start: int) -> int:
         """Start an epoch from position ``start`` on; return the number of its batches."""
@@ -207,7 +209,8 @@ class BatchesByNumber:
         self._options = options
         self._plan = make_plan(ds, shuffle, share)
         self._bytes = batch_bytes(ds, share.batch_size, options.memory)
-        self._plan.share_out(options.memory, self._bytes)  # raises here, if at all
+        self._budget = make_budget(options.memory, self._bytes, decodes=bool(self._plan.coded))
+        self._plan.make_cache(self._budget.streams)  # raises here, if at all
         self._shuffle = shuffle
         self._machine: Runtime | None = None
         self._begun: tuple[int, Epoch, Key] | None = None

@@ -24,6 +24,7 @@ from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.loading import ragged as arrays
 from ndfeed.loading.argument_hints import with_hints
+from ndfeed.loading.budget import batch_bytes
 from ndfeed.loading.loader import Loader
 from ndfeed.loading.options import (
     Fields,
@@ -34,7 +35,6 @@ from ndfeed.loading.options import (
     settle,
     side_by_side,
 )
-from ndfeed.loading.plan import batch_bytes
 from ndfeed.loading.ragged import PadTo, PadValue
 from ndfeed.tf.batch_format import RAGGED, BatchFormat, Pieces, Ragged
 from ndfeed.tf.fast_iterator import Batches, Generated
