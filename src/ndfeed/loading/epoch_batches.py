@@ -3,17 +3,19 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ndfeed.dataset import readahead
+from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.decoding import Decoded
-from ndfeed.dataset.map_steps import Batch
 from ndfeed.dataset.row_selection import select_rows
-from ndfeed.errors import Error
 from ndfeed.loading.batch_maker import BatchMaker
+from ndfeed.loading.budget import Budget
 from ndfeed.loading.decode_schedule import Schedule
+from ndfeed.loading.engine import count_batches
 from ndfeed.loading.map_rng import SampleSeeds, key_of
 from ndfeed.loading.plan import Plan
 from ndfeed.loading.timing import Timing
@@ -27,32 +29,38 @@ _NONE = np.empty(0, np.int64)
 _WARM = 16  # most checks in a row that are skipped once everything was in memory
 
 
-def _cut(joint: Batch, start: int, end: int) -> Batch:
-    return {name: values[start:end] for name, values in joint.items()}
+class Pass(NamedTuple):
+    """Which batches are wanted: those of one rank, from position ``start`` of an epoch on."""
+
+    share: Share
+    seed: int
+    epoch: int
+    start: int
 
 
 class EpochBatches:
-    """The batches of one epoch from position ``start`` on, for one rank."""
+    """The batches of one pass, which a batch maker makes."""
 
     def __init__(
         self,
-        filler: BatchMaker,
-        decoded: Decoded,
+        wanted: Pass,
+        ds: Dataset,
         plan: Plan,
-        share: Share,
-        *,
-        seed: int,
-        epoch: int,
-        start: int,
+        budget: Budget,
+        decoded: Decoded,
+        maker: BatchMaker,
     ) -> None:
+        share, seed, epoch, start = wanted
         self.count = share.batches(start)
-        self.together = together = filler.budget.group
-        self.slow = bool(filler.ds.steps)
+        self.together = together = budget.group
+        self.slow = bool(ds.steps)
         self.left = False  # nobody wants the remaining batches
-        self._filler = filler
-        self._plan = plan
         self._share = share
         self._start = start
+        self._ds = ds
+        self._plan = plan
+        self._budget = budget
+        self._maker = maker
         self._epoch, self._windows = plan.begin(share.n, seed, epoch)
         self._key = key_of(seed, epoch)
         self._lock = threading.Lock()
@@ -66,7 +74,7 @@ class EpochBatches:
         self._patience = 0
         self._schedule: Schedule | None = None
         if plan.coded and self._epoch.arriving(start, start) is not None:
-            self._schedule = Schedule(plan, filler.ds.rows, decoded, self._arriving, self.count)
+            self._schedule = Schedule(plan, ds.rows, decoded, self._arriving, self.count)
 
     def rows(self, first: int, stop: int) -> Ints:
         """Return the rows of batches [first, stop), concatenated."""
@@ -115,38 +123,26 @@ class EpochBatches:
     def _spans(self, number: int) -> list[tuple[int, int, int]]:
         return self._plan.spans(self._share, number, self._start)
 
-    def make(self, first: int, stop: int, clock: Timing) -> Iterator[Any]:
+    def make(self, first: int, stop: int, timing: Timing) -> Iterator[Any]:
         """Make the batches [first, stop)."""
         began = time.perf_counter()
         rows = self.rows(first, stop)
-        clock.order += time.perf_counter() - began
-        joint = self._filler.read_together(rows, clock) if stop - first > 1 else None
-        join = self._filler.join
-        if join is None or joint is None:
-            return self._each(first, stop, rows, joint, clock)
-        if self.slow:
-            return join(self._each(first, stop, rows, joint, clock))
-        try:
-            made = self._filler.several(joint, stop - first, rows, clock)
-        except Error:  # an error in one of them: those before it come first
-            return self._each(first, stop, rows, joint, clock)
-        if self._schedule is not None:
-            for number in range(first, stop):
-                self._schedule.made(number)
-        return iter((made,))
+        timing.order += time.perf_counter() - began
+        # What maps draw depends on the position only.
+        seeds = partial(self._seed_maps, first) if self.slow else None
+        made = self._maker.make_several(rows, stop - first, self._share.size, seeds, timing)
+        return made if self._schedule is None else self._record(made, first, self._schedule)
 
-    def _each(
-        self, first: int, stop: int, rows: Ints, joint: Batch | None, clock: Timing
-    ) -> Iterator[Any]:
-        """Make the batches [first, stop); ``joint`` has their stored fields if already read."""
-        size = self._share.size
-        for number, at in enumerate(range(0, (stop - first) * size, size), first):
-            batch = None if joint is None else _cut(joint, at, at + size)
-            # What maps draw depends on the position only.
-            draws = SampleSeeds.of(self._key, self._spans(number)) if self.slow else None
-            made = self._filler.make(rows[at : at + size], draws, clock, batch)
-            if self._schedule is not None:
-                self._schedule.made(number)
+    def _seed_maps(self, first: int, number: int) -> SampleSeeds:
+        return SampleSeeds.of(self._key, self._spans(first + number))
+
+    def _record(self, batches: Iterator[Any], number: int, schedule: Schedule) -> Iterator[Any]:
+        """Tell the schedule which batches are made: it drops what they needed."""
+        for made in batches:
+            end = number + count_batches(made)
+            while number < end:
+                schedule.made(number)
+                number += 1
             yield made
 
     def _arriving(self, number: int) -> Iterable[tuple[int, int, int]]:
@@ -166,7 +162,7 @@ class EpochBatches:
         """Return a decoding task, or ``None``."""
         return None if self._schedule is None else self._schedule.errand()
 
-    def look_ahead(self, number: int, clock: Timing) -> None:
+    def look_ahead(self, number: int, timing: Timing) -> None:
         """Prefetch the rows of coming batches that are not in memory."""
         # Another thread may be doing this. While rows are not in memory, wait for it: reading them
         # before they are prefetched takes far longer.
@@ -176,13 +172,13 @@ class EpochBatches:
             began = time.perf_counter()
             if self._plan.shuffled:
                 self._work_ahead(number)
-                clock.order += time.perf_counter() - began
+                timing.order += time.perf_counter() - began
             if self._patience and self._unasked < self._patience:
                 self._unasked += 1
                 return
             began = time.perf_counter()
-            self._ask(number, clock)
-            clock.ahead += time.perf_counter() - began
+            self._ask(number, timing)
+            timing.ahead += time.perf_counter() - began
         finally:
             self._asking.release()
 
@@ -195,9 +191,9 @@ class EpochBatches:
         if first < self.count:
             self._chunk(first)
 
-    def _ask(self, number: int, clock: Timing) -> None:
+    def _ask(self, number: int, timing: Timing) -> None:
         scattered = self._share.size if self._plan.shuffled else 0
-        far = self._filler.budget.readahead(self._filler.batch_bytes, scattered)
+        far = self._budget.readahead(self._maker.largest, scattered)
         end = min(number + far, self.count)
         first = max(self._asked, number - self.together)
         self._unasked = 0
@@ -208,10 +204,9 @@ class EpochBatches:
             rows = self._coming(at, min(at + self.together, end))
             if not len(rows):
                 continue
-            ds = self._filler.ds
-            samples = select_rows(ds.rows, rows)
-            asked = sum(readahead.ask(group, samples) for group in ds.groups)
-            clock.asked += asked
+            samples = select_rows(self._ds.rows, rows)
+            asked = sum(readahead.ask(group, samples) for group in self._ds.groups)
+            timing.asked += asked
             if not asked:
                 # Rows that were in memory are checked less and less often.
                 self._patience = min(self._patience + 1, _WARM)

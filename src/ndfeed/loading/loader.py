@@ -10,7 +10,6 @@ import itertools
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
@@ -21,7 +20,8 @@ from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.argument_hints import with_hints
 from ndfeed.loading.batch_maker import list_skipped
 from ndfeed.loading.budget import batch_bytes, make_budget
-from ndfeed.loading.engine import Failure, count_batches
+from ndfeed.loading.engine import count_batches
+from ndfeed.loading.epoch_batches import Pass
 from ndfeed.loading.options import Fields, OnError, Options, Shuffle, as_shard, settle
 from ndfeed.loading.plan import make_plan
 from ndfeed.loading.ragged import PadTo, PadValue, Ragged
@@ -31,15 +31,6 @@ from ndfeed.loading.state import LARGEST_EPOCH, State
 from ndfeed.loading.uninterrupted import interrupt_later
 from ndfeed.order.orders import Order
 from ndfeed.order.rank_share import Share
-
-
-def _raised(found: Any) -> Any:  # noqa: ANN401
-    if isinstance(found, Failure):
-        try:
-            raise found.error
-        finally:
-            del found  # or the error would refer to itself through this frame
-    return found
 
 
 class Batches(Iterator[Any]):
@@ -57,9 +48,8 @@ class Batches(Iterator[Any]):
     def _begin(self, loader: "Loader", start: int) -> None:
         self._start = start
         self._given = 0
-        self._sent: deque[Any] = deque()  # taken, and being transferred to where they are used
-        self._machine = loader._lend(self._number)
-        self._count = self._machine.begin(self._share, self._seed, self._epoch, start)
+        self._runtime = loader._lend(self._number)
+        self._count = self._runtime.begin(Pass(self._share, self._seed, self._epoch, start))
 
     def __iter__(self) -> "Batches":
         return self
@@ -74,36 +64,22 @@ class Batches(Iterator[Any]):
             raise RuntimeError(
                 "the loader was closed, or another pass was begun from a state; iterate it again"
             )
-        if self._machine.pid != os.getpid():
+        if self._runtime.pid != os.getpid():
             # Forked in the middle: the threads stayed in the parent, so continue with new ones.
             self._begin(loader, self._share.consumed(self._given, self._start))
-        machine = self._machine
         if self._given == self._count:
             loader._finished(self._number)
             self._loader = None
             raise StopIteration
         try:
-            found = self._next(machine)
+            found = self._runtime.next_batch()
             self._given += count_batches(found)
             if last:
                 loader._position = self._share.consumed(self._given, self._start)
-            machine.look()
         except BaseException:  # interrupted, closed meanwhile, or an error in the batch
             self._leave(loader)
             raise
         return found
-
-    def _next(self, machine: Runtime) -> Any:  # noqa: ANN401
-        """Return the next batch; start the transfer of those after it if a framework wants that."""
-        adapter, engine, sent = machine.adapter, machine.engine, self._sent
-        if not adapter.ahead:
-            return _raised(engine.take())
-        while len(sent) <= adapter.ahead and engine.given < self._count:
-            found = engine.take(wait=not sent)
-            if found is None:
-                break
-            sent.extend((found,) if isinstance(found, Failure) else adapter.send(found))
-        return adapter.receive(_raised(sent.popleft()))
 
     def _leave(self, loader: "Loader") -> None:
         loader._left(self._number)
@@ -154,9 +130,9 @@ class Loader:
         self._numbers = itertools.count(1)
         self._pass = 0  # number of the pass started last, while in progress; else 0
         self._live: dict[int, Runtime] = {}  # passes in progress, each with its runtime
-        self._machines: list[Runtime] = []  # the one used last comes first
+        self._runtimes: list[Runtime] = []  # the one used last comes first
         self._lending = threading.RLock()
-        self._end = weakref.finalize(self, _end_at_last, self._machines)
+        self._end = weakref.finalize(self, _end_at_last, self._runtimes)
 
     def __len__(self) -> int:
         return self.share.batches()
@@ -210,28 +186,28 @@ class Loader:
     def _lend(self, number: int) -> Runtime:
         """Return the runtime for a pass in this process: one that no other pass uses."""
         with self._lending:
-            machines, pid = self._machines, os.getpid()
-            machines[:] = [one for one in machines if one.pid == pid]
-            used = {id(machine) for machine in self._live.values()}
-            idle = next((one for one in machines if id(one) not in used), None)
+            runtimes, pid = self._runtimes, os.getpid()
+            runtimes[:] = [one for one in runtimes if one.pid == pid]
+            used = {id(runtime) for runtime in self._live.values()}
+            idle = next((one for one in runtimes if id(one) not in used), None)
             if idle is None:
                 idle = Runtime(
                     self.dataset, self._options, self._plan, self._batch_bytes, self._adapt()
                 )
             else:
-                machines.remove(idle)
-            machines.insert(0, idle)
+                runtimes.remove(idle)
+            runtimes.insert(0, idle)
             self._live[number] = idle
             return idle
 
     def _finished(self, number: int) -> None:
         """Record that a pass has ended; the threads of one runtime wait for the next."""
         with self._lending:
-            machine = self._live.pop(number, None)
-            used = {id(one) for one in (machine, *self._live.values())}
-            spare = [one for one in self._machines if id(one) not in used]
-        if machine is not None:
-            machine.end()
+            runtime = self._live.pop(number, None)
+            used = {id(one) for one in (runtime, *self._live.values())}
+            spare = [one for one in self._runtimes if id(one) not in used]
+        if runtime is not None:
+            runtime.end()
         _end(spare)
         if number == self._pass:
             self._pass = 0
@@ -246,9 +222,9 @@ class Loader:
 
     def _left(self, number: int) -> None:
         """Record that a pass was abandoned, if it was in progress."""
-        machine = self._live.get(number)
-        if machine is not None:
-            _end([machine])
+        runtime = self._live.get(number)
+        if runtime is not None:
+            _end([runtime])
         self._live.pop(number, None)
         if number == self._pass:
             self._pass = 0
@@ -281,7 +257,8 @@ class Loader:
 
     def report(self) -> Report:
         """Report how fast the current or last pass is, where its time goes, and the bottleneck."""
-        return make_report(self.dataset, self._options, f"{self.order}", self._machines, self.share)
+        found = self._runtimes[0].snapshot() if self._runtimes else None
+        return make_report(f"{self.order}", self.dataset, self._options, self.share, found)
 
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:
@@ -289,11 +266,11 @@ class Loader:
 
         Each is listed once, however many epochs skipped it.
         """
-        return list_skipped(machine.skipped for machine in self._machines)
+        return list_skipped(runtime.skipped for runtime in self._runtimes)
 
     def close(self) -> None:
         """End threads and processes and release memory. Iterating again starts them anew."""
-        _end(self._machines)
+        _end(self._runtimes)
         self._live.clear()
         self._pass = 0
 
@@ -329,14 +306,14 @@ def _again(made: tuple[Any, ...], where: tuple[int, int, int, bool, int | None])
     return loader
 
 
-def _end(machines: list[Runtime]) -> None:
-    for machine in machines:
-        if machine.pid == os.getpid():  # a forked copy has no threads, and perhaps a held lock
-            machine.stop()
+def _end(runtimes: list[Runtime]) -> None:
+    for runtime in runtimes:
+        if runtime.pid == os.getpid():  # a forked copy has no threads, and perhaps a held lock
+            runtime.stop()
 
 
-def _end_at_last(machines: list[Runtime]) -> None:
-    _let_interrupts_through(lambda: _end(machines))
+def _end_at_last(runtimes: list[Runtime]) -> None:
+    _let_interrupts_through(lambda: _end(runtimes))
 
 
 def _let_interrupts_through(work: Callable[[], None]) -> None:
