@@ -23,7 +23,6 @@ from ndfeed.dataset.row_selection import Rows, select_rows
 from ndfeed.errors import Error
 from ndfeed.loading.plan import Coded, Plan
 from ndfeed.loading.timing import Timing
-from ndfeed.order.orders import Blocks, Windows
 
 _LISTED_AHEAD = 64
 
@@ -65,11 +64,9 @@ class Schedule:
         self._listing = False
         self._listed = 0  # batches whose parts are known
         self._known = [np.zeros(len(one.sizes), bool) for one in plan.coded]
-        window = plan.order.files if isinstance(plan.order, Windows) else 1
-        window = plan.order.window if isinstance(plan.order, Blocks) else window
         # For each window: the parts that arrived last.
         self._open = [
-            [deque[_Part](maxlen=window) for _ in plan.coded]
+            [deque[_Part](maxlen=plan.order.open_parts) for _ in plan.coded]
             for _ in range(max(len(plan.lanes), 1))
         ]
         self._todo: deque[_Part] = deque()

@@ -19,7 +19,6 @@ from ndfeed.loading.engine import count_batches
 from ndfeed.loading.map_rng import SampleSeeds, key_of
 from ndfeed.loading.plan import Plan
 from ndfeed.loading.timing import Timing
-from ndfeed.order.orders import Blocks, Windows
 from ndfeed.order.permutation import Ints
 from ndfeed.order.rank_share import Share
 
@@ -216,7 +215,7 @@ class EpochBatches:
 
     def _coming(self, first: int, end: int) -> Ints:
         """Return the rows that some batches are the first to need: their own, or whole blocks."""
-        if not isinstance(self._plan.order, Blocks | Windows):
+        if not self._plan.order.by_part:
             return self.rows(first, end)
         ranges = [one for number in range(first, end) for one in self._arriving(number)]
         rows = [np.arange(*one[:2]) for one in ranges]

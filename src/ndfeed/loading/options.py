@@ -36,7 +36,7 @@ from ndfeed.loading.ragged import (
     owner,
 )
 from ndfeed.loading.state import LARGEST_SEED
-from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
+from ndfeed.order.orders import Order
 from ndfeed.order.rank_share import Share
 
 Fields = str | Sequence["Fields"] | Mapping[str, "Fields"]
@@ -154,7 +154,7 @@ def _leaves(nest: Any) -> list[str]:  # noqa: ANN401
 
 
 OnError = Literal["raise", "skip"]
-Shuffle = bool | Sequential | Exact | Blocks | Windows
+Shuffle = bool | Order
 
 _MOST_THREADS = 256
 

@@ -26,10 +26,9 @@ from ndfeed.files import scratch
 from ndfeed.formats.description import INLINE, RAW
 from ndfeed.loading.budget import SMALL
 from ndfeed.loading.options import Shuffle
-from ndfeed.order.orders import Blocks, Epoch, Exact, Order, Sequential, Windows
+from ndfeed.order.orders import Epoch, Exact, Order, Sequential, Windows, is_order
 from ndfeed.order.permutation import Ints
 from ndfeed.order.rank_share import Share
-from ndfeed.order.window import make_lanes
 
 
 class Coded:
@@ -164,9 +163,9 @@ class Plan:
         self.counts = counts
         self.places = places
         self.coded = coded
-        self.shuffled = not isinstance(order, Sequential)
+        self.shuffled = order.shuffled
         self.lanes = lanes  # which of the lanes of an order that divides files, if it does
-        self.window = sum(_window(one, order, max(len(lanes), 1)) for one in coded)
+        self.window = sum(_window_bytes(one, order, max(len(lanes), 1)) for one in coded)
         self._forward = forward  # are rows needed in the order of the files?
 
     def spans(self, share: Share, number: int, start: int) -> list[tuple[int, int, int]]:
@@ -177,11 +176,10 @@ class Plan:
 
     def begin(self, n: int, seed: int, epoch: int) -> tuple[Epoch, Sequence[Epoch]]:
         """Return an epoch, and one for each window over files that says which rows arrive."""
-        order = self.order
-        found = order.begin(n, seed, epoch, self.counts)
-        if not self.lanes or not isinstance(order, Windows):
+        found = self.order.begin(n, seed, epoch, self.counts)
+        if not self.lanes:
             return found, (found,)
-        return found, order.lanes(n, seed, epoch, self.counts, self.lanes)
+        return found, self.order.begin_lanes(n, seed, epoch, self.counts, self.lanes)
 
     def make_cache(self, limit: int) -> Decoded:
         """Return the cache that keeps decoded streams within ``limit`` bytes of memory.
@@ -191,31 +189,26 @@ class Plan:
         return streams_within(self.coded, self.window, limit, forward=self._forward)
 
 
-def _window(coded: Coded, order: Order, windows: int) -> int:
-    """Bytes of streams that an order needs at a time: of windows, and of files just left."""
-    used = np.sort(coded.sizes)[::-1]
-    if isinstance(order, Windows):
-        return int(used[: (order.files + 1) * windows].sum())
-    if isinstance(order, Blocks):
-        rows = int(np.diff(coded.group.starts).mean()) or 1
-        return int(used[: order.window * -(-order.rows // rows)].sum())
-    return int(used[:2].sum()) if isinstance(order, Sequential) else int(used.sum())
+def _window_bytes(coded: Coded, order: Order, windows: int) -> int:
+    """Return the bytes of streams that an order needs at a time, of the largest there are."""
+    sizes = np.sort(coded.sizes)[::-1]
+    rows = int(coded.group.starts[-1]) // max(len(sizes), 1)
+    return int(sizes[: order.parts_in_use(len(sizes), rows) * windows].sum())
 
 
 def make_plan(ds: Dataset, shuffle: Shuffle, share: Share) -> Plan:
     """Work out the order that ``shuffle`` means for a dataset, of which a share is read."""
     coded = [one for one in map(Coded, ds.groups) if one.columns]
-    order = _order(shuffle, coded)
-    if not isinstance(order, Windows):
-        forward = isinstance(order, Sequential) and in_order(ds.rows)
+    order = _choose_order(shuffle, coded)
+    if not order.by_file:
+        forward = not order.shuffled and in_order(ds.rows)
         return Plan(order, None, Places(None), coded, forward=forward)
-    counts, places = _by_file(ds, coded)
-    lanes = make_lanes(order.ranks, share.ranks, share.world) if order.ranks > 1 else ()
-    return Plan(order, counts, places, coded, lanes=lanes)
+    counts, places = _count_by_file(ds, coded)
+    return Plan(order, counts, places, coded, lanes=order.lanes(share.ranks, share.world))
 
 
-def _order(shuffle: Shuffle, coded: list[Coded]) -> Order:
-    if isinstance(shuffle, Sequential | Exact | Blocks | Windows):
+def _choose_order(shuffle: Shuffle, coded: list[Coded]) -> Order:
+    if is_order(shuffle):
         return shuffle
     if not isinstance(shuffle, bool | np.bool_):
         raise TypeError(
@@ -237,7 +230,7 @@ def _largest(coded: list[Coded]) -> Coded:
     return max(coded, key=lambda one: int(one.sizes.sum()))
 
 
-def _by_file(ds: Dataset, coded: list[Coded]) -> tuple[Ints, Places]:
+def _count_by_file(ds: Dataset, coded: list[Coded]) -> tuple[Ints, Places]:
     """Return the rows of each file, and where a view has them."""
     group = _largest(coded).group if coded else ds.groups[0]
     if ds.rows is None:

@@ -1,5 +1,9 @@
 """The orders a loader can follow (``shuffle=``), and how well each of them mixes.
 
+An order is a value, and sees no files: ``Order`` lists what it says about those it needs. ``begin``
+makes an epoch of it, which is a function of the order, the number of rows, the seed and the epoch
+alone.
+
 How well an order mixes, as one number in ``(0, 1]``: 1 is an exact shuffle.
 
 The worst case is that all rows of a part are alike, as in files sorted by class. Then rows of
@@ -11,23 +15,19 @@ Data whose parts are mixed in themselves lose nothing, whatever the number.
 
 For a window, q is counted from what each part gives to a slot, or to as many slots as a batch
 fills, averaged over the epoch: its first slot and its last are less even than those between.
-
-The orders a loader can follow: what users pass as ``shuffle=``.
-
-An order is a value. ``begin`` makes an epoch of it, which is a function of the order, the
-number of rows, the seed and the epoch alone.
 """
 
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.order.epoch import Epoch, Ranges, Walked, check_span
 from ndfeed.order.permutation import LARGEST, EqualParts, Ints, ListedParts, key_of, permuted
-from ndfeed.order.window import Laned, Windowed
+from ndfeed.order.window import Laned, Windowed, make_lanes
 
 _LOOKED_AT = 64  # stretches of an epoch that stand for all of it
 
@@ -71,9 +71,85 @@ __all__ = ["Blocks", "Epoch", "Exact", "Order", "Sequential", "Windows"]
 Spec = dict[str, int | str]
 
 
+@runtime_checkable
+class Order(Protocol):
+    """Which row comes at which position of an epoch.
+
+    What it needs of files, so that nobody has to ask which order it is:
+
+    - ``shuffled``: rows come in another order than they are stored in.
+    - ``by_file``: ``begin`` needs ``counts``, the rows of each file, which must lie side by side.
+    - ``by_part``: rows come from whole blocks or files, which are prefetched as such.
+    - ``open_parts``: how many of those are mixed at a time.
+    """
+
+    shuffled: ClassVar[bool]
+    by_file: ClassVar[bool]
+    by_part: ClassVar[bool]
+
+    @property
+    def open_parts(self) -> int:
+        """How many blocks or files are mixed at a time."""
+        ...
+
+    def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
+        """Make one epoch of ``n`` rows."""
+        ...
+
+    def lanes(self, ranks: Sequence[int], world: int) -> Sequence[int]:
+        """Return the lanes that some ranks take rows from, if files are divided among ranks."""
+        ...
+
+    def begin_lanes(
+        self, n: int, seed: int, epoch: int, counts: Ints | None, lanes: Sequence[int]
+    ) -> Sequence[Epoch]:
+        """Make the same epoch for each of some lanes, which says when the lane's files arrive."""
+        ...
+
+    def parts_in_use(self, parts: int, rows: int) -> int:
+        """Return the most files that are in use at a time, of ``parts`` with ``rows`` rows each.
+
+        A file that was just left counts too: batches that need it may still be in progress.
+        """
+        ...
+
+    def spec(self) -> Spec:
+        """Say which order this is, for JSON; compared on resume."""
+        ...
+
+    def mixing(self, n: int, batch_size: int, counts: Ints | None = None) -> float:
+        """Say how close it comes to an exact shuffle, in ``(0, 1]``."""
+        ...
+
+
+class _OneLane:
+    """What orders have in common that do not divide files among ranks."""
+
+    __slots__ = ()
+
+    def lanes(self, ranks: Sequence[int], world: int) -> Sequence[int]:
+        """Return nothing: there are no lanes."""
+        return ()
+
+    def begin_lanes(
+        self, n: int, seed: int, epoch: int, counts: Ints | None, lanes: Sequence[int]
+    ) -> Sequence[Epoch]:
+        """Return nothing: there are no lanes."""
+        return ()
+
+
 @dataclass(frozen=True, slots=True)
-class Sequential:
+class Sequential(_OneLane):
     """Rows as they lie."""
+
+    shuffled: ClassVar[bool] = False
+    by_file: ClassVar[bool] = False
+    by_part: ClassVar[bool] = False
+    open_parts: ClassVar[int] = 1
+
+    def parts_in_use(self, parts: int, rows: int) -> int:
+        """Return two: the current file and the one before it."""
+        return min(parts, 2)
 
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
         """One epoch: the same for every seed."""
@@ -95,8 +171,17 @@ class Sequential:
 
 
 @dataclass(frozen=True, slots=True)
-class Exact:
+class Exact(_OneLane):
     """A permutation of all rows, as good as a true shuffle; nothing is stored for it."""
+
+    shuffled: ClassVar[bool] = True
+    by_file: ClassVar[bool] = False
+    by_part: ClassVar[bool] = False
+    open_parts: ClassVar[int] = 1
+
+    def parts_in_use(self, parts: int, rows: int) -> int:
+        """Return all files: any may be needed next."""
+        return parts
 
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
         """One epoch."""
@@ -112,7 +197,7 @@ class Exact:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(_OneLane):
     """Blocks of ``rows`` rows in a permuted order, ``window`` of them mixed at a time.
 
     Every block is read once, whole, and is in use for one stretch of ``window * rows`` rows.
@@ -120,6 +205,19 @@ class Blocks:
 
     rows: int = 4096
     window: int = 32
+
+    shuffled: ClassVar[bool] = True
+    by_file: ClassVar[bool] = False
+    by_part: ClassVar[bool] = True
+
+    @property
+    def open_parts(self) -> int:
+        """How many blocks are mixed at a time."""
+        return self.window
+
+    def parts_in_use(self, parts: int, rows: int) -> int:
+        """Return the files that the blocks of a window may lie in."""
+        return min(parts, self.window * -(-self.rows // max(rows, 1)))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", _at_least_one("rows", self.rows))
@@ -163,6 +261,19 @@ class Windows:
     files: int = 16
     ranks: int = 1
 
+    shuffled: ClassVar[bool] = True
+    by_file: ClassVar[bool] = True
+    by_part: ClassVar[bool] = True
+
+    @property
+    def open_parts(self) -> int:
+        """How many files are mixed at a time."""
+        return self.files
+
+    def parts_in_use(self, parts: int, rows: int) -> int:
+        """Return the files of the window, and the one that it has just left."""
+        return min(parts, self.files + 1)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", _at_least_one("files", self.files))
         object.__setattr__(self, "ranks", _at_least_one("ranks", self.ranks))
@@ -178,12 +289,16 @@ class Windows:
             self._walk(n, key, counts) if self.ranks == 1 else self._laned(n, key, counts)
         )
 
-    def lanes(
-        self, n: int, seed: int, epoch: int, counts: Ints | None, needed: Sequence[int]
-    ) -> list[Epoch]:
-        """The same epoch for each of the lanes ``needed``, of which the files arrive."""
+    def lanes(self, ranks: Sequence[int], world: int) -> Sequence[int]:
+        """Return the lanes that some of ``world`` ranks take their rows from."""
+        return make_lanes(self.ranks, ranks, world) if self.ranks > 1 else ()
+
+    def begin_lanes(
+        self, n: int, seed: int, epoch: int, counts: Ints | None, lanes: Sequence[int]
+    ) -> Sequence[Epoch]:
+        """Make the same epoch for each of ``lanes``, which says when the lane's files arrive."""
         laned = self._laned(n, key_of("windows", seed, epoch), counts)
-        return [Walked(laned.lane(number)) for number in needed]
+        return [Walked(laned.lane(number)) for number in lanes]
 
     def spec(self) -> Spec:
         """What this order is, for JSON; compared on resume."""
@@ -215,7 +330,9 @@ class Windows:
         return ListedParts.permuted(sizes, key)
 
 
-Order = Sequential | Exact | Blocks | Windows
+def is_order(value: object) -> TypeGuard[Order]:
+    """Is this an order, rather than ``True``, ``False`` or something else?"""
+    return isinstance(value, Sequential | Exact | Blocks | Windows)
 
 
 def _at_least_one(name: str, value: int) -> int:

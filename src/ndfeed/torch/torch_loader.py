@@ -27,7 +27,7 @@ from ndfeed.loading.argument_hints import with_hints
 from ndfeed.loading.options import Fields, OnError, Shuffle, as_shard, settle
 from ndfeed.loading.ragged import PadTo, PadValue
 from ndfeed.loading.report import Report
-from ndfeed.order.orders import Order, Sequential
+from ndfeed.order.orders import Order
 from ndfeed.torch.batch_format import RAGGED, Batch, BatchFormat, Ragged
 from ndfeed.torch.convert import Convert
 from ndfeed.torch.cuda.feed import Feed, check_fits
@@ -190,7 +190,7 @@ class Loader:
 
     def _stop_shuffling(self) -> None:
         """Deliver samples as they are stored, as Lightning has a DataLoader do when it overfits."""
-        if isinstance(self.order, Sequential):
+        if not self.order.shuffled:
             return
         warnings.warn(
             "overfit_batches needs the same batches in every epoch, so this loader no longer "
