@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ndfeed.dataset.column import Field
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.map_fields import learn_fields, may_differ
-from ndfeed.dataset.map_steps import Batch, Step, apply_steps
+from ndfeed.dataset.map_steps import Batch, SampleFailed, Step, try_steps
 from ndfeed.errors import CastError, Error, ResourceError, WorkerError
 from ndfeed.loading.budget import Budget
 from ndfeed.loading.buffer_pool import Pool
@@ -49,7 +49,10 @@ class Transform(Protocol):
     """Runs the steps of a dataset on a batch, in this process or in another."""
 
     def __call__(self, batch: Batch, steps: Sequence[Step], seeds: SampleSeeds, /) -> Batch:
-        """Return what the steps make of the batch."""
+        """Return what the steps make of the batch.
+
+        Raises ``SampleFailed`` where a function of single samples fails.
+        """
         ...
 
 
@@ -100,7 +103,7 @@ class BatchMaker:
         pool: Pool,
         source: Source,
         finisher: Finisher,
-        transform: Transform = apply_steps,
+        transform: Transform = try_steps,
     ) -> None:
         self.largest = budget.batch_bytes
         self.skipped = Skipped()
@@ -229,14 +232,8 @@ class BatchMaker:
     ) -> Batch:
         """Run the maps on a batch, and collate it."""
         began = time.perf_counter()
-        try:
-            if seeds is not None:
-                batch = self._transform(batch, self._steps, seeds)
-        except Died:
-            raise
-        except Exception as error:
-            _add_rows(error, rows)
-            raise
+        if seeds is not None:
+            batch = self._run_maps(batch, rows, seeds)
         if not self._steps:
             batch = self._collator.collate_stored(batch)
         elif self._differ:
@@ -245,6 +242,28 @@ class BatchMaker:
             batch = self._collator.collate_mapped(batch, {})
         timing.transform += time.perf_counter() - began
         return batch
+
+    def _run_maps(self, batch: Batch, rows: Ints, seeds: SampleSeeds) -> Batch:
+        """Run the maps on a batch; errors say which samples they were called with.
+
+        The error of a single sample is raised as it is, or as ``SampleFailed`` to be skipped.
+        """
+        try:
+            return self._transform(batch, self._steps, seeds)
+        except Died:
+            raise
+        except SampleFailed as failed:
+            own = failed.error
+            own.add_note(f"in map, at row {int(rows[failed.at])}")
+            if self._skips:
+                raise
+        except Exception as error:
+            error.add_note(f"in map, in the batch of {_format_rows(rows)}")
+            raise
+        try:
+            raise own  # not in the handler above, which would become its context
+        finally:
+            del own  # or it would refer to itself through this frame
 
     def _known_fields(self) -> Mapping[str, Field]:
         """Return the fields of a batch; the stored ones where a map cannot be tried on a sample."""
@@ -259,7 +278,7 @@ class BatchMaker:
     def _learn_fields(self) -> Mapping[str, Field]:
         """Return the fields that the maps make, learned once."""
         with self._learning:
-            if self._learned is None and self._transform is apply_steps:
+            if self._learned is None and self._transform is try_steps:
                 self._learned = self._known_fields()
             elif self._learned is None:
                 try:
@@ -285,14 +304,12 @@ class BatchMaker:
             try:
                 left = None if seeds is None else seeds.only(kept)
                 return rows[kept], self._make(rows[kept], left, timing)
-            except Exception as error:
-                at = error.__dict__.pop("ndfeed_sample", None)
-                if at is not None:
-                    self.skipped.add(int(rows[kept[at]]), error)
-                    kept = np.delete(kept, at)
-                    continue
-                if not isinstance(error, Error) or isinstance(error, WorkerError | ResourceError):
-                    raise
+            except SampleFailed as failed:
+                self.skipped.add(int(rows[kept[failed.at]]), failed.error)
+                kept = np.delete(kept, failed.at)
+            except (WorkerError, ResourceError):
+                raise
+            except Error:
                 good = self._find_readable(rows[kept])
                 if good.all():
                     raise  # the samples can be read now, or no sample caused it
@@ -379,15 +396,6 @@ def nbytes(batch: Batch) -> int:
             size = sum(getattr(one, "nbytes", 0) for one in values)
         found += size
     return found
-
-
-def _add_rows(error: BaseException, rows: Ints) -> None:
-    """Add to a map's error which samples it was called with."""
-    at = error.__dict__.get("ndfeed_sample")
-    if at is not None:
-        error.add_note(f"in map, at row {int(rows[at])}")
-        return
-    error.add_note(f"in map, in the batch of {_format_rows(rows)}")
 
 
 def _format_rows(rows: Ints) -> str:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.global_rng import renew_locks, seed_globals
-from ndfeed.dataset.map_steps import Batch, Step, apply_steps
+from ndfeed.dataset.map_steps import Batch, SampleFailed, Step, try_steps
 from ndfeed.errors import WorkerError
 from ndfeed.files.shared_memory import Block, Handle, attach
 from ndfeed.loading.buffer_pool import SMALL, Pool, piece_of
@@ -136,7 +136,7 @@ class Processes:
             room = self.pool.lend(self._room)
             answer = process.ask(_handle_of(room))
         if answer[0] == "error":
-            _raise(answer[1], answer[2])
+            _raise(*answer[1:])
         made = {name: _received(value, room) for name, value in answer[1].items()}
         if self.pool.lent > _MOST_LENT:
             # Shared memory takes file descriptors: a consumer that keeps many batches gets copies.
@@ -194,9 +194,10 @@ def _array(memory: NDArray[np.uint8], placed: _Placed) -> NDArray[Any]:
     return own.view(placed.dtype).reshape(placed.shape)
 
 
-def _raise(error: BaseException, trace: str) -> None:
+def _raise(error: Exception, trace: str, at: int | None) -> None:
+    """Raise an error of a worker process, which a function had for sample ``at`` if for one."""
     error.add_note(f"in a process of the loader:\n{trace}")
-    raise error
+    raise error if at is None else SampleFailed(at, error)
 
 
 # What follows runs in the worker processes.
@@ -218,7 +219,7 @@ def _answer(parent: Parent, steps: Sequence[Step], message: Any) -> None:  # noq
             for name, (block, value) in sent.items()
         }
         seed_globals(draws.identity)
-        made = apply_steps(batch, steps, draws)
+        made = try_steps(batch, steps, draws)
         places, size = _laid_out(made)
         if size > (handle.size if handle is not None else 0):
             parent.send(("room", size))
@@ -230,6 +231,8 @@ def _answer(parent: Parent, steps: Sequence[Step], message: Any) -> None:  # noq
         parent.send(("made", {name: places.get(name, value) for name, value in made.items()}))
     except Orphaned:
         raise
+    except SampleFailed as failed:
+        _send_error(parent, failed.error, failed.at)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer is to see it
         _send_error(parent, error)
 
@@ -246,13 +249,11 @@ def _laid_out(made: Batch) -> tuple[dict[str, _Placed], int]:
     return places, end
 
 
-def _send_error(parent: Parent, error: BaseException) -> None:
+def _send_error(parent: Parent, error: BaseException, at: int | None = None) -> None:
     trace = "".join(traceback.format_exception(error)).rstrip()
     try:
         # Both ways: some errors can be pickled but not unpickled.
         ForkingPickler.loads(ForkingPickler.dumps(error))
     except Exception:  # noqa: BLE001 - for whatever reason
-        plain = WorkerError(f"{type(error).__name__}: {error}")
-        plain.__dict__.update(ndfeed_sample=error.__dict__.get("ndfeed_sample"))
-        error = plain
-    parent.send(("error", error, trace))
+        error = WorkerError(f"{type(error).__name__}: {error}")
+    parent.send(("error", error, trace, at))

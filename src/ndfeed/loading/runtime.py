@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.map_steps import apply_steps
+from ndfeed.dataset.map_steps import try_steps
 from ndfeed.files import platform_calls
 from ndfeed.files.shared_memory import Block
 from ndfeed.loading.adapter import Adapter, Arrays
@@ -76,7 +76,7 @@ class Runtime:
         self._budget = budget_for(ds, options, plan, batch_bytes, adapter)
         self._decoded = plan.make_cache(self._budget.streams)
         self._processes: Processes | None = None
-        transform: Transform = apply_steps
+        transform: Transform = try_steps
         allocate = adapter.allocate
         if options.processes and ds.steps:
             transform = self._processes = Processes(options.processes, ds.steps)
