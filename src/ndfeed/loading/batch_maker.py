@@ -1,18 +1,14 @@
 """Makes batches: reads rows into pooled memory, runs the maps, collates and delivers.
 
 Small batches are read several at a time and split again. Where an adapter takes them as a group
-they are not split, and those that maps made are joined. Guarantees for groups:
-
-- A group is consecutive batches, concatenated; split where they were joined, they are the same.
-- Nobody waits for a group to become full: a batch that took long completes its group.
-- An error comes after the batches before it.
+they are not split, and those that maps made are joined.
 """
 
 import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +18,11 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.map_fields import learn_fields, may_differ
 from ndfeed.dataset.map_steps import Batch, SampleFailed, Step, try_steps
 from ndfeed.errors import CastError, Error, ResourceError, WorkerError
+from ndfeed.loading.batch_group import join_batches, nbytes
 from ndfeed.loading.budget import Budget
 from ndfeed.loading.buffer_pool import Pool
 from ndfeed.loading.collate import Collator
-from ndfeed.loading.engine import BatchGroup
+from ndfeed.loading.engine import BatchGroup, Delivered
 from ndfeed.loading.map_rng import SampleSeeds, key_of
 from ndfeed.loading.options import Options, stored_fields
 from ndfeed.loading.timing import Timing
@@ -34,7 +31,6 @@ from ndfeed.order.permutation import Ints
 
 _NAMED = 8  # rows that an error names
 _LISTED = 1000  # skipped samples whose row and error are kept
-_QUICK = 0.005  # seconds: a batch that takes this long is delivered by itself
 
 
 class Source(Protocol):
@@ -61,7 +57,7 @@ class Finisher(Protocol):
 
     joint: bool
 
-    def finish(self, made: Batch) -> Any:  # noqa: ANN401
+    def finish(self, made: Batch) -> Delivered:
         """Convert a batch, or a group of them, for a framework."""
         ...
 
@@ -128,7 +124,7 @@ class BatchMaker:
         size: int,
         seeds: Callable[[int], SampleSeeds] | None,
         timing: Timing,
-    ) -> Iterator[Any]:
+    ) -> Iterator[Delivered]:
         """Make ``count`` batches of ``size`` rows each, the last perhaps of fewer.
 
         ``seeds(k)`` seeds the maps for batch ``k`` of these; ``None`` if there are no maps.
@@ -139,7 +135,7 @@ class BatchMaker:
         if together is None or not self._joint:
             return each
         if self._steps:
-            return _join(each, self._budget.group_bytes, self._pool)
+            return join_batches(each, self._budget.group_bytes, self._pool)
         try:
             group = BatchGroup(self._deliver(together, rows), count)
         except Error:  # an error in one of them: those before it come first
@@ -163,7 +159,7 @@ class BatchMaker:
         seeds: Callable[[int], SampleSeeds] | None,
         timing: Timing,
         together: Batch | None,
-    ) -> Iterator[Any]:
+    ) -> Iterator[Delivered]:
         """Make the batches that begin at ``starts``, out of what was read if it was."""
         size = starts.step
         for number, at in enumerate(starts):
@@ -175,7 +171,7 @@ class BatchMaker:
 
     def make(
         self, rows: Ints, seeds: SampleSeeds | None, timing: Timing, batch: Batch | None = None
-    ) -> Any:  # noqa: ANN401
+    ) -> Delivered:
         """Make the batch of ``rows``; ``seeds`` seeds the maps, if there are any.
 
         ``batch`` holds their stored fields if those were read already.
@@ -193,7 +189,7 @@ class BatchMaker:
             self.largest = held
         return self._deliver(batch, rows)
 
-    def _deliver(self, batch: Batch, rows: Ints) -> Any:  # noqa: ANN401
+    def _deliver(self, batch: Batch, rows: Ints) -> Delivered:
         """Return the batch as the consumer gets it."""
         try:
             return self._finish(batch)
@@ -335,67 +331,6 @@ class BatchMaker:
                     middle = (first + end) // 2
                     todo += [(middle, end), (first, middle)]
         return good
-
-
-def _join(batches: Iterator[Batch], most: int, pool: Pool) -> Iterator[Any]:
-    """Yield batches, as ``BatchGroup`` of up to ``most`` bytes where several come quickly.
-
-    Only batches that are alike are joined.
-    """
-    some: list[Batch] = []
-    room = most
-    began = time.perf_counter()
-    try:
-        for batch in batches:
-            size = nbytes(batch)
-            if some and (size > room or not _are_alike(some[0], batch)):
-                yield _concatenate(some, pool)
-                some, room = [], most
-            some.append(batch)
-            room -= size
-            if time.perf_counter() - began > _QUICK:
-                yield _concatenate(some, pool)
-                some, room = [], most
-                began = time.perf_counter()
-    except Exception:
-        if some:
-            yield _concatenate(some, pool)
-        raise
-    if some:
-        yield _concatenate(some, pool)
-
-
-def _concatenate(some: list[Batch], pool: Pool) -> Batch | BatchGroup:
-    """Copy batches into one group; one alone stays as it is."""
-    if len(some) == 1:
-        return some[0]
-    made: Batch = {}
-    for name, first in some[0].items():
-        parts = [batch[name] for batch in some]
-        room = pool.array(sum(map(len, parts)), first.dtype, first.shape[1:])
-        made[name] = np.concatenate(parts, out=room)
-    return BatchGroup(made, len(some))
-
-
-def _are_alike(one: Batch, other: Batch) -> bool:
-    """Do both batches have the same names, dtypes and sample shapes?"""
-    return one.keys() == other.keys() and all(
-        isinstance(a, np.ndarray)
-        and isinstance(b := other[name], np.ndarray)
-        and (a.dtype, a.shape[1:]) == (b.dtype, b.shape[1:])
-        for name, a in one.items()
-    )
-
-
-def nbytes(batch: Batch) -> int:
-    """Count the bytes of all arrays of a batch."""
-    found = 0
-    for values in batch.values():
-        size = getattr(values, "nbytes", None)
-        if size is None:
-            size = sum(getattr(one, "nbytes", 0) for one in values)
-        found += size
-    return found
 
 
 def _format_rows(rows: Ints) -> str:

@@ -24,10 +24,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from ndfeed.loading.timing import Timing
 from ndfeed.loading.uninterrupted import uninterrupted
+
+# Whatever an adapter makes of a batch of arrays: tensors, say, in any structure.
+Delivered: TypeAlias = Any
 
 _JOIN = 2.0  # seconds to wait for threads to end; those that run longer are left behind
 
@@ -46,7 +49,7 @@ class BatchSource(Protocol):
     slow: bool  # may a batch take long, so that those before it should be delivered first?
     left: bool  # set by the engine: nobody wants the batches that are not made yet
 
-    def make(self, first: int, stop: int, clock: Timing) -> Iterator[Any]:
+    def make(self, first: int, stop: int, clock: Timing) -> Iterator[Delivered]:
         """Make the batches [first, stop); some may come as ``BatchGroup``."""
         ...
 
@@ -73,12 +76,12 @@ class Failure:
 class BatchGroup:
     """Several consecutive batches in one object."""
 
-    def __init__(self, made: Any, count: int) -> None:  # noqa: ANN401
+    def __init__(self, made: Delivered, count: int) -> None:
         self.made = made
         self.count = count
 
 
-def count_batches(found: Any) -> int:  # noqa: ANN401
+def count_batches(found: Delivered) -> int:
     """Count the batches in a delivered object."""
     return found.count if isinstance(found, BatchGroup) else 1
 
@@ -106,7 +109,7 @@ class _Run:
 
     def __init__(self, course: BatchSource) -> None:
         self.course = course
-        self.slots: dict[int, Any] = {}
+        self.slots: dict[int, Delivered] = {}
         self.next = 0  # the first batch that nobody has started
         self.given = 0  # batches the consumer has
         self.over = False  # stopped or failed: nothing new is started
@@ -124,7 +127,7 @@ class _Run:
         if self._waiting:
             self._arrived.ring()
 
-    def wait(self, number: int) -> Any:  # noqa: ANN401
+    def wait(self, number: int) -> Delivered:
         """Return batch ``number`` once it is there."""
         self._waiting = True
         try:
@@ -186,7 +189,7 @@ class Engine:
             self._coming = _Run(course)
         self._crew.bell.ring()
 
-    def take(self, *, wait: bool = True) -> Any:  # noqa: ANN401
+    def take(self, *, wait: bool = True) -> Delivered:
         """Take the next batch; with ``wait=False`` return ``None`` if it is not ready."""
         run = self._run
         if run is None:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ndfeed.dataset.row_selection import select_rows
 from ndfeed.loading.batch_maker import BatchMaker
 from ndfeed.loading.budget import Budget
 from ndfeed.loading.decode_schedule import Schedule
-from ndfeed.loading.engine import count_batches
+from ndfeed.loading.engine import Delivered, count_batches
 from ndfeed.loading.map_rng import SampleSeeds, key_of
 from ndfeed.loading.plan import Plan
 from ndfeed.loading.timing import Timing
@@ -122,7 +122,7 @@ class EpochBatches:
     def _spans(self, number: int) -> list[tuple[int, int, int]]:
         return self._plan.spans(self._share, number, self._start)
 
-    def make(self, first: int, stop: int, timing: Timing) -> Iterator[Any]:
+    def make(self, first: int, stop: int, timing: Timing) -> Iterator[Delivered]:
         """Make the batches [first, stop)."""
         began = time.perf_counter()
         rows = self.rows(first, stop)
@@ -135,7 +135,9 @@ class EpochBatches:
     def _seed_maps(self, first: int, number: int) -> SampleSeeds:
         return SampleSeeds.of(self._key, self._spans(first + number))
 
-    def _record(self, batches: Iterator[Any], number: int, schedule: Schedule) -> Iterator[Any]:
+    def _record(
+        self, batches: Iterator[Delivered], number: int, schedule: Schedule
+    ) -> Iterator[Delivered]:
         """Tell the schedule which batches are made: it drops what they needed."""
         for made in batches:
             end = number + count_batches(made)

@@ -20,7 +20,7 @@ from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.argument_hints import with_hints
 from ndfeed.loading.batch_maker import list_skipped
 from ndfeed.loading.budget import batch_bytes, make_budget
-from ndfeed.loading.engine import count_batches
+from ndfeed.loading.engine import Delivered, count_batches
 from ndfeed.loading.epoch_batches import Pass
 from ndfeed.loading.options import Fields, OnError, Options, Shuffle, as_shard, settle
 from ndfeed.loading.plan import make_plan
@@ -33,7 +33,7 @@ from ndfeed.order.orders import Order
 from ndfeed.order.rank_share import Share
 
 
-class Batches(Iterator[Any]):
+class Batches(Iterator[Delivered]):
     """One pass over a loader. A batch belongs to the consumer for as long as it is kept.
 
     Passes are independent: each has its own threads and memory while it is in progress.
@@ -54,7 +54,7 @@ class Batches(Iterator[Any]):
     def __iter__(self) -> "Batches":
         return self
 
-    def __next__(self) -> Any:  # noqa: ANN401
+    def __next__(self) -> Delivered:
         loader = self._loader
         if loader is None:
             raise StopIteration
@@ -274,14 +274,14 @@ class Loader:
         self._live.clear()
         self._pass = 0
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> "tuple[Callable[..., Loader], tuple[Any, ...]]":
         # Without anything in use: threads, memory, open files.
         made = self.dataset, self.share, self._shuffle, self._options, self._adapt, self._check
         return _again, (made, self._where())
 
     def __copy__(self) -> "Loader":
-        remake, (made, where) = self.__reduce__()
-        return remake(made, where)  # type: ignore[no-any-return]
+        remake, arguments = self.__reduce__()
+        return remake(*arguments)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Loader":
         return copy.copy(self)  # a dataset is immutable, so it need not be copied

@@ -33,7 +33,7 @@ from ndfeed.files.shared_memory import Block, Handle, attach
 from ndfeed.loading.buffer_pool import SMALL, Pool, piece_of
 from ndfeed.loading.map_rng import SampleSeeds
 from ndfeed.loading.uninterrupted import uninterrupted
-from ndfeed.loading.worker_process import Child, Died, Orphaned, Parent, start_child
+from ndfeed.loading.worker_process import Child, Died, Message, Orphaned, Parent, start_child
 
 _ALIGNED = 64
 _MOST_LENT = 64
@@ -182,7 +182,7 @@ def _address(array: NDArray[Any]) -> int:
     return found
 
 
-def _received(value: Any, room: NDArray[np.uint8] | None) -> Any:  # noqa: ANN401
+def _received(value: object, room: NDArray[np.uint8] | None) -> object:
     if isinstance(value, _Placed) and room is not None:
         return _array(room, value)
     return value
@@ -210,7 +210,7 @@ def _serve(parent: Parent, steps: Sequence[Step]) -> None:
         _answer(parent, steps, parent.receive())
 
 
-def _answer(parent: Parent, steps: Sequence[Step], message: Any) -> None:  # noqa: ANN401
+def _answer(parent: Parent, steps: Sequence[Step], message: Message) -> None:
     sent, blocks, draws, handle = message
     try:
         memories = [attach(block) for block in blocks]

@@ -18,7 +18,7 @@ from collections.abc import Set as AnySet
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ndfeed.dataset.arguments import as_bytes, as_count
 from ndfeed.dataset.column import Field
@@ -39,6 +39,9 @@ from ndfeed.loading.state import LARGEST_SEED
 from ndfeed.order.orders import Order
 from ndfeed.order.rank_share import Share
 
+# Names of fields in tuples, lists and dicts, or the values of those fields in the same structure.
+Nest: TypeAlias = Any
+
 Fields = str | Sequence["Fields"] | Mapping[str, "Fields"]
 
 _EXPECTED = (
@@ -55,10 +58,10 @@ class Structure:
     the nest itself where it is a plain tuple of names.
     """
 
-    nest: Any = None
+    nest: Nest = None
     names: tuple[str, ...] | None = field(init=False)
     flat: tuple[str, ...] | None = field(init=False)
-    _build: Callable[[Any], Any] | None = field(init=False, repr=False, compare=False)
+    _build: Callable[[Any], Nest] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         nest = None if self.nest is None else _checked(self.nest, self.nest)
@@ -79,7 +82,7 @@ class Structure:
         except KeyError as error:  # a map may return other fields for some samples
             raise FieldError(error.args[0], list(batch)) from None
 
-    def build(self, batch: dict[str, Any]) -> Any:  # noqa: ANN401 - any nest
+    def build(self, batch: dict[str, Any]) -> Nest:
         """Return the nest with each name replaced by that field of the batch."""
         build = self._build
         if build is None:
@@ -94,7 +97,7 @@ class Structure:
         return Structure(_without_lists(self.nest))
 
 
-def builder(nest: Any) -> Callable[[Any], Any]:  # noqa: ANN401
+def builder(nest: Nest) -> Callable[[Any], Nest]:
     """Return a function that rebuilds a nest of keys with the values under each key."""
     if not isinstance(nest, tuple | list | dict):
         return itemgetter(nest)
@@ -104,7 +107,7 @@ def builder(nest: Any) -> Callable[[Any], Any]:  # noqa: ANN401
     return partial(_rebuild, nest)
 
 
-def _rebuild(nest: Any, parts: Any) -> Any:  # noqa: ANN401
+def _rebuild(nest: Nest, parts: Mapping[Any, Any]) -> Nest:
     if isinstance(nest, dict):
         return {key: _rebuild(one, parts) for key, one in nest.items()}
     if isinstance(nest, tuple | list):
@@ -112,14 +115,14 @@ def _rebuild(nest: Any, parts: Any) -> Any:  # noqa: ANN401
     return parts[nest]
 
 
-def _like(nest: tuple[Any, ...] | list[Any], items: list[Any]) -> Any:  # noqa: ANN401
+def _like(nest: tuple[Any, ...] | list[Any], items: list[Nest]) -> Nest:
     """The items in a tuple, named tuple or list as ``nest`` is."""
     if isinstance(nest, list):
         return items
     return type(nest)(*items) if hasattr(nest, "_fields") else tuple(items)
 
 
-def _without_lists(nest: Any) -> Any:  # noqa: ANN401
+def _without_lists(nest: Nest) -> Nest:
     if isinstance(nest, dict):
         return {key: _without_lists(one) for key, one in nest.items()}
     if isinstance(nest, tuple | list):
@@ -128,7 +131,7 @@ def _without_lists(nest: Any) -> Any:  # noqa: ANN401
     return nest
 
 
-def _checked(nest: Any, fields: Any) -> Any:  # noqa: ANN401
+def _checked(nest: object, fields: object) -> Nest:
     """Check what a caller wrote, ``fields``, and return it as a nest of plain containers."""
     if isinstance(nest, str):
         return nest
@@ -146,7 +149,7 @@ def _checked(nest: Any, fields: Any) -> Any:  # noqa: ANN401
     raise TypeError(f"{_EXPECTED}, got {fields!r}")
 
 
-def _leaves(nest: Any) -> list[str]:  # noqa: ANN401
+def _leaves(nest: Nest) -> list[str]:
     if isinstance(nest, str):
         return [nest]
     parts = nest.values() if isinstance(nest, dict) else nest
@@ -286,21 +289,21 @@ def side_by_side(ds: Dataset, on_error: OnError) -> bool:
     return even and not (ds.steps and on_error == "skip")
 
 
-def make_structure(ds: Dataset, fields: Fields | None, ragged: str) -> Structure:
+def make_structure(ds: Dataset, fields: Fields | None, ragged: Ragged) -> Structure:
     """Make the structure of batches, of fields that are all known."""
     if ragged not in RAGGED:
         raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
     uneven = [field for field in stored_fields(ds) if field.ragged and field.name in ds.names]
     for one in uneven if not ds.steps else ():
-        check(one, ragged, ds.names)  # type: ignore[arg-type]
+        check(one, ragged, ds.names)
     structure = Structure(fields)
     if structure.names is None:
         return structure
     # After a map the fields are what it makes of the first sample.
     known = list(ds.fields) if len(ds) or not ds.steps else list(structure.names)
-    added = [name for field in uneven for name in added_names(field, ragged)]  # type: ignore[arg-type]
+    added = [name for field in uneven for name in added_names(field, ragged)]
     for name in structure.names:
-        made = ds.steps and owner(name, known, ragged)  # type: ignore[arg-type]
+        made = ds.steps and owner(name, known, ragged)
         if name not in known and name not in added and not made:
             raise FieldError(name, known, ds.first_file if len(ds) else None)
     return structure

@@ -12,7 +12,7 @@ than the first differs the values are flat, and <field>_shape has each sample's 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,9 +77,9 @@ class Pad:
             )
         return room
 
-    def fill(self, field: Field) -> Any:  # noqa: ANN401
+    def fill(self, field: Field) -> NDArray[Any] | complex:
         """Return the value that is written after the end of samples."""
-        return np.zeros((), field.dtype)[()] if self.value is None else self.value
+        return np.zeros((), field.dtype) if self.value is None else self.value
 
 
 Pads = Mapping[str, Pad]
@@ -132,7 +132,7 @@ def uneven_field(field: Field, pads: Pads) -> Field:
     return replace(field, shape=(None,) * len(field.lengths))
 
 
-def _by_field(argument: str, given: Any, fields: Mapping[str, Field]) -> dict[str, Any]:  # noqa: ANN401
+def _by_field(argument: str, given: object, fields: Mapping[str, Field]) -> dict[str, object]:
     """Return one value per field; a single one applies to all fields that differ in length."""
     if given is None:
         return {}
@@ -147,17 +147,17 @@ def _by_field(argument: str, given: Any, fields: Mapping[str, Field]) -> dict[st
     return dict.fromkeys(ragged, given)
 
 
-def _as_lengths(name: str, given: Any) -> Shape:  # noqa: ANN401
+def _as_lengths(name: str, given: object) -> Shape:
     found: tuple[Any, ...] = tuple(given) if isinstance(given, Sequence) else (given,)
     if not found or not all(isinstance(n, int | np.integer) and n >= 0 for n in found):
         raise ValueError(f"pad_to takes a length or a tuple of them, got {given!r} for {name!r}")
     return tuple(map(int, found))
 
 
-def _as_value(name: str, given: Any) -> complex:  # noqa: ANN401
+def _as_value(name: str, given: object) -> complex:
     if not isinstance(given, int | float | complex | np.number | np.bool_):
         raise TypeError(f"pad_value takes a number, got {given!r} for {name!r}")
-    return given  # type: ignore[return-value]
+    return cast(complex, given)  # scalars of NumPy may stay what they are
 
 
 def _check(ds: Dataset, field: Field, pad: Pad, argument: str) -> None:

@@ -24,7 +24,7 @@ from ndfeed.loading.adapter import Adapter, Arrays
 from ndfeed.loading.batch_maker import BatchMaker, Skipped, Transform, list_skipped
 from ndfeed.loading.budget import Budget, batch_bytes, make_budget
 from ndfeed.loading.buffer_pool import Pool
-from ndfeed.loading.engine import Engine, Failure
+from ndfeed.loading.engine import Delivered, Engine, Failure
 from ndfeed.loading.epoch_batches import EpochBatches, Pass
 from ndfeed.loading.host_source import HostSource
 from ndfeed.loading.map_processes import Processes
@@ -101,7 +101,9 @@ class Runtime:
         self._pass: Pass | None = None
         self._count = 0  # batches of the pass
         self._taken = 0  # batches delivered of a pass that has ended
-        self._sent: deque[Any] = deque()  # taken, and being transferred to where they are used
+        self._sent: deque[Delivered] = (
+            deque()
+        )  # taken, and being transferred to where they are used
         self._ahead: tuple[Pass, EpochBatches] | None = None
         # The next epoch is started early unless somebody could notice: a function that runs, a
         # stream that is decoded, a sample that is listed as skipped.
@@ -145,7 +147,7 @@ class Runtime:
     def _batches_of(self, wanted: Pass) -> EpochBatches:
         return EpochBatches(wanted, self._ds, self._plan, self._budget, self._decoded, self._maker)
 
-    def next_batch(self) -> Any:  # noqa: ANN401
+    def next_batch(self) -> Delivered:
         """Return the next batch of the pass, or raise the error that came in its place.
 
         Starts the transfer of those after it, if a framework wants that.
@@ -244,7 +246,7 @@ def _depth_of(runtime: Runtime | None) -> int:
     return 1 if runtime is None else runtime.depth()
 
 
-def _raise_failure(found: Any) -> Any:  # noqa: ANN401
+def _raise_failure(found: Delivered) -> Delivered:
     """Return a batch; raise the error that came in its place."""
     if isinstance(found, Failure):
         try:
@@ -275,7 +277,7 @@ class BatchesByNumber:
         """How samples are ordered within an epoch."""
         return self._plan.order
 
-    def batch(self, epoch: int, number: int) -> Any:  # noqa: ANN401
+    def batch(self, epoch: int, number: int) -> Delivered:
         """Make batch ``number`` of an epoch."""
         rows, key = self._begin(epoch)
         spans = self._plan.spans(self.share, number, 0)

@@ -76,14 +76,16 @@ class State:
         data = state.get("data")
         if not isinstance(data, str) or len(data) > _MOST_TEXT:
             raise _damaged("it has no fingerprint of its data")
-        numbers = {name: state.get(name) for name in ("seed", "epoch", "samples", "rows")}
-        for name, value in numbers.items():
+        numbers: dict[str, int] = {}
+        for name in ("seed", "epoch", "samples", "rows"):
+            value = state.get(name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise _damaged(f"{name} is {_brief(value)}")
             most = LARGEST_EPOCH - 1 if name == "epoch" else LARGEST_SEED  # there is a next one
             if not (-LARGEST_SEED if name == "seed" else 0) <= value <= most:
                 raise _damaged(f"{name} is out of bounds")
-        made = cls(order=_order(state.get("order")), data=data, **numbers)  # type: ignore[arg-type]
+            numbers[name] = value
+        made = cls(order=_order(state.get("order")), data=data, **numbers)
         if made.samples > made.rows:
             raise _damaged(f"{made.samples} of {made.rows} samples delivered")
         return made

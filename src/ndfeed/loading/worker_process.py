@@ -25,12 +25,14 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, wait
-from typing import Any, NoReturn
+from multiprocessing.process import BaseProcess
+from typing import Any, NoReturn, TypeAlias
 
 _PATIENCE = 1.0  # seconds between checks that the parent lives; and for a graceful end
 _MOMENT = 0.002
 
 Pipe = Connection
+Message: TypeAlias = Any  # whatever can be pickled
 Main = Callable[["Parent", Any], None]
 
 # One at a time: a child must not inherit the end of a pipe that is meant for another.
@@ -72,7 +74,7 @@ class Parent:
         self._pipe = pipe
         self._pid = pid
 
-    def receive(self) -> Any:  # noqa: ANN401
+    def receive(self) -> Message:
         """Receive the next request."""
         try:
             while not self._pipe.poll(_PATIENCE):
@@ -82,7 +84,7 @@ class Parent:
         except (EOFError, OSError):
             raise Orphaned from None
 
-    def send(self, answer: object) -> None:
+    def send(self, answer: Message) -> None:
         """Send an answer."""
         try:
             self._pipe.send(answer)
@@ -93,7 +95,7 @@ class Parent:
 class Child:
     """A process, and the pipe to it. Used by one thread at a time."""
 
-    def __init__(self, pipe: Pipe, pid: int, process: Any = None) -> None:  # noqa: ANN401
+    def __init__(self, pipe: Pipe, pid: int, process: BaseProcess | None = None) -> None:
         self.pid = pid
         self._pipe = pipe
         # Held while the pipe is used or closed: a second close, or a read from a closed descriptor,
@@ -107,7 +109,7 @@ class Child:
                 self._end = os.pidfd_open(pid)
                 weakref.finalize(self, os.close, self._end)
 
-    def ask(self, question: object) -> Any:  # noqa: ANN401
+    def ask(self, question: Message) -> Message:
         """Send a request and wait for the answer."""
         with self._using, contextlib.suppress(EOFError, OSError):
             self._pipe.send(question)
