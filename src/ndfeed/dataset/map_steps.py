@@ -44,10 +44,7 @@ class Given:
 
 
 class SampleFailed(Exception):
-    """A function of single samples raised ``error`` for sample ``at`` of its batch.
-
-    Only between steps and those who run them: users get the error itself.
-    """
+    """A function raised ``error`` for sample ``at`` of a batch; users get the error itself."""
 
     def __init__(self, at: int, error: Exception) -> None:
         super().__init__(at, error)

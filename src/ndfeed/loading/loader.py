@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -22,7 +23,7 @@ from ndfeed.loading.batch_maker import list_skipped
 from ndfeed.loading.budget import batch_bytes, make_budget
 from ndfeed.loading.engine import Delivered, count_batches
 from ndfeed.loading.epoch_batches import Pass
-from ndfeed.loading.options import Fields, OnError, Options, Shuffle, as_shard, settle
+from ndfeed.loading.options import Fields, OnError, Request, Shuffle, as_shard, settle
 from ndfeed.loading.plan import make_plan
 from ndfeed.loading.ragged import PadTo, PadValue, Ragged
 from ndfeed.loading.report import Report, make_report
@@ -30,7 +31,6 @@ from ndfeed.loading.runtime import Runtime
 from ndfeed.loading.state import LARGEST_EPOCH, State
 from ndfeed.loading.uninterrupted import interrupt_later
 from ndfeed.order.orders import Order
-from ndfeed.order.rank_share import Share
 
 
 class Batches(Iterator[Delivered]):
@@ -105,20 +105,17 @@ class Loader:
 
     def __init__(
         self,
-        ds: Dataset,
-        share: Share,
-        shuffle: Shuffle,
-        options: Options,
+        request: Request,
         adapt: Callable[[], Adapter] = Adapter,
         check: "Callable[[Loader], None] | None" = None,
     ) -> None:
+        ds, options = request.ds, request.options
         self.dataset = ds
-        self.share = share
-        self._shuffle = shuffle
-        self._options = options
+        self.share = request.share
+        self._request = request
         self._seed = options.seed
-        self._plan = make_plan(ds, shuffle, share)
-        self._batch_bytes = batch_bytes(ds, share.size, options.memory)
+        self._plan = make_plan(ds, request.shuffle, self.share)
+        self._batch_bytes = batch_bytes(ds, self.share.size, options.memory)
         budget = make_budget(options.memory, self._batch_bytes, decodes=bool(self._plan.coded))
         self._plan.make_cache(budget.streams)  # raises here, if at all
         self._adapt = adapt
@@ -191,9 +188,8 @@ class Loader:
             used = {id(runtime) for runtime in self._live.values()}
             idle = next((one for one in runtimes if id(one) not in used), None)
             if idle is None:
-                idle = Runtime(
-                    self.dataset, self._options, self._plan, self._batch_bytes, self._adapt()
-                )
+                options, adapter = self._request.options, self._adapt()
+                idle = Runtime(self.dataset, options, self._plan, self._batch_bytes, adapter)
             else:
                 runtimes.remove(idle)
             runtimes.insert(0, idle)
@@ -258,7 +254,7 @@ class Loader:
     def report(self) -> Report:
         """Report how fast the current or last pass is, where its time goes, and the bottleneck."""
         found = self._runtimes[0].snapshot() if self._runtimes else None
-        return make_report(f"{self.order}", self.dataset, self._options, self.share, found)
+        return make_report(f"{self.order}", self.dataset, self._request.options, self.share, found)
 
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:
@@ -276,8 +272,8 @@ class Loader:
 
     def __reduce__(self) -> "tuple[Callable[..., Loader], tuple[Any, ...]]":
         # Without anything in use: threads, memory, open files.
-        made = self.dataset, self.share, self._shuffle, self._options, self._adapt, self._check
-        return _again, (made, self._where())
+        request = replace(self._request, share=self.share)
+        return _restore, ((request, self._adapt, self._check), self._where())
 
     def __copy__(self) -> "Loader":
         remake, arguments = self.__reduce__()
@@ -299,11 +295,17 @@ class Loader:
         return f"{self.report()}"
 
 
-def _again(made: tuple[Any, ...], where: tuple[int, int, int, bool, int | None]) -> Loader:
+def _restore(made: tuple[Any, ...], where: tuple[int, int, int, bool, int | None]) -> Loader:
     """Make a loader like another, at the same position."""
     loader = Loader(*made)
     loader._seed, loader._epoch, loader._position, loader._begun, loader._next = where
     return loader
+
+
+def reorder(loader: Loader, shuffle: Shuffle) -> Loader:
+    """Make a loader of the same batches in another order, at the start of its first epoch."""
+    request = replace(loader._request, share=loader.share, shuffle=shuffle)
+    return Loader(request, loader._adapt, loader._check)
 
 
 def _end(runtimes: list[Runtime]) -> None:
@@ -364,9 +366,9 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares
     - ``pad_value``: what to pad with instead of 0, for all ragged fields or as such a dict.
     - ``on_error="skip"``: skip samples that cannot be read; ``loader.skipped`` lists them.
     """
-    ds, share, options = settle(
-        ds, batch_size, shard=as_shard(shard), drop_last=drop_last, seed=seed, fields=fields,
-        memory=memory, threads=threads, processes=processes, ragged=ragged, on_error=on_error,
-        pad_to=pad_to, pad_value=pad_value,
+    request = settle(
+        ds, batch_size, shuffle=shuffle, shard=as_shard(shard), drop_last=drop_last, seed=seed,
+        fields=fields, memory=memory, threads=threads, processes=processes, ragged=ragged,
+        on_error=on_error, pad_to=pad_to, pad_value=pad_value,
     )  # fmt: skip
-    return Loader(ds, share, shuffle, options, partial(Adapter, options.structure))
+    return Loader(request, partial(Adapter, request.options.structure))

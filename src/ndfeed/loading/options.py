@@ -12,13 +12,12 @@ Everything below the adapters handles dicts of field name to array. An adapter p
 that are needed, converts them, and builds what the consumer gets: only there do tuples exist.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AnySet
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ndfeed.dataset.arguments import as_bytes, as_count
 from ndfeed.dataset.column import Field
@@ -162,28 +161,30 @@ Shuffle = bool | Order
 _MOST_THREADS = 256
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Options:
     """How batches are made; not what they hold, nor their order."""
 
     seed: int = 0
-    structure: Structure = dataclasses.field(default_factory=Structure)
+    structure: Structure = field(default_factory=Structure)
     memory: int = 0
     threads: int | None = None
     processes: int = 0
     ragged: Ragged = "list"
     on_error: OnError = "raise"
-    pads: Pads = dataclasses.field(default_factory=dict)
+    pads: Pads = field(default_factory=dict)
 
 
-class Request(NamedTuple):
-    """What a loader is to deliver, all of it checked.
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a loader is to deliver: from which samples, which of them, in which order, and how.
 
     ``ds`` has only the stored fields that batches are made of.
     """
 
     ds: Dataset
     share: Share
+    shuffle: Shuffle
     options: Options
 
 
@@ -191,6 +192,7 @@ def settle(  # noqa: PLR0913 - the arguments that every loader shares
     ds: Dataset,
     batch_size: int,
     *,
+    shuffle: Shuffle,
     shard: tuple[int, int],
     drop_last: bool,
     seed: int,
@@ -222,7 +224,7 @@ def settle(  # noqa: PLR0913 - the arguments that every loader shares
         pads,
     )
     share = Share(len(ds), batch_size, *shard, bool(drop_last))
-    return Request(select_fields(ds, options.structure.names, ragged), share, options)
+    return Request(select_fields(ds, options.structure.names, ragged), share, shuffle, options)
 
 
 def check_dataset(ds: object) -> None:

@@ -29,14 +29,13 @@ from ndfeed.loading.epoch_batches import EpochBatches, Pass
 from ndfeed.loading.host_source import HostSource
 from ndfeed.loading.map_processes import Processes
 from ndfeed.loading.map_rng import Key, SampleSeeds, key_of
-from ndfeed.loading.options import Options, Shuffle, stored_fields
+from ndfeed.loading.options import Options, Request, stored_fields
 from ndfeed.loading.plan import Plan, make_plan
 from ndfeed.loading.report import Snapshot
 from ndfeed.loading.thread_count import Tuner, guess_threads
 from ndfeed.loading.timing import Disk, Timing
 from ndfeed.loading.uninterrupted import uninterrupted
 from ndfeed.order.orders import Epoch, Order
-from ndfeed.order.rank_share import Share
 
 _LOOK_EVERY = 0.25  # seconds
 _PAUSE = 0.05  # seconds between two epochs that make them count separately
@@ -259,13 +258,13 @@ def _raise_failure(found: Delivered) -> Delivered:
 class BatchesByNumber:
     """Batches by number. Thread-safe; can be pickled, and survives a fork."""
 
-    def __init__(self, ds: Dataset, share: Share, shuffle: Shuffle, options: Options) -> None:
+    def __init__(self, request: Request) -> None:
+        ds, share, options = request.ds, request.share, request.options
         self.dataset = ds
         self.share = share
-        self._shuffle = shuffle
-        self._options = options
+        self._request = request
         self._adapter = Arrays(options.structure)
-        self._plan = make_plan(ds, shuffle, share)
+        self._plan = make_plan(ds, request.shuffle, share)
         size = batch_bytes(ds, share.batch_size, options.memory)
         self._budget = budget_for(ds, options, self._plan, size, self._adapter)
         self._plan.make_cache(self._budget.streams)  # raises here, if at all
@@ -289,8 +288,9 @@ class BatchesByNumber:
 
     def _make_maker(self) -> BatchMaker:
         pool, decoded = Pool(_KEPT), self._plan.make_cache(self._budget.streams)
-        source = HostSource(self.dataset, self._options, pool, decoded)
-        return BatchMaker(self.dataset, self._options, self._budget, pool, source, self._adapter)
+        ds, options = self.dataset, self._request.options
+        source = HostSource(ds, options, pool, decoded)
+        return BatchMaker(ds, options, self._budget, pool, source, self._adapter)
 
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:
@@ -300,10 +300,10 @@ class BatchesByNumber:
     def _begin(self, epoch: int) -> tuple[Epoch, Key]:
         begun = self._begun
         if begun is None or begun[0] != epoch:
-            seed, plan = self._options.seed, self._plan
+            seed, plan = self._request.options.seed, self._plan
             rows = plan.order.begin(self.share.n, seed, epoch, plan.counts)
             begun = self._begun = epoch, rows, key_of(seed, epoch)
         return begun[1], begun[2]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BatchesByNumber, (self.dataset, self.share, self._shuffle, self._options)
+        return BatchesByNumber, (self._request,)

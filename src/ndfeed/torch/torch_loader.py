@@ -197,9 +197,8 @@ class Loader:
             "shuffles; make another one to train on all batches",
             stacklevel=4,
         )
-        was = self._arrays
-        was.close()
-        self._arrays = arrays.Loader(was.dataset, was.share, False, was._options, was._adapt)
+        self._arrays.close()
+        self._arrays = arrays.reorder(self._arrays, False)
 
     def __iter__(self) -> Batches:
         return Batches(self)
@@ -312,13 +311,12 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a dev
     if ragged not in RAGGED:
         raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
     packed = "packed" if ragged == "nested" else ragged
-    ds, share, options = settle(
+    request = settle(
         ds, batch_size, shard=ranks() if shard is None else as_shard(shard), drop_last=drop_last,
         seed=seed, fields=fields, memory=memory, threads=threads, processes=processes,
-        ragged=packed, on_error=on_error, pad_to=pad_to, pad_value=pad_value,
+        ragged=packed, on_error=on_error, pad_to=pad_to, pad_value=pad_value, shuffle=shuffle,
     )  # fmt: skip
     where = device_of(device, resident)
-    form = BatchFormat(ds, options.structure, convert, ragged)
-    adapt = adapter_for(ds, form, where, resident=resident)
-    made = arrays.Loader(ds, share, shuffle, options, adapt)
-    return Loader(made, told=shard is not None)
+    form = BatchFormat(request.ds, request.options.structure, convert, ragged)
+    adapt = adapter_for(request.ds, form, where, resident=resident)
+    return Loader(arrays.Loader(request, adapt), told=shard is not None)
