@@ -147,7 +147,7 @@ class BatchMaker:
 
     def _try_reading(self, rows: Ints, timing: Timing) -> Batch | None:
         try:
-            with timing.filling():
+            with timing.reading():
                 return self._source.read(rows)
         except Error:
             return None
@@ -220,7 +220,7 @@ class BatchMaker:
             ) from None
 
     def _read(self, rows: Ints, timing: Timing) -> Batch:
-        with timing.filling():
+        with timing.reading():
             return self._source.read(rows)
 
     def _transform_batch(

@@ -47,8 +47,8 @@ class Batches(Iterator[Delivered]):
 
     def _begin(self, loader: "Loader", start: int) -> None:
         self._start = start
-        self._given = 0
-        self._runtime = loader._lend(self._number)
+        self._delivered = 0
+        self._runtime = loader._lend_runtime(self._number)
         self._count = self._runtime.begin(Pass(self._share, self._seed, self._epoch, start))
 
     def __iter__(self) -> "Batches":
@@ -66,29 +66,29 @@ class Batches(Iterator[Delivered]):
             )
         if self._runtime.pid != os.getpid():
             # Forked in the middle: the threads stayed in the parent, so continue with new ones.
-            self._begin(loader, self._share.consumed(self._given, self._start))
-        if self._given == self._count:
-            loader._finished(self._number)
+            self._begin(loader, self._share.consumed(self._delivered, self._start))
+        if self._delivered == self._count:
+            loader._finish_pass(self._number)
             self._loader = None
             raise StopIteration
         try:
             found = self._runtime.next_batch()
-            self._given += count_batches(found)
+            self._delivered += count_batches(found)
             if last:
-                loader._position = self._share.consumed(self._given, self._start)
+                loader._position = self._share.consumed(self._delivered, self._start)
         except BaseException:  # interrupted, closed meanwhile, or an error in the batch
-            self._leave(loader)
+            self._abandon(loader)
             raise
         return found
 
-    def _leave(self, loader: "Loader") -> None:
-        loader._left(self._number)
+    def _abandon(self, loader: "Loader") -> None:
+        loader._abandon_pass(self._number)
         self._loader = None
 
     def __del__(self) -> None:
         loader = getattr(self, "_loader", None)
         if loader is not None:
-            _let_interrupts_through(lambda: self._leave(loader))
+            _let_interrupts_through(lambda: self._abandon(loader))
 
 
 class Loader:
@@ -129,7 +129,7 @@ class Loader:
         self._live: dict[int, Runtime] = {}  # passes in progress, each with its runtime
         self._runtimes: list[Runtime] = []  # the one used last comes first
         self._lending = threading.RLock()
-        self._end = weakref.finalize(self, _end_at_last, self._runtimes)
+        self._finalizer = weakref.finalize(self, _stop_finally, self._runtimes)
 
     def __len__(self) -> int:
         return self.share.batches()
@@ -170,7 +170,7 @@ class Loader:
         try:
             return Batches(self, number, self._epoch, self._position)
         except BaseException:
-            self._left(number)
+            self._abandon_pass(number)
             raise
 
     def at(self, epoch: int, samples: int = 0) -> Batches:
@@ -180,7 +180,7 @@ class Loader:
         """
         return Batches(self, next(self._numbers), epoch, samples)
 
-    def _lend(self, number: int) -> Runtime:
+    def _lend_runtime(self, number: int) -> Runtime:
         """Return the runtime for a pass in this process: one that no other pass uses."""
         with self._lending:
             runtimes, pid = self._runtimes, os.getpid()
@@ -196,7 +196,7 @@ class Loader:
             self._live[number] = idle
             return idle
 
-    def _finished(self, number: int) -> None:
+    def _finish_pass(self, number: int) -> None:
         """Record that a pass has ended; the threads of one runtime wait for the next."""
         with self._lending:
             runtime = self._live.pop(number, None)
@@ -204,7 +204,7 @@ class Loader:
             spare = [one for one in self._runtimes if id(one) not in used]
         if runtime is not None:
             runtime.end()
-        _end(spare)
+        _stop_all(spare)
         if number == self._pass:
             self._pass = 0
             self._advance()
@@ -216,11 +216,11 @@ class Loader:
         self._next = None
         self._position = 0
 
-    def _left(self, number: int) -> None:
+    def _abandon_pass(self, number: int) -> None:
         """Record that a pass was abandoned, if it was in progress."""
         runtime = self._live.get(number)
         if runtime is not None:
-            _end([runtime])
+            _stop_all([runtime])
         self._live.pop(number, None)
         if number == self._pass:
             self._pass = 0
@@ -247,7 +247,7 @@ class Loader:
         found = State.of(state)
         mine = self._state()
         found.check(mine.data, mine.rows, mine.order)
-        self._left(self._pass)
+        self._abandon_pass(self._pass)
         self._seed, self._epoch, self._position = found.seed, found.epoch, found.samples
         self._begun, self._next = False, None
 
@@ -266,14 +266,14 @@ class Loader:
 
     def close(self) -> None:
         """End threads and processes and release memory. Iterating again starts them anew."""
-        _end(self._runtimes)
+        _stop_all(self._runtimes)
         self._live.clear()
         self._pass = 0
 
     def __reduce__(self) -> "tuple[Callable[..., Loader], tuple[Any, ...]]":
         # Without anything in use: threads, memory, open files.
         request = replace(self._request, share=self.share)
-        return _restore, ((request, self._adapt, self._check), self._where())
+        return _restore, ((request, self._adapt, self._check), self._get_position())
 
     def __copy__(self) -> "Loader":
         remake, arguments = self.__reduce__()
@@ -282,7 +282,7 @@ class Loader:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Loader":
         return copy.copy(self)  # a dataset is immutable, so it need not be copied
 
-    def _where(self) -> tuple[int, int, int, bool, int | None]:
+    def _get_position(self) -> tuple[int, int, int, bool, int | None]:
         return self._seed, self._epoch, self._position, self._begun and not self._pass, self._next
 
     def __enter__(self) -> Self:
@@ -295,10 +295,10 @@ class Loader:
         return f"{self.report()}"
 
 
-def _restore(made: tuple[Any, ...], where: tuple[int, int, int, bool, int | None]) -> Loader:
+def _restore(made: tuple[Any, ...], position: tuple[int, int, int, bool, int | None]) -> Loader:
     """Make a loader like another, at the same position."""
     loader = Loader(*made)
-    loader._seed, loader._epoch, loader._position, loader._begun, loader._next = where
+    loader._seed, loader._epoch, loader._position, loader._begun, loader._next = position
     return loader
 
 
@@ -308,14 +308,14 @@ def reorder(loader: Loader, shuffle: Shuffle) -> Loader:
     return Loader(request, loader._adapt, loader._check)
 
 
-def _end(runtimes: list[Runtime]) -> None:
+def _stop_all(runtimes: list[Runtime]) -> None:
     for runtime in runtimes:
         if runtime.pid == os.getpid():  # a forked copy has no threads, and perhaps a held lock
             runtime.stop()
 
 
-def _end_at_last(runtimes: list[Runtime]) -> None:
-    _let_interrupts_through(lambda: _end(runtimes))
+def _stop_finally(runtimes: list[Runtime]) -> None:
+    _let_interrupts_through(lambda: _stop_all(runtimes))
 
 
 def _let_interrupts_through(work: Callable[[], None]) -> None:

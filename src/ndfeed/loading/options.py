@@ -63,8 +63,8 @@ class Structure:
     _build: Callable[[Any], Nest] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        nest = None if self.nest is None else _checked(self.nest, self.nest)
-        names = None if nest is None else tuple(dict.fromkeys(_leaves(nest)))
+        nest = None if self.nest is None else _check_nest(self.nest, self.nest)
+        names = None if nest is None else tuple(dict.fromkeys(_list_names(nest)))
         if names == ():
             raise ValueError("fields must name at least one field")
         flat = nest if type(nest) is tuple and all(isinstance(n, str) for n in nest) else None
@@ -110,11 +110,11 @@ def _rebuild(nest: Nest, parts: Mapping[Any, Any]) -> Nest:
     if isinstance(nest, dict):
         return {key: _rebuild(one, parts) for key, one in nest.items()}
     if isinstance(nest, tuple | list):
-        return _like(nest, [_rebuild(one, parts) for one in nest])
+        return _rebuild_as(nest, [_rebuild(one, parts) for one in nest])
     return parts[nest]
 
 
-def _like(nest: tuple[Any, ...] | list[Any], items: list[Nest]) -> Nest:
+def _rebuild_as(nest: tuple[Any, ...] | list[Any], items: list[Nest]) -> Nest:
     """The items in a tuple, named tuple or list as ``nest`` is."""
     if isinstance(nest, list):
         return items
@@ -126,11 +126,11 @@ def _without_lists(nest: Nest) -> Nest:
         return {key: _without_lists(one) for key, one in nest.items()}
     if isinstance(nest, tuple | list):
         items = [_without_lists(one) for one in nest]
-        return tuple(items) if isinstance(nest, list) else _like(nest, items)
+        return tuple(items) if isinstance(nest, list) else _rebuild_as(nest, items)
     return nest
 
 
-def _checked(nest: object, fields: object) -> Nest:
+def _check_nest(nest: object, fields: object) -> Nest:
     """Check what a caller wrote, ``fields``, and return it as a nest of plain containers."""
     if isinstance(nest, str):
         return nest
@@ -141,18 +141,18 @@ def _checked(nest: object, fields: object) -> Nest:
     if isinstance(nest, Mapping):
         if not all(isinstance(key, str) for key in nest):
             raise TypeError(f"{_EXPECTED}; a dict's keys are text, got {fields!r}")
-        return {str(key): _checked(one, fields) for key, one in nest.items()}
+        return {str(key): _check_nest(one, fields) for key, one in nest.items()}
     if isinstance(nest, Sequence) and not isinstance(nest, bytes | bytearray | memoryview | range):
-        items = [_checked(one, fields) for one in nest]
-        return _like(nest, items) if isinstance(nest, tuple) else items
+        items = [_check_nest(one, fields) for one in nest]
+        return _rebuild_as(nest, items) if isinstance(nest, tuple) else items
     raise TypeError(f"{_EXPECTED}, got {fields!r}")
 
 
-def _leaves(nest: Nest) -> list[str]:
+def _list_names(nest: Nest) -> list[str]:
     if isinstance(nest, str):
         return [nest]
     parts = nest.values() if isinstance(nest, dict) else nest
-    return [name for one in parts for name in _leaves(one)]
+    return [name for one in parts for name in _list_names(one)]
 
 
 OnError = Literal["raise", "skip"]

@@ -66,7 +66,7 @@ def in_order(rows: Rows) -> bool:
     return bool((rows[1:] >= rows[:-1]).all())
 
 
-def streams_within(coded: list[Coded], window: int, limit: int, *, forward: bool) -> Decoded:
+def make_stream_cache(coded: list[Coded], window: int, limit: int, *, forward: bool) -> Decoded:
     """Return the cache that keeps decoded streams within ``limit`` bytes of memory.
 
     ``window`` is how many bytes of them are needed at a time, and ``forward`` says whether their
@@ -86,7 +86,7 @@ def streams_within(coded: list[Coded], window: int, limit: int, *, forward: bool
         return Decoded(limit, large)
     if together > limit:
         largest = max(coded, key=lambda one: int(one.sizes.max(initial=0)))
-        raise _refused(largest, int(np.argmax(largest.sizes)), limit, window)
+        raise _make_refusal(largest, int(np.argmax(largest.sizes)), limit, window)
     return Decoded(limit)  # streams are decoded again and again: slow but correct
 
 
@@ -102,10 +102,10 @@ def _check_scattered(coded: Coded, decoded: Decoded) -> None:
         for part in big[np.unique(kinds, axis=1, return_index=True)[1]].tolist():
             size = stream_size(column, part)
             if not runs_forward(column, part) and scratch.room_in(scratch.folder()) < size:
-                raise _refused(coded, part, decoded.limit, size)
+                raise _make_refusal(coded, part, decoded.limit, size)
 
 
-def _refused(coded: Coded, part: int, limit: int, needed: int) -> ResourceError:
+def _make_refusal(coded: Coded, part: int, limit: int, needed: int) -> ResourceError:
     place = scratch.folder()
     room = f"{shown_size(scratch.room_in(place))} of disk space" if place else "no disk space"
     return ResourceError(
@@ -186,7 +186,7 @@ class Plan:
 
         Refuses data whose streams neither memory nor a disk can hold.
         """
-        return streams_within(self.coded, self.window, limit, forward=self._forward)
+        return make_stream_cache(self.coded, self.window, limit, forward=self._forward)
 
 
 def _window_bytes(coded: Coded, order: Order, windows: int) -> int:
@@ -218,21 +218,21 @@ def _choose_order(shuffle: Shuffle, coded: list[Coded]) -> Order:
         return Sequential()
     if not coded:
         return Exact()
-    largest = _largest(coded)
+    largest = _find_largest(coded)
     used = largest.sizes[largest.sizes > 0]
     window = min(max(int(used.sum()) // _OF_ALL, _LEAST), _MOST)
     fitting = window // max(int(used.mean()), 1)
     return Windows(files=max(min(fitting, len(largest.sizes)), _LEAST_FILES))
 
 
-def _largest(coded: list[Coded]) -> Coded:
+def _find_largest(coded: list[Coded]) -> Coded:
     """Return the streams whose files a window goes by: those with most to decode."""
     return max(coded, key=lambda one: int(one.sizes.sum()))
 
 
 def _count_by_file(ds: Dataset, coded: list[Coded]) -> tuple[Ints, Places]:
     """Return the rows of each file, and where a view has them."""
-    group = _largest(coded).group if coded else ds.groups[0]
+    group = _find_largest(coded).group if coded else ds.groups[0]
     if ds.rows is None:
         return np.diff(group.starts), Places(None)
     part = group.locate(select_rows(ds.rows, np.arange(len(ds)))).part

@@ -106,8 +106,10 @@ def make_pads(
         return {}
     fields = known or {}
     ours = {n: f for n, f in fields.items() if names is None or n in names}
-    lengths = {n: _as_lengths(n, to) for n, to in _by_field("pad_to", pad_to, ours).items()}
-    values = {n: _as_value(n, v) for n, v in _by_field("pad_value", pad_value, ours).items()}
+    lengths = {n: _as_lengths(n, to) for n, to in _assign_to_fields("pad_to", pad_to, ours).items()}
+    values = {
+        n: _as_value(n, v) for n, v in _assign_to_fields("pad_value", pad_value, ours).items()
+    }
     pads = {
         name: Pad(lengths.get(name, ()), values.get(name), bool(ds.steps))
         for name in (*lengths, *(n for n in values if n not in lengths))
@@ -132,7 +134,9 @@ def uneven_field(field: Field, pads: Pads) -> Field:
     return replace(field, shape=(None,) * len(field.lengths))
 
 
-def _by_field(argument: str, given: object, fields: Mapping[str, Field]) -> dict[str, object]:
+def _assign_to_fields(
+    argument: str, given: object, fields: Mapping[str, Field]
+) -> dict[str, object]:
     """Return one value per field; a single one applies to all fields that differ in length."""
     if given is None:
         return {}
@@ -166,7 +170,7 @@ def _check(ds: Dataset, field: Field, pad: Pad, argument: str) -> None:
             f"{argument} is for fields whose samples differ in length; {field.name!r} has samples "
             f"of {field.shape_text}"
         )
-    if pad.value is not None and not _holds(field.dtype, pad.value):
+    if pad.value is not None and not _can_hold(field.dtype, pad.value):
         raise ValueError(
             f"pad_value {pad.value!r} does not fit field {field.name!r}, which has dtype "
             f"{field.dtype_text}; give a dict of field name to value"
@@ -176,7 +180,7 @@ def _check(ds: Dataset, field: Field, pad: Pad, argument: str) -> None:
         _check_lengths(ds, field.name, padded)
 
 
-def _holds(dtype: np.dtype[Any], value: complex) -> bool:
+def _can_hold(dtype: np.dtype[Any], value: complex) -> bool:
     """Can the dtype hold the value? A fraction may lose digits, as 0.1 does in float32."""
     if dtype.kind in "SUMmO" or dtype.names is not None:
         return False
@@ -199,7 +203,7 @@ def _check_lengths(ds: Dataset, name: str, padded: tuple[int | None, ...]) -> No
         for column in group.columns:
             if column.field.name != name:
                 continue
-            for samples in _worth_asking(group, column, rows):
+            for samples in _choose_samples(group, column, rows):
                 shapes = np.asarray(reader_of(group).shapes(group, column, samples), np.int64)
                 longer = (shapes.reshape(len(samples), -1) > limits).any(axis=1)
                 if longer.any():
@@ -213,7 +217,7 @@ def _check_lengths(ds: Dataset, name: str, padded: tuple[int | None, ...]) -> No
                     )
 
 
-def _worth_asking(group: Group, column: Column, rows: Ints) -> Iterator[Ints]:
+def _choose_samples(group: Group, column: Column, rows: Ints) -> Iterator[Ints]:
     """Yield samples among ``rows`` that have all the shapes there are, some at a time."""
     if column.offsets is None:  # one shape for all samples of a file: check one of each
         part = group.locate(rows).part

@@ -90,7 +90,7 @@ class Runtime:
         # Weak: engine threads must not keep buffers alive.
         own = weakref.ref(self)
         self._engine = Engine(threads, lambda: _depth_of(own()))
-        self._tuner = None if fixed else Tuner(threads, self._engine.use)
+        self._tuner = None if fixed else Tuner(threads, self._engine.set_threads)
         self._before = Timing()  # what was done before the current pass
         self._waited_before = 0.0
         self._began = self._ended = 0.0
@@ -124,11 +124,11 @@ class Runtime:
         prepared = ahead[1] if ahead is not None and ahead[0] == wanted else None
         batches = self._batches_of(wanted) if prepared is None else prepared
         self._before = self.timing()
-        self._waited_before = self._engine.starved
+        self._waited_before = self._engine.waited
         now = time.perf_counter()
         # Short consecutive epochs count as one period: each alone would be too short to judge.
         if self._tuner is not None and (prepared is None or now - self._ended >= _PAUSE):
-            self._tuner.restart(self._before.rows, self._engine.starved)
+            self._tuner.restart(self._before.rows, self._engine.waited)
         if self._began:  # else nothing was read since the runtime was made
             self._disk = Disk()
         self._began, self._ended = now, 0.0
@@ -155,7 +155,7 @@ class Runtime:
         if not adapter.ahead:
             found = _raise_failure(engine.take())
         else:
-            while len(sent) <= adapter.ahead and engine.given < self._count:
+            while len(sent) <= adapter.ahead and engine.taken < self._count:
                 found = engine.take(wait=not sent)
                 if found is None:
                     break
@@ -170,11 +170,11 @@ class Runtime:
         self._look_at = time.perf_counter() + _LOOK_EVERY
         self._disk.look()
         if self._tuner is not None:
-            self._tuner.look(self.timing().rows, self._engine.starved)
+            self._tuner.look(self.timing().rows, self._engine.waited)
 
     def timing(self) -> Timing:
         """Return the timing of all threads together."""
-        return sum(self._engine.clocks, Timing())
+        return sum(self._engine.timings, Timing())
 
     def snapshot(self) -> Snapshot:
         """Return what was measured so far, for the report."""
@@ -187,7 +187,7 @@ class Runtime:
             rows=rows,
             done=total - self._before,
             total=total,
-            consumer_waiting=engine.starved - self._waited_before,
+            consumer_waiting=engine.waited - self._waited_before,
             threads=engine.threads,
             ready=engine.ready,
             depth=self.depth(),
@@ -207,7 +207,7 @@ class Runtime:
 
     def _count_delivered(self) -> tuple[int, int]:
         """Count batches and samples of the current or last pass that the consumer has."""
-        batches = self._taken or self._engine.given
+        batches = self._taken or self._engine.taken
         if not batches or self._pass is None:
             return 0, 0
         share, start = self._pass.share, self._pass.start
@@ -216,7 +216,7 @@ class Runtime:
 
     def end(self) -> None:
         """End the pass; threads wait for the next."""
-        self._taken = self._engine.given
+        self._taken = self._engine.taken
         self._ended = time.perf_counter()
         self._engine.end()
 
@@ -226,7 +226,7 @@ class Runtime:
             return
         self._ended = self._ended or time.perf_counter()
         self._ahead = None
-        self._taken = self._engine.given or self._taken
+        self._taken = self._engine.taken or self._taken
         self._sent.clear()
         uninterrupted(self._stop)
         self.adapter.close()

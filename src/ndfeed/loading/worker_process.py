@@ -118,19 +118,19 @@ class Child:
                 if not self._pipe.poll():
                     raise EOFError
             return self._pipe.recv()
-        self.bury()
+        self.reap()
         raise Died(self.pid, self._status)
 
     def terminate(self) -> None:
         """Tell it to end; it does so at once, whatever it is doing."""
-        if not self._ended():
+        if not self._has_ended():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """Wait for it to end, and kill it if it does not."""
         until = time.monotonic() + _PATIENCE
-        while not self._ended():
+        while not self._has_ended():
             if time.monotonic() > until:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
@@ -141,7 +141,7 @@ class Child:
             finally:
                 self._using.release()
 
-    def _ended(self) -> bool:
+    def _has_ended(self) -> bool:
         if self._status is None and self._process is not None:
             self._status = self._process.exitcode
         elif self._status is None:
@@ -164,13 +164,13 @@ def start_child(main: Main, argument: object) -> Child:
         _pipes.add(ours)
         try:
             if not hasattr(os, "fork"):
-                return _spawned(main, argument, ours, theirs)
-            return Child(ours, _forked(main, argument, theirs))
+                return _spawn(main, argument, ours, theirs)
+            return Child(ours, _fork(main, argument, theirs))
         finally:
             theirs.close()
 
 
-def _forked(main: Main, argument: object, pipe: Pipe) -> int:
+def _fork(main: Main, argument: object, pipe: Pipe) -> int:
     parent = os.getpid()
     for stream in (sys.stdout, sys.stderr):  # or their buffers would be written twice
         with contextlib.suppress(AttributeError, OSError, ValueError):
@@ -183,12 +183,14 @@ def _forked(main: Main, argument: object, pipe: Pipe) -> int:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         pid = os.fork()
         if not pid:
-            _live(main, argument, pipe, parent, blocked)
+            _run_child(main, argument, pipe, parent, blocked)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return pid
 
 
-def _live(main: Main, argument: object, pipe: Pipe, parent: int, mask: Iterable[int]) -> NoReturn:
+def _run_child(
+    main: Main, argument: object, pipe: Pipe, parent: int, mask: Iterable[int]
+) -> NoReturn:
     """Run a forked child from start to end."""
     status = 1
     try:
@@ -210,7 +212,7 @@ def _serve(main: Main, argument: object, pipe: Pipe, parent: int) -> None:
         return
 
 
-def _spawned(main: Main, argument: object, ours: Pipe, theirs: Pipe) -> Child:
+def _spawn(main: Main, argument: object, ours: Pipe, theirs: Pipe) -> Child:
     context = multiprocessing.get_context("spawn")
     args = (main, argument, theirs, os.getpid())
     process = context.Process(target=_serve, args=args, daemon=True, name="ndfeed-map")

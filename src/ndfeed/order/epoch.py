@@ -67,7 +67,7 @@ class _Memory(NamedTuple):
     ahead: dict[int, Ints]
 
 
-class Walked:
+class WalkEpoch:
     """An epoch over a walk, computing ahead when requests come at regular distances.
 
     A vectorised walk costs some 60 µs a call however few rows it makes. Batches of one size at

@@ -25,9 +25,9 @@ from typing import ClassVar, Protocol, TypeGuard, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.order.epoch import Epoch, Ranges, Walked, check_span
+from ndfeed.order.epoch import Epoch, Ranges, WalkEpoch, check_span
 from ndfeed.order.permutation import LARGEST, EqualParts, Ints, ListedParts, key_of, permuted
-from ndfeed.order.window import Laned, Windowed, make_lanes
+from ndfeed.order.window import LaneWalk, WindowWalk, make_lanes
 
 _LOOKED_AT = 64  # stretches of an epoch that stand for all of it
 
@@ -44,20 +44,20 @@ def alike(amounts: Ints) -> float:
     return float((x * (x - 1)).sum()) / (total * (total - 1)) if total > 1 else 1.0
 
 
-def mixing_of(walk: Windowed, batch_size: int, exact: float) -> float:
+def mixing_of(walk: WindowWalk, batch_size: int, exact: float) -> float:
     """The mixing of a window. A batch is taken to lie inside a slot, or to fill several."""
     b = min(batch_size, walk.n)
     if b < 2:
         return 1.0
     slots = min(max(round(b * walk.slots / walk.n), 1), walk.slots)
-    at, stands_for = _sample(walk.slots - slots + 1)
+    at, stands_for = _sample_slots(walk.slots - slots + 1)
     amounts = [walk.amounts(int(slot), slots) for slot in at]
     weights = stands_for * [float(a.sum()) for a in amounts]
     same = np.array([alike(a) for a in amounts])
     return mixing_ratio(b, float((weights * same).sum() / weights.sum()), exact)
 
 
-def _sample(slots: int) -> tuple[Ints, NDArray[np.float64]]:
+def _sample_slots(slots: int) -> tuple[Ints, NDArray[np.float64]]:
     """Slots from all of an epoch, more of them near its ends, and how many each stands for."""
     near = 1 << np.arange(slots.bit_length(), dtype=np.int64)
     even = np.linspace(0, slots - 1, _LOOKED_AT).astype(np.int64)
@@ -153,7 +153,7 @@ class Sequential(_OneLane):
 
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
         """One epoch: the same for every seed."""
-        return _InOrder(_length(n))
+        return _SequentialEpoch(_check_length(n))
 
     def spec(self) -> Spec:
         """What this order is, for JSON; compared on resume."""
@@ -185,7 +185,7 @@ class Exact(_OneLane):
 
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
         """One epoch."""
-        return Walked(_Anywhere(_length(n), key_of("exact", seed, epoch)))
+        return WalkEpoch(_ExactWalk(_check_length(n), key_of("exact", seed, epoch)))
 
     def spec(self) -> Spec:
         """What this order is, for JSON; compared on resume."""
@@ -220,12 +220,12 @@ class Blocks(_OneLane):
         return min(parts, self.window * -(-self.rows // max(rows, 1)))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", _at_least_one("rows", self.rows))
-        object.__setattr__(self, "window", _at_least_one("window", self.window))
+        object.__setattr__(self, "rows", _check_positive("rows", self.rows))
+        object.__setattr__(self, "window", _check_positive("window", self.window))
 
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
         """One epoch."""
-        return Walked(self._walk(n, key_of("blocks", seed, epoch)))
+        return WalkEpoch(self._walk(n, key_of("blocks", seed, epoch)))
 
     def spec(self) -> Spec:
         """What this order is, for JSON; compared on resume."""
@@ -239,8 +239,8 @@ class Blocks(_OneLane):
         pairs = full * self.rows * (self.rows - 1) + rest * (rest - 1)
         return mixing_of(self._walk(n, 0), batch_size, pairs / (n * (n - 1)))
 
-    def _walk(self, n: int, key: int) -> Windowed:
-        return Windowed(EqualParts(_length(n), self.rows, key), self.window, key)
+    def _walk(self, n: int, key: int) -> WindowWalk:
+        return WindowWalk(EqualParts(_check_length(n), self.rows, key), self.window, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +275,8 @@ class Windows:
         return min(parts, self.files + 1)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "files", _at_least_one("files", self.files))
-        object.__setattr__(self, "ranks", _at_least_one("ranks", self.ranks))
+        object.__setattr__(self, "files", _check_positive("files", self.files))
+        object.__setattr__(self, "ranks", _check_positive("ranks", self.ranks))
 
     def __repr__(self) -> str:
         more = f", ranks={self.ranks}" if self.ranks > 1 else ""
@@ -285,8 +285,8 @@ class Windows:
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
         """One epoch over files of ``counts`` rows, ``n`` in all."""
         key = key_of("windows", seed, epoch)
-        return Walked(
-            self._walk(n, key, counts) if self.ranks == 1 else self._laned(n, key, counts)
+        return WalkEpoch(
+            self._walk(n, key, counts) if self.ranks == 1 else self._walk_lanes(n, key, counts)
         )
 
     def lanes(self, ranks: Sequence[int], world: int) -> Sequence[int]:
@@ -297,8 +297,8 @@ class Windows:
         self, n: int, seed: int, epoch: int, counts: Ints | None, lanes: Sequence[int]
     ) -> Sequence[Epoch]:
         """Make the same epoch for each of ``lanes``, which says when the lane's files arrive."""
-        laned = self._laned(n, key_of("windows", seed, epoch), counts)
-        return [Walked(laned.lane(number)) for number in lanes]
+        laned = self._walk_lanes(n, key_of("windows", seed, epoch), counts)
+        return [WalkEpoch(laned.lane(number)) for number in lanes]
 
     def spec(self) -> Spec:
         """What this order is, for JSON; compared on resume."""
@@ -310,14 +310,14 @@ class Windows:
 
         Of ranks together: as if one window were open over the files of all of them.
         """
-        walk = Windowed(self._files(n, 0, counts), self.files * self.ranks, 0)
+        walk = WindowWalk(self._files(n, 0, counts), self.files * self.ranks, 0)
         return mixing_of(walk, batch_size, alike(np.asarray(counts)))
 
-    def _walk(self, n: int, key: int, counts: Ints | None) -> Windowed:
-        return Windowed(self._files(n, key, counts), self.files, key)
+    def _walk(self, n: int, key: int, counts: Ints | None) -> WindowWalk:
+        return WindowWalk(self._files(n, key, counts), self.files, key)
 
-    def _laned(self, n: int, key: int, counts: Ints | None) -> Laned:
-        return Laned.of(self._files(n, key, counts), self.ranks, self.files, key)
+    def _walk_lanes(self, n: int, key: int, counts: Ints | None) -> LaneWalk:
+        return LaneWalk.of(self._files(n, key, counts), self.ranks, self.files, key)
 
     def _files(self, n: int, key: int, counts: Ints | None) -> ListedParts:
         if counts is None:
@@ -335,7 +335,7 @@ def is_order(value: object) -> TypeGuard[Order]:
     return isinstance(value, Sequential | Exact | Blocks | Windows)
 
 
-def _at_least_one(name: str, value: int) -> int:
+def _check_positive(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < 1:
@@ -343,14 +343,14 @@ def _at_least_one(name: str, value: int) -> int:
     return int(value)  # NumPy's would wrap, and are not JSON
 
 
-def _length(n: int) -> int:
+def _check_length(n: int) -> int:
     length = operator.index(n)
     if not 0 <= length <= LARGEST:
         raise ValueError(f"n must be in [0, 2**62], got {length}")
     return length
 
 
-class _InOrder:
+class _SequentialEpoch:
     """Rows as they lie."""
 
     def __init__(self, n: int) -> None:
@@ -369,7 +369,7 @@ class _InOrder:
         return []
 
 
-class _Anywhere:
+class _ExactWalk:
     """The walk of an exact shuffle."""
 
     def __init__(self, n: int, key: int) -> None:
