@@ -135,7 +135,7 @@ class Schedule:
                 self._doing.remove(one)
 
     def _list_more(self, timing: Timing) -> None:
-        """Work out the parts of the next batches."""
+        """List the parts of the next batches."""
         found: list[_Part] = []
         batch = self._listed
         while batch < self._count and len(found) < _LISTED_AHEAD:

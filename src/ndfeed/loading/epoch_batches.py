@@ -22,8 +22,8 @@ from ndfeed.loading.timing import Timing
 from ndfeed.order.permutation import Ints
 from ndfeed.order.rank_share import Share
 
-_AT_FIRST = 1 << 14  # rows worked out at a time: fewer cost as much
-_AT_ONCE = 1 << 18
+_AT_FIRST = 1 << 14  # rows computed at a time at first: fewer would cost as much
+_AT_ONCE = 1 << 18  # and later
 _NONE = np.empty(0, np.int64)
 _WARM = 16  # most checks in a row that are skipped once everything was in memory
 
@@ -63,7 +63,7 @@ class EpochBatches:
         self._epoch, self._windows = plan.begin(share.n, seed, epoch)
         self._key = key_of(seed, epoch)
         self._lock = threading.Lock()
-        # Batches worked out at a time. Many, since every NumPy call may release the GIL.
+        # Batches computed at a time. Many, since every NumPy call may release the GIL.
         self._first_chunk = together * max(_AT_FIRST // (share.size * together), 1)
         self._chunk_size = together * max(_AT_ONCE // (share.size * together), 1)
         self._chunks: dict[int, Ints] = {}  # rows of some batches, by the first of them
@@ -88,14 +88,14 @@ class EpochBatches:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _chunk_bounds(self, number: int) -> tuple[int, int]:
-        """Return the range of batches worked out together with this one: few at first."""
+        """Return the range of batches computed together with this one: few at first."""
         if number < self._first_chunk:
             return 0, self._first_chunk
         begin = number - (number - self._first_chunk) % self._chunk_size
         return begin, begin + self._chunk_size
 
     def _chunk(self, begin: int) -> Ints:
-        """Return the rows of batches from ``begin`` on, worked out by one thread for all.
+        """Return the rows of batches from ``begin`` on, computed by one thread for all.
 
         One thread at a time: two that work on the order take longer than one for both.
         """
@@ -184,10 +184,10 @@ class EpochBatches:
             self._prefetching.release()
 
     def _compute_ahead(self, number: int) -> None:
-        """Work out the rows after batch ``number``, before other threads have to wait for them."""
+        """Compute the rows after batch ``number``, before other threads have to wait for them."""
         begin, end = self._chunk_bounds(number)
         if begin < number < begin + (end - begin) // 4:
-            return  # enough is worked out
+            return  # enough is computed
         first = begin if number == begin else end
         if first < self.count:
             self._chunk(first)
@@ -206,9 +206,9 @@ class EpochBatches:
             if not len(rows):
                 continue
             samples = select_rows(self._ds.rows, rows)
-            asked = sum(readahead.ask(group, samples) for group in self._ds.groups)
-            timing.prefetched += asked
-            if not asked:
+            nbytes = sum(readahead.ask(group, samples) for group in self._ds.groups)
+            timing.prefetched += nbytes
+            if not nbytes:
                 # Rows that were in memory are checked less and less often.
                 self._patience = min(self._patience + 1, _WARM)
                 self._checked = min(self._checked, at + self.together)

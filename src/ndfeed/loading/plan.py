@@ -197,7 +197,7 @@ def _window_bytes(coded: Coded, order: Order, windows: int) -> int:
 
 
 def make_plan(ds: Dataset, shuffle: Shuffle, share: Share) -> Plan:
-    """Work out the order that ``shuffle`` means for a dataset, of which a share is read."""
+    """Choose the order that ``shuffle`` means for a dataset, of which a share is read."""
     coded = [one for one in map(Coded, ds.groups) if one.columns]
     order = _choose_order(shuffle, coded)
     if not order.by_file:

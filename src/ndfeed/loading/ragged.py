@@ -1,10 +1,13 @@
 """Batches of samples that differ in shape: lists, padded arrays, or packed values.
 
-list [array, array, …]: an array for each sample pad <field>, padded to the longest of the batch or
-to ``pad_to``, with zeros or ``pad_value``, and <field>_length: how long each sample is. One number
-per sample where one axis differs, else one for each axis that does packed <field>, the values of
-all samples end to end, and <field>_offsets: where each starts, and the end. Where an axis other
-than the first differs the values are flat, and <field>_shape has each sample's shape
+    ragged=    a batch has
+    "list"     <field>: a list with an array for each sample
+    "pad"      <field>: one array, padded to the longest sample of the batch or to ``pad_to``, with
+               zeros or ``pad_value``; <field>_length: how long each sample is, one number where
+               one axis differs, else one for each axis that does
+    "packed"   <field>: the values of all samples end to end; <field>_offsets: where each starts,
+               and the end. Where an axis other than the first differs the values are flat, and
+               <field>_shape has the shape of each sample
 
 ``pad_to`` gives all batches one shape. Padding works the same in every framework.
 """
