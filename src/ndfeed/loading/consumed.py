@@ -34,7 +34,7 @@ class Consumed:
         """Count the batches of a loader."""
         self._loader, self.epochs = loader, epochs
         if self._restored is not None:
-            self._resume_from(self._restored)
+            self._go_to(self._restored)
 
     @property
     def epoch(self) -> int:
@@ -53,21 +53,21 @@ class Consumed:
         """Batches until the pass over the dataset ends; ``None`` if it never does."""
         if self.epochs is None:
             return None
-        share = self._get_loader().share
+        share = self._bound().share
         more = self.epochs - self._epoch % self.epochs - 1
         return share.batches(self._start) - self.batches + more * share.batches()
 
     def advance(self, batches: int = 1) -> None:
         """Count batches that were used."""
         number = as_count("batches", batches, 0, 1 << 62)
-        self._get_loader()
+        self._bound()
         if self.in_fit:  # ``fit`` was interrupted; this loop started where it had started
             self.in_fit, self.batches = False, 0
         self.count(number)
 
     def count(self, batches: int) -> None:
         """Count batches, whoever used them."""
-        share = self._get_loader().share
+        share = self._bound().share
         self.batches += batches
         while self.batches >= (count := share.batches(self._start)) > 0:
             self.batches -= count
@@ -89,7 +89,7 @@ class Consumed:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the consumer's position as JSON of a few hundred bytes."""
-        known = State.of(self._get_loader().state_dict())
+        known = State.of(self._bound().state_dict())
         place = State(known.seed, self._epoch, self.samples, known.order, known.rows, known.data)
         return place.as_dict()
 
@@ -97,16 +97,16 @@ class Consumed:
         """Resume from a state, of this or any other kind of loader."""
         self._restored = State.of(state)
         if self._loader is not None:
-            self._resume_from(self._restored)
+            self._go_to(self._restored)
         else:
             self.go_to(self._restored.epoch, self._restored.samples)
 
-    def _resume_from(self, place: State) -> None:
-        self._get_loader().load_state_dict(place.as_dict())  # refuses a state of other data
+    def _go_to(self, place: State) -> None:
+        self._bound().load_state_dict(place.as_dict())  # refuses a state of other data
         self.go_to(place.epoch, place.samples)
         self.count(0)  # an epoch with nothing left is over
 
-    def _get_loader(self) -> Loader:
+    def _bound(self) -> Loader:
         if self._loader is None:
             raise RuntimeError("a counter needs a loader first")
         return self._loader
