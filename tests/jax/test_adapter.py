@@ -44,7 +44,7 @@ def test_small_batches_are_sent_many_at_a_time(tmp_path):
     loader = ndfeed.jax.loader(numbers(tmp_path, 10_000), 16)
     list(loader)
 
-    assert loader._machines[0].adapter.ahead > 16
+    assert loader._runtimes[0].adapter.ahead > 16
     assert "batches ahead" in loader.report().way
 
 
@@ -84,7 +84,6 @@ def test_memory_counts_what_is_on_its_way(tmp_path, memory):
     loader = ndfeed.jax.loader(large_rows(tmp_path, 64), 1, memory=memory)
     list(loader)
 
-    machine = loader._machines[0]
-    held = machine.adapter.held
+    held, report = loader._runtimes[0].adapter.held, loader.report()
     assert held == memory // 4
-    assert held + machine.depth() * machine.filler.batch_bytes <= memory
+    assert held + report.depth * report.batch_bytes <= memory

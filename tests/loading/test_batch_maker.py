@@ -100,6 +100,33 @@ def test_an_error_for_one_sample_names_its_row(tmp_path):
     assert "in map, at row 17" in caught.value.__notes__
 
 
+@pytest.mark.parametrize("processes", [0, 1])
+def test_an_error_for_one_sample_keeps_its_causes(tmp_path, processes):
+    """What the function raised, from what: nothing of ours stands between."""
+
+    def fails(sample):
+        try:
+            return {"data": {}[int(sample["data"])]}
+        except KeyError as missing:
+            raise LookupError("what is this") from missing
+
+    ds = numbers(tmp_path, 8).map(fails, batched=False)
+    with (
+        ndfeed.loader(ds, 4, processes=processes) as loader,
+        pytest.raises(LookupError, match="what is this") as caught,
+    ):
+        list(loader)
+    with pytest.raises(LookupError, match="what is this") as alone:
+        ds.read([2])
+
+    assert vars(caught.value).keys() <= {"__notes__"}
+    assert isinstance(alone.value.__cause__, KeyError)
+    assert alone.value.__context__ is alone.value.__cause__
+    if not processes:  # pickling an error loses its cause; the note has its traceback
+        assert isinstance(caught.value.__cause__, KeyError)
+        assert caught.value.__context__ is caught.value.__cause__
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration])
 def test_unusual_errors_of_a_map_reach_the_consumer(tmp_path, error):
     """sys.exit() in a library's function ends no thread in silence, and no epoch early."""

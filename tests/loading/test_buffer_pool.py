@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from ndfeed.loading.buffer_pool import ALIGNED, LARGE, SMALL, Pool, piece_of
+from ndfeed.loading.buffer_pool import ALIGNED, LARGE, SMALL, Pool, buffer_of
 
 SIZE = SMALL
 
@@ -106,10 +106,10 @@ def test_small_arrays_are_the_allocators():
     array = pool.array(10, np.dtype("i8"), ())
 
     assert array.shape == (10,)
-    assert piece_of(array) is None
+    assert buffer_of(array) is None
     assert pool.made == 0
     large = pool.array(SIZE, np.dtype("u1"), ())
-    assert piece_of(large[3:].reshape(-1, 1)) is not None
+    assert buffer_of(large[3:].reshape(-1, 1)) is not None
     assert large.flags.writeable
     assert large.flags.c_contiguous
 

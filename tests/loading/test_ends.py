@@ -69,7 +69,7 @@ def test_close_in_mid_iteration(ds, processes):
     next(batches)
     assert len(threads()) == 2
     # By number: other children of this test run may come and go.
-    workers = loader._machines[0].processes
+    workers = loader._runtimes[0]._processes
     pids = [child.pid for child in workers._all] if workers else []
     assert len(pids) == processes
     assert all(map(alive, pids))

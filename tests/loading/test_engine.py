@@ -131,39 +131,39 @@ def test_two_loaders_side_by_side(tmp_path):
 
 
 class Slow:
-    """A course whose look ahead takes until it is let go on, as on a busy disk."""
+    """Batches whose look ahead takes until it is let go on, as on a busy disk."""
 
-    count, together, slow, left = 5, 1, False, False
+    count, together, slow, abandoned = 5, 1, False, False
 
     def __init__(self):
         self.looking, self.go_on = threading.Event(), threading.Event()
         self.made = []
 
-    def look_ahead(self, number, clock):
+    def look_ahead(self, number, timing):
         self.looking.set()
         self.go_on.wait(60)
 
-    def make(self, first, stop, clock):
+    def make(self, first, stop, timing):
         self.made.append(first)
         return iter(())
 
     def ready(self, stop):
         return True
 
-    def errand(self):
+    def next_task(self):
         return None
 
 
 def test_a_pass_that_is_left_reads_nothing_more():
     """A thread that is asking for coming rows learns of it, and does not begin to read them."""
-    course = Slow()
+    source = Slow()
     engine = Engine(1, lambda: 4)
-    engine.begin(course)
-    assert course.looking.wait(60)
+    engine.begin(source)
+    assert source.looking.wait(60)
     left = engine.stop()
-    assert course.left
-    course.go_on.set()
+    assert source.abandoned
+    source.go_on.set()
     for thread in left:
         thread.join(60)
 
-    assert not course.made
+    assert not source.made

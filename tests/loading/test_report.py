@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,10 @@ from loading.making import LARGE, compressed, epoch_of, large_rows, numbers
 
 import ndfeed
 from ndfeed.files.platform_calls import can
+from ndfeed.loading.options import Options
+from ndfeed.loading.report import Snapshot, make_report
+from ndfeed.loading.timing import Timing
+from ndfeed.order.rank_share import Share
 
 
 def test_before_during_and_after(tmp_path):
@@ -163,3 +168,80 @@ def test_a_ragged_form_has_its_share(tmp_path):
 
         assert "your transform takes" not in loader.report().limit
     assert epoch_of(ds, 5, ragged="packed")[0]["data_offsets"][-1] > 0
+
+
+def snapshot(**measured):
+    """What a runtime would have measured: by default copying, for which the consumer waited."""
+    stages = {"copy": 1.0} | measured.pop("stages", {})
+    done = Timing(batches=10, rows=100, nbytes=6400, **stages)
+    usual = Snapshot(
+        seconds=2.0, batches=10, rows=100, done=done, total=done, consumer_waiting=1.0, threads=1,
+        ready=0, depth=4, batch_bytes=640, buffers=4, buffers_idle=0, decoded=0, window=0,
+        decodes_again=False, from_disk=0, disk_peak=0.0, skipped=0, transfer="", cores=4,
+        machine_memory=1 << 34,
+    )  # fmt: skip
+    return replace(usual, **measured)
+
+
+@pytest.mark.parametrize(
+    ("measured", "limit"),
+    [
+        ({}, "copying from memory at 3.2 kB/s takes 100% of the time; use smaller"),
+        ({"batches": 0, "rows": 0}, "nothing was read yet"),
+        ({"consumer_waiting": 0.1}, "your code: batches were ready, it waited for them only 5%"),
+        ({"stages": {"copy": 0.0}}, "nothing was read yet"),
+        ({"stages": {"read": 3.0}}, "opening and reading files takes 75% of the time; ndfeed pack"),
+        ({"stages": {"order": 3.0}}, "computing the order takes 75% of the time; raise batch_size"),
+        ({"stages": {"ahead": 3.0}}, "prefetching takes 75% of the time; raise batch_size"),
+        ({"stages": {"inflate": 3.0}}, "decompressing takes 75% of the time; ndfeed pack"),
+        (
+            {"stages": {"inflate": 3.0}, "decodes_again": True, "window": 10**9},
+            "the same data is decompressed again and again: the order needs 1 GB of it at a "
+            "time; raise memory to 1.1 GB",
+        ),
+        ({"stages": {"transform": 3.0}}, "collating ragged samples takes 75% of the time"),
+        (
+            {"from_disk": 10**6, "disk_peak": 10**6},
+            "waiting for the disk: 500 kB/s of the 1 MB/s it reached at best; later epochs",
+        ),
+        (
+            {"from_disk": 10**6, "machine_memory": 1000},
+            "waiting for the disk: 500 kB/s of the 500 kB/s it reached at best; the data does "
+            "not fit in memory",
+        ),
+        ({"from_disk": None}, "copying from memory"),
+    ],
+)
+def test_the_bottleneck_follows_from_what_was_measured(tmp_path, measured, limit):
+    """No clock and no disk decide here, so that every sentence can be seen."""
+    ds = numbers(tmp_path, 100)
+    found = make_report("", ds, Options(memory=10**8), Share(100, 10), snapshot(**measured))
+
+    assert found.limit.startswith(limit)
+
+
+@pytest.mark.parametrize(
+    ("processes", "cores", "remedy"),
+    [
+        (0, 1, "try processes=2"),
+        (0, 8, "try processes=8"),
+        (2, 8, "try processes=3"),
+        (8, 8, "make it cheaper, or do it once and save the result"),
+    ],
+)
+def test_a_slow_map_gets_more_processes_up_to_the_cores(tmp_path, processes, cores, remedy):
+    """More than one for each core would only wait for each other."""
+    ds = numbers(tmp_path, 100).map(dict)
+    found = snapshot(stages={"transform": 3.0}, cores=cores)
+    report = make_report("", ds, Options(processes=processes), Share(100, 10), found)
+
+    assert report.limit == f"your transform takes 75% of the time; {remedy}"
+
+
+def test_rows_that_were_skipped_are_not_counted_as_delivered(tmp_path):
+    """Threads know how many they left out; the consumer's position counts them."""
+    ds = numbers(tmp_path, 100)
+    for on_error, rows in (("raise", 120), ("skip", 100)):
+        options = Options(on_error=on_error)
+
+        assert make_report("", ds, options, Share(100, 10), snapshot(rows=120)).rows == rows

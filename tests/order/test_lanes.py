@@ -74,7 +74,7 @@ def test_what_arrives_is_what_a_rank_needs(counts, shape, size):
     found = order.begin(n, 3, 0, counts)
     for rank in range(world):
         share = Share(n, size, rank, world)
-        windows = order.lanes(n, 3, 0, counts, make_lanes(ranks, [rank], world))
+        windows = order.begin_lanes(n, 3, 0, counts, make_lanes(ranks, [rank], world))
         arrived = np.zeros(n, bool)
         for k in range(share.batches()):
             for window in windows:
@@ -94,7 +94,7 @@ def test_what_is_held_is_what_arrived_and_is_still_needed(position):
     order = Windows(2, 3)
     found = order.begin(100, 0, 0, counts)
     there = np.zeros(100, bool)
-    for window in order.lanes(100, 0, 0, counts, [0, 1, 2]):
+    for window in order.begin_lanes(100, 0, 0, counts, [0, 1, 2]):
         for first, end in (*window.held(position), *window.arriving(position, 100)):
             there[first:end] = True
 

@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from ndfeed.order.orders import Blocks, Exact, Order, Sequential, Windows
+from ndfeed.order.orders import Blocks, Exact, Order, Sequential, Windows, is_order
 
 COUNTS = np.array([4, 0, 7, 1, 9, 3])
 
@@ -212,3 +212,32 @@ def test_wrong_arguments_are_refused(make, error, message):
     """At construction, or when the epoch begins."""
     with pytest.raises(error, match=message):
         make()
+
+
+@pytest.mark.parametrize("order", [Sequential(), Exact(), Windows(files=3), Windows(files=50)])
+@pytest.mark.parametrize("files", [1, 2, 20])
+def test_no_more_files_are_in_use_than_an_order_says(order, files):
+    """Memory is set aside for so many decoded files: those between their first and last row."""
+    rows = 7
+    n = files * rows
+    counts = np.full(files, rows)
+    file = order.begin(n, 3, 1, counts).rows(0, n) // rows
+    uses = [np.flatnonzero(file == one) for one in range(files)]
+    open_at = [sum(use[0] <= at <= use[-1] for use in uses) for at in range(n)]
+
+    assert max(open_at) <= order.parts_in_use(files, rows) <= files
+
+
+def test_what_orders_need_of_files():
+    """A loader asks these instead of which order it is."""
+    orders = [Sequential(), Exact(), Blocks(rows=10, window=4), Windows(files=3)]
+
+    assert [one.shuffled for one in orders] == [False, True, True, True]
+    assert [one.by_file for one in orders] == [False, False, False, True]
+    assert [one.by_part for one in orders] == [False, False, True, True]
+    assert [one.open_parts for one in orders] == [1, 1, 4, 3]
+    assert [one.parts_in_use(100, 5) for one in orders] == [2, 100, 8, 4]
+    assert [one.lanes([0], 2) for one in orders] == [()] * 4
+    assert Windows(ranks=4).lanes([1], 2) == [1, 3]
+    assert all(map(is_order, orders))
+    assert not any(map(is_order, [True, False, None, "exact", Sequential]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ndfeed.order import window as module
 from ndfeed.order.orders import Blocks, Windows
 from ndfeed.order.permutation import EqualParts, ListedParts
-from ndfeed.order.window import Windowed
+from ndfeed.order.window import WindowWalk
 
 counts_of_files = st.one_of(
     st.lists(st.integers(0, 2), min_size=1, max_size=60),
@@ -108,7 +108,7 @@ def test_how_slots_are_laid_out_changes_nothing(case, seed, rows):
         for name, value in changes.items():
             patch.setattr(module, name, value)
         few = begin(case, seed).rows(0, n)
-        patch.setattr(Windowed, "_by_row", Windowed._by_slice)
+        patch.setattr(WindowWalk, "_by_row", WindowWalk._by_slice)
         sliced = begin(case, seed).rows(0, n)
 
     assert few.tolist() == expected.tolist()
@@ -117,7 +117,7 @@ def test_how_slots_are_laid_out_changes_nothing(case, seed, rows):
 
 def test_a_part_is_spread_evenly_over_its_life():
     """Every slot of the middle takes the same share of each open part."""
-    walk = Windowed(EqualParts(64 * 40, 64, 1), 8, 1)
+    walk = WindowWalk(EqualParts(64 * 40, 64, 1), 8, 1)
 
     assert walk.amounts(15, 1).tolist() == [8] * 8
     assert walk.amounts(0, walk.slots).tolist() == [64] * 40
@@ -143,9 +143,9 @@ def test_ten_billion_rows_cost_no_more_than_ten_thousand():
 def test_a_slot_is_found_by_few_looks(monkeypatch):
     """A bisection among the slots of one window, not among all."""
     looks = []
-    counted = Windowed.rows_before
+    counted = WindowWalk.rows_before
     monkeypatch.setattr(
-        Windowed, "rows_before", lambda self, slot: looks.append(slot) or counted(self, slot)
+        WindowWalk, "rows_before", lambda self, slot: looks.append(slot) or counted(self, slot)
     )
     Blocks().begin(10**12, 0, 0).rows(10**11, 10**11 + 10)
 

@@ -208,9 +208,9 @@ def test_the_next_epoch_is_made_while_one_is_used(ds):
         batches = iter(data)
         for _ in range(10):
             next(batches)
-        machine = data.passes.loader._machines[0]
+        runtime = data.passes.loader._runtimes[0]
 
-        assert eventually(lambda machine=machine: machine.clock().batches >= 20)
+        assert eventually(lambda runtime=runtime: runtime.timing().batches >= 20)
 
 
 def test_it_works_inside_a_tf_function(ds):

@@ -44,6 +44,14 @@ class Given:
         return self._rng
 
 
+class SampleFailed(Exception):
+    """A function raised ``error`` for sample ``at`` of a batch; users get the error itself."""
+
+    def __init__(self, at: int, error: Exception) -> None:
+        super().__init__(at, error)
+        self.at, self.error = at, error
+
+
 @dataclass(frozen=True, slots=True)
 class Map:
     """A function given by the user, for whole batches or single samples."""
@@ -70,8 +78,7 @@ class Map:
             try:
                 made.append(self._check_returned(self._call(sample, rng)))
             except Exception as error:
-                error.__dict__["ndfeed_sample"] = at
-                raise
+                raise SampleFailed(at, error) from error
         return {name: _stack([one[name] for one in made]) for name in (made[0] if made else ())}
 
     def _call(self, batch: Batch, rng: np.random.Generator | None) -> Mapping[str, Any]:
@@ -153,12 +160,27 @@ class Step(Protocol):
         ...
 
 
-def apply_steps(batch: Batch, steps: Sequence[Step], draws: Draws | None, first: int = 0) -> Batch:
-    """Apply the steps to ``batch``, one after the other; the first has number ``first``."""
+def try_steps(batch: Batch, steps: Sequence[Step], draws: Draws | None, first: int = 0) -> Batch:
+    """Apply the steps to ``batch``, one after the other; the first has number ``first``.
+
+    Raises ``SampleFailed`` where a function of single samples fails.
+    """
     for step in steps:
         batch = step(batch, draws, first)
         first += getattr(step, "numbers", 1)  # how many steps it counts as
     return batch
+
+
+def apply_steps(batch: Batch, steps: Sequence[Step], draws: Draws | None) -> Batch:
+    """Apply the steps to ``batch``, and raise the errors of functions as they are."""
+    try:
+        return try_steps(batch, steps, draws)
+    except SampleFailed as failed:
+        error = failed.error
+    try:
+        raise error  # not in the handler above, which would become its context
+    finally:
+        del error  # or it would refer to itself through this frame
 
 
 def stepped_alone(
@@ -229,7 +251,7 @@ class Beside:
         """Apply the steps to the other fields, and add these."""
         kept = {name: batch[name] for name in self.names}
         others = {name: values for name, values in batch.items() if name not in kept}
-        return apply_steps(others, self.steps, draws, number) | kept
+        return try_steps(others, self.steps, draws, number) | kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,12 +307,9 @@ class Routed:
         # Separate step numbers: functions of two routes must not draw the same.
         first = ((number + 1) << 24 | route << 8) & _MOST_NUMBER
         try:
-            made = apply_steps(own, way.steps, None if draws is None else Part(draws, at), first)
-        except Exception as error:
-            sample = error.__dict__.get("ndfeed_sample")
-            if sample is not None:
-                error.__dict__["ndfeed_sample"] = int(at[sample])
-            raise
+            made = try_steps(own, way.steps, None if draws is None else Part(draws, at), first)
+        except SampleFailed as failed:
+            raise SampleFailed(int(at[failed.at]), failed.error) from None
         names = tuple(made) if self.names is None else self.names
         if set(names) != set(made):
             raise ValueError(

@@ -144,11 +144,12 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a mes
       ``CastError`` for one that does not fit.
     """
     every = ds
-    ds, whole, options = settle(
+    request = settle(
         ds, batch_size, shard=(0, 1), drop_last=drop_last, seed=seed, fields=fields,
         memory=memory, threads=threads, processes=processes, ragged=ragged, on_error=on_error,
-        pad_to=pad_to, pad_value=pad_value,
+        pad_to=pad_to, pad_value=pad_value, shuffle=shuffle,
     )  # fmt: skip
+    ds, whole, options = request.ds, request.share, request.options
     if device is not None and sharding is not None:
         raise ValueError("device and sharding both say where arrays go; leave out one of them")
     where = device_of(device)
@@ -173,7 +174,7 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a mes
     check = partial(_check_pass, layout, asks)
     joint = layout is None and side_by_side(ds, on_error) and not options.pads
     adapt = partial(feed, form, layout, share.size, options.memory if joint else 0, where)
-    return Loader(ds, share, shuffle, options, adapt, check)
+    return Loader(replace(request, share=share), adapt, check)
 
 
 def _share(whole: Share, layout: Placement | None, shard: Sequence[int] | None) -> Share:

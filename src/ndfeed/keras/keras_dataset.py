@@ -171,11 +171,12 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Kera
         processes = max(workers, 1)
     elif workers > 1 and threads is None:
         threads = workers
-    ds, share, options = settle(
+    request = settle(
         ds, batch_size, shard=as_shard(shard), drop_last=drop_last, seed=seed, fields=fields,
         memory=memory, threads=threads, processes=processes, ragged="pad", on_error=on_error,
-        pad_to=pad_to, pad_value=pad_value,
+        pad_to=pad_to, pad_value=pad_value, shuffle=shuffle,
     )  # fmt: skip
+    ds, options = request.ds, request.options
     adapt: type[Arrays] = Arrays
     if keras.backend.backend() == "tensorflow":  # which takes a list for a tensor
         options = replace(options, structure=options.structure.with_tuples())
@@ -184,8 +185,8 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Kera
     for name, field in ds.fields.items():
         if names is None or name in names:
             _check_dtype(ds, field)
-    loader = Loader(ds, share, shuffle, options, partial(adapt, options.structure))
-    at = BatchesByNumber(ds, share, shuffle, replace(options, processes=0))
+    loader = Loader(replace(request, options=options), partial(adapt, options.structure))
+    at = BatchesByNumber(replace(request, options=replace(options, processes=0)))
     return Batches(loader, at, options)
 
 

@@ -1,30 +1,35 @@
 """What a framework adds to a loader: its own memory for batches and its own kind of batches."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from ndfeed.dataset.map_steps import Batch
 from ndfeed.loading.batch_maker import Source
 from ndfeed.loading.buffer_pool import Bytes
+from ndfeed.loading.engine import Delivered
 from ndfeed.loading.host_source import HostSource
 from ndfeed.loading.options import Structure
 
 ALL = Structure()
 
+# Of a field in a batch: an array, a list of them, or what a map made of it.
+Values: TypeAlias = Any
 
-def as_arrays(made: dict[str, Any]) -> dict[str, Any]:
+
+def as_arrays(made: Batch) -> Batch:
     """Return the batch with every field as an array, even where a map made framework tensors."""
     return {name: _array(values) for name, values in made.items()}
 
 
-def _array(values: Any) -> Any:  # noqa: ANN401
+def _array(values: Values) -> Values:
     if type(values) is np.ndarray or not hasattr(values, "__array__"):
         return values
     return np.asanyarray(values)
 
 
-def encoded(values: Any) -> Any:  # noqa: ANN401
+def encoded(values: Values) -> Values:
     """Encode arrays of text as UTF-8, since TensorFlow takes only ASCII; return others as is."""
     text = isinstance(values, np.ndarray) and values.dtype.kind == "U"
     return np.char.encode(values, "utf-8") if text else values
@@ -64,15 +69,15 @@ class Adapter:
         """Return the source of stored fields."""
         return host
 
-    def finish(self, made: dict[str, Any]) -> Any:  # noqa: ANN401
+    def finish(self, made: Batch) -> Delivered:
         """Convert a batch, in the thread that made it."""
         return self.structure.build(made)
 
-    def send(self, made: Any) -> Sequence[Any]:  # noqa: ANN401
+    def send(self, made: Delivered) -> Sequence[Delivered]:
         """Start the transfer of a batch, in the consumer's thread, some batches ahead."""
         return (made,)
 
-    def receive(self, made: Any) -> Any:  # noqa: ANN401
+    def receive(self, made: Delivered) -> Delivered:
         """Complete a batch, in the consumer's thread, when it is due."""
         return made
 
@@ -87,7 +92,7 @@ class Adapter:
 class Arrays(Adapter):
     """For frameworks that expect arrays, whatever the maps returned."""
 
-    def finish(self, made: dict[str, Any]) -> Any:  # noqa: ANN401
+    def finish(self, made: Batch) -> Delivered:
         """Return a batch of arrays only."""
         return self.structure.build(as_arrays(self.structure.pick(made)))
 
@@ -95,6 +100,6 @@ class Arrays(Adapter):
 class Encoded(Arrays):
     """The same, with text encoded as UTF-8."""
 
-    def finish(self, made: dict[str, Any]) -> Any:  # noqa: ANN401
+    def finish(self, made: Batch) -> Delivered:
         """Return a batch of arrays only, with text as bytes."""
         return super().finish({name: encoded(values) for name, values in made.items()})

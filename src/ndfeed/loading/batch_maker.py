@@ -1,30 +1,36 @@
-"""Makes one batch: reads rows into pooled memory, runs the maps, collates ragged fields."""
+"""Makes batches: reads rows into pooled memory, runs the maps, collates and delivers.
+
+Small batches are read several at a time and split again. Where an adapter takes them as a group
+they are not split, and those that maps made are joined.
+"""
 
 import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Field
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.map_fields import learn_fields, may_differ, with_lists
-from ndfeed.dataset.map_steps import Batch, Step, apply_steps, as_samples
+from ndfeed.dataset.map_fields import learn_fields, may_differ
+from ndfeed.dataset.map_steps import Batch, SampleFailed, Step, try_steps
 from ndfeed.errors import CastError, Error, ResourceError, WorkerError
+from ndfeed.loading.batch_group import join_batches, nbytes
+from ndfeed.loading.budget import Budget
 from ndfeed.loading.buffer_pool import Pool
-from ndfeed.loading.engine import BatchGroup
+from ndfeed.loading.collate import Collator
+from ndfeed.loading.engine import BatchGroup, Delivered
 from ndfeed.loading.map_rng import SampleSeeds, key_of
-from ndfeed.loading.options import Options
-from ndfeed.loading.ragged import PLAIN, Room, collate_ragged, field_of_samples, owner
+from ndfeed.loading.options import Options, stored_fields
 from ndfeed.loading.timing import Timing
 from ndfeed.loading.worker_process import Died
 from ndfeed.order.permutation import Ints
 
-_NAMED = 8
-LISTED = 1000  # skipped samples whose row and error are kept
+_NAMED = 8  # rows that an error names
+_LISTED = 1000  # skipped samples whose row and error are kept
 
 
 class Source(Protocol):
@@ -38,8 +44,21 @@ class Source(Protocol):
 class Transform(Protocol):
     """Runs the steps of a dataset on a batch, in this process or in another."""
 
-    def __call__(self, batch: Batch, steps: Sequence[Step], draws: SampleSeeds) -> Batch:
-        """Return what the steps make of the batch."""
+    def __call__(self, batch: Batch, steps: Sequence[Step], seeds: SampleSeeds, /) -> Batch:
+        """Return what the steps make of the batch.
+
+        Raises ``SampleFailed`` where a function of single samples fails.
+        """
+        ...
+
+
+class Finisher(Protocol):
+    """What an adapter does with a batch in the thread that made it."""
+
+    joint: bool
+
+    def finish(self, made: Batch) -> Delivered:
+        """Convert a batch, or a group of them, for a framework."""
         ...
 
 
@@ -53,7 +72,7 @@ class Skipped:
     def add(self, row: int, error: BaseException) -> None:
         """Count a sample, perhaps the same one in another epoch."""
         self.count += 1
-        if len(self.listed) < LISTED:
+        if len(self.listed) < _LISTED:
             self.listed.setdefault(row, f"{error}")
 
 
@@ -62,234 +81,238 @@ def list_skipped(some: Iterable[Skipped]) -> tuple[tuple[int, str], ...]:
     found: dict[int, str] = {}
     for one in some:
         found |= one.listed
-    return tuple(itertools.islice(found.items(), LISTED))
+    return tuple(itertools.islice(found.items(), _LISTED))
 
 
 class BatchMaker:
-    """Makes batches of a dataset. Thread-safe."""
+    """Makes batches of a dataset. Thread-safe.
+
+    ``largest`` is the size of the largest batch so far, including the input of a map, and
+    ``skipped`` the samples that ``on_error="skip"`` left out.
+    """
 
     def __init__(
         self,
         ds: Dataset,
         options: Options,
+        budget: Budget,
         pool: Pool,
         source: Source,
-        finish: Callable[[Any], Any],
-        skipped: Skipped | None,
+        finisher: Finisher,
+        transform: Transform = try_steps,
     ) -> None:
-        ragged, names = options.ragged, options.structure.names
-        self.ds = ds
-        self.pool = pool
-        self.source = source
-        self.skipped = skipped
-        self.transform: Transform = apply_steps  # runs in the thread that read the batch
-        self.finish = finish  # converts a batch for a framework
-        self.together = 1  # small batches that are read together, then split
-        # Set where they are not split; groups batches that maps made.
-        self.join: Callable[[Iterator[Batch]], Iterator[Any]] | None = None
-        self.batch_bytes = 0  # size of the largest batch so far, including the input of a map
-        self.growth = 0.0  # memory that ``finish`` needs, as a multiple of the batch
-        self._ragged = ragged
-        self._pads = options.pads
+        self.largest = budget.batch_bytes
+        self.skipped = Skipped()
+        self._ds, self._steps = ds, ds.steps
+        self._budget = budget
+        self._pool = pool
+        self._source = source
+        self._transform = transform
+        self._finish = finisher.finish
+        self._joint = finisher.joint
+        self._skips = options.on_error == "skip"
+        self._collator = Collator(ds, options, pool)
+        self._lists = options.ragged == "list"
         self._differ = may_differ(ds.groups, ds.steps)
-        self._stored = {c.field.name: c.field for group in ds.groups for c in group.columns}
-        # Fields that count as ragged even in a batch whose samples all have one shape: those whose
-        # lengths or offsets are requested, and those that are padded to a fixed length.
-        self._asked = {owner(name, [name.rpartition("_")[0]], ragged) for name in names or ()}
-        self._asked |= set(self._pads)
         self._learning = threading.Lock()
-        self._made_fields: Mapping[str, Field] | None = None
+        self._learned: Mapping[str, Field] | None = None
 
-    def read_together(self, rows: Ints, clock: Timing) -> Batch | None:
-        """Read the stored fields of several small batches at once, to be split.
+    def make_several(
+        self,
+        rows: Ints,
+        count: int,
+        size: int,
+        seeds: Callable[[int], SampleSeeds] | None,
+        timing: Timing,
+    ) -> Iterator[Delivered]:
+        """Make ``count`` batches of ``size`` rows each, the last perhaps of fewer.
 
-        Returns ``None`` if that fails: each batch is then read by itself, so that the error is
-        raised for the batch that it belongs to.
+        ``seeds(k)`` seeds the maps for batch ``k`` of these; ``None`` if there are no maps.
         """
+        # If that fails, each is read by itself: the error belongs to one of them.
+        together = self._try_reading(rows, timing) if count > 1 else None
+        each = self._make_each(rows, range(0, count * size, size), seeds, timing, together)
+        if together is None or not self._joint:
+            return each
+        if self._steps:
+            return join_batches(each, self._budget.group_bytes, self._pool)
         try:
-            with clock.filling():
-                return self.source.read(rows)
+            group = BatchGroup(self._deliver(together, rows), count)
+        except Error:  # an error in one of them: those before it come first
+            return each
+        timing.batches += count
+        timing.rows += len(rows)
+        timing.nbytes += nbytes(together)
+        return iter((group,))
+
+    def _try_reading(self, rows: Ints, timing: Timing) -> Batch | None:
+        try:
+            with timing.reading():
+                return self._source.read(rows)
         except Error:
             return None
 
+    def _make_each(
+        self,
+        rows: Ints,
+        starts: range,
+        seeds: Callable[[int], SampleSeeds] | None,
+        timing: Timing,
+        together: Batch | None,
+    ) -> Iterator[Delivered]:
+        """Make the batches that begin at ``starts``, out of what was read if it was."""
+        size = starts.step
+        for number, at in enumerate(starts):
+            batch = None
+            if together is not None:
+                batch = {name: values[at : at + size] for name, values in together.items()}
+            own = None if seeds is None else seeds(number)
+            yield self.make(rows[at : at + size], own, timing, batch)
+
     def make(
-        self, rows: Ints, draws: SampleSeeds | None, clock: Timing, batch: Batch | None = None
-    ) -> Any:  # noqa: ANN401
-        """Make the batch of ``rows``; ``draws`` seeds the maps, if there are any.
+        self, rows: Ints, seeds: SampleSeeds | None, timing: Timing, batch: Batch | None = None
+    ) -> Delivered:
+        """Make the batch of ``rows``; ``seeds`` seeds the maps, if there are any.
 
         ``batch`` holds their stored fields if those were read already.
         """
-        if self.skipped is not None and (batch is None or self.ds.steps):
-            return self._skipping(rows, draws, clock, self.skipped)
-        return self._counted(self._made(rows, draws, clock, batch), rows, clock)
-
-    def several(self, joint: Batch, count: int, rows: Ints, clock: Timing) -> BatchGroup:
-        """Return several batches that were read together, not split."""
-        made = BatchGroup(self._handed(joint, rows), count)
-        clock.batches += count
-        clock.rows += len(rows)
-        clock.nbytes += nbytes(joint)
-        return made
-
-    def _made(
-        self, rows: Ints, draws: SampleSeeds | None, clock: Timing, batch: Batch | None = None
-    ) -> Batch:
-        """Read a batch, run the maps and collate its ragged fields."""
-        if not len(rows):
-            return self._nothing()
-        if batch is None:
-            with clock.filling():
-                batch = self.source.read(rows)
-        if not self.ds.steps and self._ragged == "list":
-            return batch
-        try:
-            return self._worked(batch, rows, draws, clock)
-        except Died:
-            pass
-        with clock.filling():
-            batch = self.source.read(rows)  # read again: a map may have modified it
-        try:
-            return self._worked(batch, rows, draws, clock)
-        except Died as died:
-            raise WorkerError(
-                f"{died} while running map() on {_named(rows)}, as did the one before it",
-                "check whether the function crashes or runs out of memory",
-            ) from None
-
-    def _nothing(self) -> Batch:
-        """Return a batch of no samples, with the fields it would have; does not call maps."""
-        made: Batch = {}
-        for name, field in self._fields().items():
-            shape = field.lengths
-            if self._ragged != "list" and (field.ragged or name in self._asked):
-                uneven = Field(name, field.dtype, (None,) * len(shape), field.type)
-                known = field if field.ragged else uneven
-                pad = self._pads.get(name, PLAIN)
-                made |= Room(known, [], self._ragged, self.pool, pad).batch
-            else:
-                made[name] = [] if field.ragged else np.empty((0, *shape), field.dtype)
-        return made
-
-    def _fields(self) -> Mapping[str, Field]:
-        """Return the fields of a batch; the stored ones where a map cannot be tried on a sample."""
-        try:
-            return self.ds.fields
-        except Exception:  # noqa: BLE001 - a map may raise anything
-            return self._stored
-
-    def _worked(self, batch: Batch, rows: Ints, draws: SampleSeeds | None, clock: Timing) -> Batch:
-        began = time.perf_counter()
-        try:
-            if draws is not None:
-                batch = self.transform(batch, self.ds.steps, draws)
-        except Died:
-            raise
-        except Exception as error:
-            _say_where(error, rows)
-            raise
-        if not self.ds.steps:
-            batch = self._formed(batch)
-        elif self._differ:
-            batch = self._formed_behind(batch, self._learned())
-        elif self._ragged != "list":
-            batch = self._formed_behind(batch, {})
-        clock.transform += time.perf_counter() - began
-        return batch
-
-    def _counted(self, batch: Batch, rows: Ints, clock: Timing) -> Any:  # noqa: ANN401
+        if self._skips and (batch is None or self._steps):
+            rows, batch = self._make_without_bad(rows, seeds, timing)
+        else:
+            batch = self._make(rows, seeds, timing, batch)
         size = nbytes(batch)
-        clock.batches += 1
-        clock.rows += len(rows)
-        clock.nbytes += size
-        held = int(size * (1 + self.growth))
-        if held > self.batch_bytes:
-            self.batch_bytes = held
-        return self._handed(batch, rows)
+        timing.batches += 1
+        timing.rows += len(rows)
+        timing.nbytes += size
+        held = self._budget.count(size)
+        if held > self.largest:
+            self.largest = held
+        return self._deliver(batch, rows)
 
-    def _handed(self, batch: Batch, rows: Ints) -> Any:  # noqa: ANN401
+    def _deliver(self, batch: Batch, rows: Ints) -> Delivered:
         """Return the batch as the consumer gets it."""
         try:
-            return self.finish(batch)
+            return self._finish(batch)
         except CastError as error:
             raise error.in_row(int(rows[error.row])) from None
 
-    def _formed(self, batch: Batch) -> Batch:
-        """Collate the ragged fields of a batch as it was read."""
-        made: Batch = {}
-        for name, values in batch.items():
-            pad = self._pads.get(name, PLAIN)
-            if isinstance(values, Room):
-                made |= values.batch  # read straight into its form
-            elif self._stored[name].ragged:
-                made |= collate_ragged(self._stored[name], values, self._ragged, self.pool, pad)
-            else:
-                made[name] = values
-        return made
+    def _make(
+        self, rows: Ints, seeds: SampleSeeds | None, timing: Timing, batch: Batch | None = None
+    ) -> Batch:
+        """Read a batch, run the maps and collate its ragged fields."""
+        if not len(rows):
+            return self._collator.make_empty(self._known_fields())
+        if batch is None:
+            batch = self._read(rows, timing)
+        if not self._steps and self._lists:
+            return batch
+        try:
+            return self._transform_batch(batch, rows, seeds, timing)
+        except Died:
+            pass
+        batch = self._read(rows, timing)  # again: a map may have modified it
+        try:
+            return self._transform_batch(batch, rows, seeds, timing)
+        except Died as died:
+            raise WorkerError(
+                f"{died} while running map() on {_format_rows(rows)}, as did the one before it",
+                "check whether the function crashes or runs out of memory",
+            ) from None
 
-    def _formed_behind(self, batch: Batch, known: Mapping[str, Field]) -> Batch:
-        """Collate the ragged fields of a batch that maps made; ``known`` are the fields so far.
+    def _read(self, rows: Ints, timing: Timing) -> Batch:
+        with timing.reading():
+            return self._source.read(rows)
 
-        Which fields are ragged does not depend on the batch.
+    def _transform_batch(
+        self, batch: Batch, rows: Ints, seeds: SampleSeeds | None, timing: Timing
+    ) -> Batch:
+        """Run the maps on a batch, and collate it."""
+        began = time.perf_counter()
+        if seeds is not None:
+            batch = self._run_maps(batch, rows, seeds)
+        if not self._steps:
+            batch = self._collator.collate_stored(batch)
+        elif self._differ:
+            batch = self._collator.collate_mapped(batch, self._learn_fields())
+        elif not self._lists:
+            batch = self._collator.collate_mapped(batch, {})
+        timing.transform += time.perf_counter() - began
+        return batch
+
+    def _run_maps(self, batch: Batch, rows: Ints, seeds: SampleSeeds) -> Batch:
+        """Run the maps on a batch; errors say which samples they were called with.
+
+        The error of a single sample is raised as it is, or as ``SampleFailed`` to be skipped.
         """
-        if self._ragged == "list":
-            return with_lists(batch, known)
-        made: Batch = {}
-        for name, values in batch.items():
-            field = known.get(name)
-            ragged = field is not None and field.ragged
-            list_skipped = isinstance(values, list | tuple)
-            if len(values) and (list_skipped or ragged or name in self._asked):
-                samples = as_samples(values)
-                field = field_of_samples(name, samples, field if ragged else None)
-                pad = self._pads.get(name, PLAIN)
-                made |= collate_ragged(field, samples, self._ragged, self.pool, pad)
-            else:
-                made[name] = values
-        return made
+        try:
+            return self._transform(batch, self._steps, seeds)
+        except Died:
+            raise
+        except SampleFailed as failed:
+            own = failed.error
+            own.add_note(f"in map, at row {int(rows[failed.at])}")
+            if self._skips:
+                raise
+        except Exception as error:
+            error.add_note(f"in map, in the batch of {_format_rows(rows)}")
+            raise
+        try:
+            raise own  # not in the handler above, which would become its context
+        finally:
+            del own  # or it would refer to itself through this frame
 
-    def _learned(self) -> Mapping[str, Field]:
+    def _known_fields(self) -> Mapping[str, Field]:
+        """Return the fields of a batch; the stored ones where a map cannot be tried on a sample."""
+        try:
+            return self._ds.fields
+        except Exception:  # noqa: BLE001 - a map may raise anything
+            return self._stored_fields()
+
+    def _stored_fields(self) -> Mapping[str, Field]:
+        return {field.name: field for field in stored_fields(self._ds)}
+
+    def _learn_fields(self) -> Mapping[str, Field]:
         """Return the fields that the maps make, learned once."""
         with self._learning:
-            if self._made_fields is None and self.transform is apply_steps:
-                self._made_fields = self._fields()
-            elif self._made_fields is None:
+            if self._learned is None and self._transform is try_steps:
+                self._learned = self._known_fields()
+            elif self._learned is None:
                 try:
-                    self._made_fields = learn_fields(self.ds, self._try)
+                    self._learned = learn_fields(self._ds, self._try_maps)
                 except Exception:  # noqa: BLE001 - a map may raise anything, or end its process
-                    self._made_fields = self._stored
-            return self._made_fields
+                    self._learned = self._stored_fields()
+            return self._learned
 
-    def _try(self, rows: Ints) -> Batch:
+    def _try_maps(self, rows: Ints) -> Batch:
         """Run the maps on some samples where they normally run: a map may crash its process."""
-        draws = SampleSeeds(key_of(0, 0), 0, np.arange(len(rows)))
-        return self.transform(self.source.read(rows), self.ds.steps, draws)
+        seeds = SampleSeeds(key_of(0, 0), 0, np.arange(len(rows)))
+        return self._transform(self._source.read(rows), self._steps, seeds)
 
-    def _skipping(
-        self, rows: Ints, draws: SampleSeeds | None, clock: Timing, skipped: Skipped
-    ) -> Any:  # noqa: ANN401
-        """Make the batch without the samples that cannot be read or that make a map fail."""
+    def _make_without_bad(
+        self, rows: Ints, seeds: SampleSeeds | None, timing: Timing
+    ) -> tuple[Ints, Batch]:
+        """Make the batch without the samples that cannot be read or that make a map fail.
+
+        Returns the rows that are left, too.
+        """
         kept = np.arange(len(rows))
         while len(kept):
             try:
-                left = None if draws is None else draws.only(kept)
-                batch = self._made(rows[kept], left, clock)
-            except Exception as error:
-                at = error.__dict__.pop("ndfeed_sample", None)
-                if at is not None:
-                    skipped.add(int(rows[kept[at]]), error)
-                    kept = np.delete(kept, at)
-                    continue
-                if not isinstance(error, Error) or isinstance(error, WorkerError | ResourceError):
-                    raise
-                good = self._readable(rows[kept], skipped)
+                left = None if seeds is None else seeds.only(kept)
+                return rows[kept], self._make(rows[kept], left, timing)
+            except SampleFailed as failed:
+                self.skipped.add(int(rows[kept[failed.at]]), failed.error)
+                kept = np.delete(kept, failed.at)
+            except (WorkerError, ResourceError):
+                raise
+            except Error:
+                good = self._find_readable(rows[kept])
                 if good.all():
                     raise  # the samples can be read now, or no sample caused it
                 kept = kept[good]
-            else:
-                return self._counted(batch, rows[kept], clock)
-        return self._counted(self._nothing(), rows[:0], clock)
+        return rows[:0], self._collator.make_empty(self._known_fields())
 
-    def _readable(self, rows: Ints, skipped: Skipped) -> NDArray[np.bool_]:
+    def _find_readable(self, rows: Ints) -> NDArray[np.bool_]:
         """Find which of ``rows`` can be read, by bisection."""
         good = np.ones(len(rows), bool)
         todo = [(0, len(rows))]
@@ -297,40 +320,20 @@ class BatchMaker:
             first, end = todo.pop()
             try:
                 if first < end:
-                    self.source.read(rows[first:end])
+                    self._source.read(rows[first:end])
             except ResourceError:
                 raise  # the sample is not the cause
             except Error as error:
                 if end - first == 1:
                     good[first] = False
-                    skipped.add(int(rows[first]), error)
+                    self.skipped.add(int(rows[first]), error)
                 else:
                     middle = (first + end) // 2
                     todo += [(middle, end), (first, middle)]
         return good
 
 
-def nbytes(batch: Batch) -> int:
-    """Count the bytes of all arrays of a batch."""
-    found = 0
-    for values in batch.values():
-        size = getattr(values, "nbytes", None)
-        if size is None:
-            size = sum(getattr(one, "nbytes", 0) for one in values)
-        found += size
-    return found
-
-
-def _say_where(error: BaseException, rows: Ints) -> None:
-    """Add to a map's error which samples it was called with."""
-    at = error.__dict__.get("ndfeed_sample")
-    if at is not None:
-        error.add_note(f"in map, at row {int(rows[at])}")
-        return
-    error.add_note(f"in map, in the batch of {_named(rows)}")
-
-
-def _named(rows: Ints) -> str:
+def _format_rows(rows: Ints) -> str:
     """Format the first few rows as text."""
     some = ", ".join(map(str, rows[:_NAMED].tolist()))
     more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""

@@ -49,7 +49,7 @@ class _Loan:
         self._free.append(self.memory)
 
 
-def piece_of(array: NDArray[Any]) -> Bytes | None:
+def buffer_of(array: NDArray[Any]) -> Bytes | None:
     """Return the pool's buffer that an array lies in."""
     base: Any = array
     while isinstance(base, np.ndarray):
@@ -57,7 +57,7 @@ def piece_of(array: NDArray[Any]) -> Bytes | None:
     return base.memory if isinstance(base, _Loan) else None
 
 
-def _fresh(size: int) -> Bytes:
+def _allocate_private(size: int) -> Bytes:
     if size < LARGE:
         room = np.empty(size + ALIGNED, np.uint8)
         start = -room.ctypes.data % ALIGNED
@@ -68,7 +68,7 @@ def _fresh(size: int) -> Bytes:
 class Pool:
     """Buffers of a few sizes; keeps at most ``keep`` free ones of each size."""
 
-    def __init__(self, keep: int, allocate: Callable[[int], Bytes] = _fresh) -> None:
+    def __init__(self, keep: int, allocate: Callable[[int], Bytes] = _allocate_private) -> None:
         self._keep = keep
         self._allocate = allocate
         self._free: dict[int, deque[Bytes]] = {}

@@ -23,7 +23,6 @@ from ndfeed.dataset.row_selection import Rows, select_rows
 from ndfeed.errors import Error
 from ndfeed.loading.plan import Coded, Plan
 from ndfeed.loading.timing import Timing
-from ndfeed.order.orders import Blocks, Windows
 
 _LISTED_AHEAD = 64
 
@@ -65,16 +64,14 @@ class Schedule:
         self._listing = False
         self._listed = 0  # batches whose parts are known
         self._known = [np.zeros(len(one.sizes), bool) for one in plan.coded]
-        window = plan.order.files if isinstance(plan.order, Windows) else 1
-        window = plan.order.window if isinstance(plan.order, Blocks) else window
         # For each window: the parts that arrived last.
         self._open = [
-            [deque[_Part](maxlen=window) for _ in plan.coded]
+            [deque[_Part](maxlen=plan.order.open_parts) for _ in plan.coded]
             for _ in range(max(len(plan.lanes), 1))
         ]
         self._todo: deque[_Part] = deque()
         self._doing: list[_Part] = []
-        self._live: deque[_Part] = deque()  # decoded or being decoded, and still needed
+        self._kept: deque[_Part] = deque()  # decoded or being decoded, and still needed
         self._held = 0  # bytes of those
         self._begun = 0  # batches started
         self._made: set[int] = set()
@@ -94,7 +91,7 @@ class Schedule:
             self._begun = max(self._begun, stop)
             return True
 
-    def made(self, number: int) -> None:
+    def mark_made(self, number: int) -> None:
         """Record that a batch is finished, or will never be made."""
         with self._lock:
             self._made.add(number)
@@ -102,23 +99,23 @@ class Schedule:
                 self._made.remove(self._low)
                 self._low += 1
 
-    def errand(self) -> Callable[[Timing], None] | None:
+    def next_task(self) -> Callable[[Timing], None] | None:
         """Return the next part to decode, or the listing of more parts."""
         with self._lock:
-            while self._live and _done(self._live[0], self._low):
-                over = self._live.popleft()
+            while self._kept and _is_done(self._kept[0], self._low):
+                over = self._kept.popleft()
                 self._held -= over.size
                 self._decoded.retire(over.coded.keys(over.part))
             if self._todo and self._may_decode(self._todo[0]):
                 first = self._todo.popleft()
                 self._doing.append(first)
-                self._live.append(first)
+                self._kept.append(first)
                 self._held += first.size
-                return lambda clock: self._decode(first, clock)
+                return lambda timing: self._decode(first, timing)
             short = len(self._todo) < _LISTED_AHEAD and self._listed < self._count
             if short and not self._listing:
                 self._listing = True
-                return self._list
+                return self._list_more
             return None
 
     def _may_decode(self, part: _Part) -> bool:
@@ -127,9 +124,9 @@ class Schedule:
         # More than memory holds; but nothing in progress needs space now.
         return part.first <= self._needed and self._low >= self._begun and not self._doing
 
-    def _decode(self, one: _Part, clock: Timing) -> None:
+    def _decode(self, one: _Part, timing: Timing) -> None:
         try:
-            with clock.filling():
+            with timing.reading():
                 one.coded.decode(one.part, self._decoded)
         except (Error, OSError, MemoryError):
             pass  # the batch that needs it will raise the same error in its turn
@@ -137,24 +134,24 @@ class Schedule:
             with self._lock:
                 self._doing.remove(one)
 
-    def _list(self, clock: Timing) -> None:
-        """Work out the parts of the next batches."""
+    def _list_more(self, timing: Timing) -> None:
+        """List the parts of the next batches."""
         found: list[_Part] = []
         batch = self._listed
         while batch < self._count and len(found) < _LISTED_AHEAD:
             for first, end, number in self._arriving(batch):
-                found += self._parts(batch, first, end, self._open[number])
+                found += self._list_parts(batch, first, end, self._open[number])
             batch += 1
         for coded in self._plan.coded:
             parts = [one.part for one in found if one.coded is coded]
             if parts:
-                clock.asked += readahead.ask_parts(coded.group, np.array(parts))
+                timing.prefetched += readahead.ask_parts(coded.group, np.array(parts))
         with self._lock:
             self._todo.extend(found)
             self._listed = batch
             self._listing = False
 
-    def _parts(
+    def _list_parts(
         self, batch: int, first: int, end: int, window: list["deque[_Part]"]
     ) -> Iterable[_Part]:
         samples = select_rows(self._rows, self._plan.places(np.arange(first, end)))
@@ -170,6 +167,6 @@ class Schedule:
                 yield made
 
 
-def _done(part: _Part, low: int) -> bool:
+def _is_done(part: _Part, low: int) -> bool:
     """Are all batches finished that need the part?"""
     return part.last is not None and part.last < low

@@ -24,10 +24,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from ndfeed.loading.timing import Timing
 from ndfeed.loading.uninterrupted import uninterrupted
+
+# Whatever an adapter makes of a batch of arrays: tensors, say, in any structure.
+Delivered: TypeAlias = Any
 
 _JOIN = 2.0  # seconds to wait for threads to end; those that run longer are left behind
 
@@ -36,7 +39,7 @@ class BatchSource(Protocol):
     """The batches of one pass, numbered from 0.
 
     ``make`` makes the ``count`` batches, called from several threads at once, up to ``together``
-    batches per call. ``errand`` returns work to do first, such as decoding what coming batches
+    batches per call. ``next_task`` returns work to do first, such as decoding what coming batches
     need. Batches for which ``ready`` is false are not started, those for which it is true are.
     Both are called with the engine's lock held, so they must be quick.
     """
@@ -44,13 +47,13 @@ class BatchSource(Protocol):
     count: int
     together: int
     slow: bool  # may a batch take long, so that those before it should be delivered first?
-    left: bool  # set by the engine: nobody wants the batches that are not made yet
+    abandoned: bool  # set by the engine: nobody wants the batches that are not made yet
 
-    def make(self, first: int, stop: int, clock: Timing) -> Iterator[Any]:
+    def make(self, first: int, stop: int, timing: Timing) -> Iterator[Delivered]:
         """Make the batches [first, stop); some may come as ``BatchGroup``."""
         ...
 
-    def look_ahead(self, number: int, clock: Timing) -> None:
+    def look_ahead(self, number: int, timing: Timing) -> None:
         """Do what is useful before the batches from ``number`` on are made, such as prefetching."""
         ...
 
@@ -58,7 +61,7 @@ class BatchSource(Protocol):
         """May the batches before ``stop`` be started?"""
         ...
 
-    def errand(self) -> Callable[[Timing], None] | None:
+    def next_task(self) -> Callable[[Timing], None] | None:
         """Return a task to do now, or ``None``."""
         ...
 
@@ -73,12 +76,12 @@ class Failure:
 class BatchGroup:
     """Several consecutive batches in one object."""
 
-    def __init__(self, made: Any, count: int) -> None:  # noqa: ANN401
+    def __init__(self, made: Delivered, count: int) -> None:
         self.made = made
         self.count = count
 
 
-def count_batches(found: Any) -> int:  # noqa: ANN401
+def count_batches(found: Delivered) -> int:
     """Count the batches in a delivered object."""
     return found.count if isinstance(found, BatchGroup) else 1
 
@@ -104,11 +107,11 @@ class _Bell:
 class _Run:
     """The progress of one batch source."""
 
-    def __init__(self, course: BatchSource) -> None:
-        self.course = course
-        self.slots: dict[int, Any] = {}
+    def __init__(self, source: BatchSource) -> None:
+        self.source = source
+        self.slots: dict[int, Delivered] = {}
         self.next = 0  # the first batch that nobody has started
-        self.given = 0  # batches the consumer has
+        self.taken = 0  # batches the consumer has
         self.over = False  # stopped or failed: nothing new is started
         self.stopped = False
         self._waiting = False
@@ -116,15 +119,15 @@ class _Run:
 
     def stop(self) -> None:
         """Start nothing more, and wake whoever waits."""
-        self.over = self.stopped = self.course.left = True
+        self.over = self.stopped = self.source.abandoned = True
         self._arrived.ring()
 
-    def tell(self) -> None:
+    def wake_consumer(self) -> None:
         """Wake the consumer if it waits for batches, which are now ready."""
         if self._waiting:
             self._arrived.ring()
 
-    def wait(self, number: int) -> Any:  # noqa: ANN401
+    def wait(self, number: int) -> Delivered:
         """Return batch ``number`` once it is there."""
         self._waiting = True
         try:
@@ -138,12 +141,12 @@ class _Run:
         return found
 
 
-class _Crew:
+class _Workers:
     """Threads that end together, and a ``Timing`` for each of their numbers."""
 
     def __init__(self) -> None:
         self.threads: dict[int, threading.Thread] = {}
-        self.clocks: dict[int, Timing] = {}
+        self.timings: dict[int, Timing] = {}
         self.over = False
         self.bell = _Bell()  # for sleeping threads
 
@@ -157,59 +160,59 @@ class Engine:
     """Makes the batches of one batch source after the other, in ``threads`` threads."""
 
     def __init__(self, threads: int, depth: Callable[[], int]) -> None:
-        self.clocks: list[Timing] = []
-        self.starved = 0.0  # seconds the consumer waited for batches
+        self.timings: list[Timing] = []
+        self.waited = 0.0  # seconds the consumer waited for batches
         self._depth = depth
         self._wanted = threads
         self._lock = threading.Lock()
-        self._crew = _Crew()
+        self._workers = _Workers()
         self._run: _Run | None = None
-        self._coming: _Run | None = None
-        self._resting = 0
+        self._upcoming: _Run | None = None
+        self._sleeping = 0
 
     # The consumer's side: one thread.
 
-    def begin(self, course: BatchSource) -> None:
+    def begin(self, source: BatchSource) -> None:
         """Start making the batches of a source, or continue if it was prepared."""
         with self._lock:
-            for run in (self._run, self._coming):
-                if run is not None and run.course is not course:
+            for run in (self._run, self._upcoming):
+                if run is not None and run.source is not source:
                     run.stop()
-            coming, self._coming = self._coming, None
-            ahead = coming is not None and coming.course is course
-            self._run = coming if ahead else _Run(course)
-        self._staff()
+            coming, self._upcoming = self._upcoming, None
+            ahead = coming is not None and coming.source is source
+            self._run = coming if ahead else _Run(source)
+        self._start_threads()
 
-    def prepare(self, course: BatchSource) -> None:
+    def prepare(self, source: BatchSource) -> None:
         """Start the next source early, as soon as all batches of the current one are started."""
         with self._lock:
-            self._coming = _Run(course)
-        self._crew.bell.ring()
+            self._upcoming = _Run(source)
+        self._workers.bell.ring()
 
-    def take(self, *, wait: bool = True) -> Any:  # noqa: ANN401
+    def take(self, *, wait: bool = True) -> Delivered:
         """Take the next batch; with ``wait=False`` return ``None`` if it is not ready."""
         run = self._run
         if run is None:
             raise RuntimeError("the loader was closed; iterate it again")
-        number = run.given
+        number = run.taken
         found = run.slots.pop(number, None)
         if found is None:
             if not wait:
                 return None
             began = time.perf_counter()
             found = run.wait(number)
-            self.starved += time.perf_counter() - began
-        run.given = number + count_batches(found)
-        if self._resting:
+            self.waited += time.perf_counter() - began
+        run.taken = number + count_batches(found)
+        if self._sleeping:
             coming = self._next_run()
-            if coming is not None and self._room(coming):
-                self._crew.bell.ring()
+            if coming is not None and self._has_room(coming):
+                self._workers.bell.ring()
         return found
 
     @property
-    def given(self) -> int:
+    def taken(self) -> int:
         """Batches of the current source that the consumer has taken."""
-        return 0 if self._run is None else self._run.given
+        return 0 if self._run is None else self._run.taken
 
     @property
     def ready(self) -> int:
@@ -221,22 +224,22 @@ class Engine:
         """Number of threads that make batches."""
         return self._wanted
 
-    def use(self, threads: int) -> None:
+    def set_threads(self, threads: int) -> None:
         """Continue with more or fewer threads."""
         self._wanted = threads
         if self._run is not None:
-            self._staff()
+            self._start_threads()
 
     def stop(self) -> list[threading.Thread]:
         """Abandon the source and tell the threads to end; ``join`` waits for them."""
         with self._lock:
-            self._crew.end()
-            for run in (self._run, self._coming):
+            self._workers.end()
+            for run in (self._run, self._upcoming):
                 if run is not None:
                     run.stop()
                     run.slots.clear()
-            self._run = self._coming = None
-            return list(self._crew.threads.values())
+            self._run = self._upcoming = None
+            return list(self._workers.threads.values())
 
     def join(self, threads: list[threading.Thread]) -> None:
         """Wait for threads to end, for a limited time."""
@@ -252,97 +255,99 @@ class Engine:
 
     # The threads' side.
 
-    def _staff(self) -> None:
+    def _start_threads(self) -> None:
         """Start threads up to the wanted number, and wake some of them."""
-        crew = self._crew
-        if crew.over or len(crew.threads) < self._wanted:
-            uninterrupted(self._start)
-        self._crew.bell.ring()
+        workers = self._workers
+        if workers.over or len(workers.threads) < self._wanted:
+            uninterrupted(self._start_missing)
+        self._workers.bell.ring()
 
-    def _start(self) -> None:
+    def _start_missing(self) -> None:
         with self._lock:
             if self._run is None:  # stopped meanwhile
                 return
-            if self._crew.over:
-                self._crew = _Crew()
-                self.clocks = [sum(self.clocks, Timing())]
-            crew = self._crew
+            if self._workers.over:
+                self._workers = _Workers()
+                self.timings = [sum(self.timings, Timing())]
+            workers = self._workers
             for number in range(self._wanted):
-                if number not in crew.threads:
-                    if number not in crew.clocks:
-                        crew.clocks[number] = Timing()
-                        self.clocks.append(crew.clocks[number])
-                    args, name = (crew, number, crew.clocks[number]), f"ndfeed-{number}"
+                if number not in workers.threads:
+                    if number not in workers.timings:
+                        workers.timings[number] = Timing()
+                        self.timings.append(workers.timings[number])
+                    args, name = (workers, number, workers.timings[number]), f"ndfeed-{number}"
                     thread = threading.Thread(target=self._work, args=args, name=name, daemon=True)
                     thread.start()
-                    crew.threads[number] = thread
+                    workers.threads[number] = thread
 
-    def _room(self, run: _Run) -> bool:
+    def _has_room(self, run: _Run) -> bool:
         """May the next batches of the run be started?"""
-        left = run.course.count - run.next
-        room = run.given + self._depth() - run.next
-        if run is self._coming and self._run is not None:
-            room -= self._run.next - self._run.given  # those of the current run count, too
-            return left > 0 and room >= min(run.course.together, left)
-        return left > 0 and (room >= min(run.course.together, left) or run.next <= run.given)
+        left = run.source.count - run.next
+        room = run.taken + self._depth() - run.next
+        if run is self._upcoming and self._run is not None:
+            room -= self._run.next - self._run.taken  # those of the current run count, too
+            return left > 0 and room >= min(run.source.together, left)
+        return left > 0 and (room >= min(run.source.together, left) or run.next <= run.taken)
 
     def _next_run(self) -> _Run | None:
         """Return the run whose batches are to be started next."""
         run = self._run
-        if self._coming is not None and (run is None or run.next == run.course.count):
-            return None if run is not None and run.over else self._coming
+        if self._upcoming is not None and (run is None or run.next == run.source.count):
+            return None if run is not None and run.over else self._upcoming
         return run
 
-    def _claim(self) -> Callable[[Timing], None] | None:
+    def _choose_task(self) -> Callable[[Timing], None] | None:
         """Choose a task for a thread; the lock is held."""
         run = self._next_run()
         if run is None or run.over:
             return None
-        if self._room(run):
+        if self._has_room(run):
             first = run.next
             # One by one at first: the consumer waits for the very first batch.
-            size = run.course.together if first >= self._wanted else 1
-            stop = min(first + size, run.course.count)
-            if run.course.ready(stop):
+            size = run.source.together if first >= self._wanted else 1
+            stop = min(first + size, run.source.count)
+            if run.source.ready(stop):
                 run.next = stop
                 return _MakeTask(run, first, stop)
-        errand = run.course.errand()
-        return None if errand is None else _DecodeTask(self, run, errand)
+        decode = run.source.next_task()
+        return None if decode is None else _DecodeTask(self, run, decode)
 
-    def _work(self, crew: _Crew, number: int, clock: Timing) -> None:
+    def _work(self, workers: _Workers, number: int, timing: Timing) -> None:
         try:
-            while (job := self._next_job(crew, number, clock)) is not None:
-                job(clock)
-                del job  # or a batch would be kept alive while this thread sleeps
+            while (task := self._wait_for_task(workers, number, timing)) is not None:
+                task(timing)
+                del task  # or a batch would be kept alive while this thread sleeps
         finally:
             with self._lock:
-                if not crew.over:  # a surplus thread, or a bug of ours: another may be started
-                    del crew.threads[number]
-            crew.bell.ring()  # pass on a wake-up that was meant for this thread
+                if not workers.over:  # a surplus thread, or a bug of ours: another may be started
+                    del workers.threads[number]
+            workers.bell.ring()  # pass on a wake-up that was meant for this thread
 
-    def _next_job(self, crew: _Crew, number: int, clock: Timing) -> Callable[[Timing], None] | None:
+    def _wait_for_task(
+        self, workers: _Workers, number: int, timing: Timing
+    ) -> Callable[[Timing], None] | None:
         """Wait for a task; ``None`` where the thread is to end."""
         began = time.perf_counter()
-        while not crew.over and number < self._wanted:
+        while not workers.over and number < self._wanted:
             with self._lock:
                 # Announced before checking: whoever makes room afterwards will see it.
-                self._resting += 1
-                job = self._claim()
-                self._resting -= job is not None
-            if job is not None:
-                if self._resting:
-                    crew.bell.ring()  # there may be a task for the next one too
-                clock.idle += time.perf_counter() - began
-                return job
-            crew.bell.wait()
+                self._sleeping += 1
+                task = self._choose_task()
+                self._sleeping -= task is not None
+            if task is not None:
+                if self._sleeping:
+                    workers.bell.ring()  # there may be a task for the next one too
+                timing.idle += time.perf_counter() - began
+                return task
+            workers.bell.wait()
             with self._lock:
-                self._resting -= 1
+                self._sleeping -= 1
         return None
 
-    def done(self, run: _Run) -> None:
+    def wake_others(self, run: _Run) -> None:
         """Wake others that may have waited for what was finished."""
-        if self._resting and not run.over:
-            self._crew.bell.ring()
+        if self._sleeping and not run.over:
+            self._workers.bell.ring()
 
 
 class _DecodeTask:
@@ -353,12 +358,12 @@ class _DecodeTask:
     def __init__(self, engine: Engine, run: _Run, do: Callable[[Timing], None]) -> None:
         self._engine, self._run, self._do = engine, run, do
 
-    def __call__(self, clock: Timing) -> None:
+    def __call__(self, timing: Timing) -> None:
         """Run the task."""
         try:
-            self._do(clock)
+            self._do(timing)
         finally:
-            self._engine.done(self._run)
+            self._engine.wake_others(self._run)
 
 
 class _MakeTask:
@@ -369,24 +374,24 @@ class _MakeTask:
     def __init__(self, run: _Run, first: int, stop: int) -> None:
         self._run, self._first, self._stop = run, first, stop
 
-    def __call__(self, clock: Timing) -> None:
+    def __call__(self, timing: Timing) -> None:
         """Make the batches."""
-        run, course = self._run, self._run.course
+        run, source = self._run, self._run.source
         number = self._first
         try:
-            course.look_ahead(self._stop, clock)
+            source.look_ahead(self._stop, timing)
             if run.stopped:
                 return
-            for made in course.make(self._first, self._stop, clock):
+            for made in source.make(self._first, self._stop, timing):
                 if run.stopped:
                     return
                 run.slots[number] = made
                 number += count_batches(made)
-                if course.slow:
-                    run.tell()
+                if source.slow:
+                    run.wake_consumer()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer is to see it
             run.over = True
             run.slots[number] = Failure(error)
         finally:
             # Once for all, if they are quick: waking a thread costs as much as a small batch.
-            run.tell()
+            run.wake_consumer()

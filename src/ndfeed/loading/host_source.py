@@ -1,14 +1,6 @@
-"""Reads rows into host buffers, and groups small batches for adapters.
+"""Reads rows into host buffers."""
 
-Guarantees for groups of batches that maps made:
-
-- A group is consecutive batches, concatenated; split where they were joined, they are the same.
-- Nobody waits for a group to become full: a batch that took long completes its group.
-- An error comes after the batches before it.
-"""
-
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,10 +15,9 @@ from ndfeed.dataset.map_steps import Batch
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import select_rows
 from ndfeed.files import platform_calls
-from ndfeed.loading.batch_maker import nbytes
 from ndfeed.loading.buffer_pool import Pool
-from ndfeed.loading.engine import BatchGroup
-from ndfeed.loading.ragged import PLAIN, Pads, Ragged, Room
+from ndfeed.loading.options import Options
+from ndfeed.loading.ragged import PLAIN, Room
 from ndfeed.order.permutation import Ints
 
 _Even = tuple[str, np.dtype[Any], tuple[int, ...]]  # name, type and shape of a sample
@@ -35,14 +26,12 @@ _Even = tuple[str, np.dtype[Any], tuple[int, ...]]  # name, type and shape of a 
 class HostSource:
     """Reads the stored fields of a dataset. Thread-safe."""
 
-    def __init__(
-        self, ds: Dataset, ragged: Ragged, pool: Pool, decoded: Decoded, pads: Pads | None = None
-    ) -> None:
+    def __init__(self, ds: Dataset, options: Options, pool: Pool, decoded: Decoded) -> None:
         self.ds = ds
         self.pool = pool
         self.decoded = decoded
-        self._pads: Pads = pads or {}
-        self._ragged = "list" if ds.steps else ragged  # maps are given lists
+        self._pads = options.pads
+        self._ragged = "list" if ds.steps else options.ragged  # maps are given lists
         self._empty: Batch = dict.fromkeys(ds.names)
         self._even = [
             [
@@ -53,11 +42,6 @@ class HostSource:
             for group in ds.groups
         ]
         self._uneven = [[c for c in group.columns if c.field.ragged] for group in ds.groups]
-
-    @property
-    def even(self) -> bool:
-        """Can small batches be read together and split?"""
-        return not any(self._uneven)
 
     def read(self, rows: Ints) -> Batch:
         """Read the stored fields of ``rows``."""
@@ -107,58 +91,3 @@ class HostSource:
                 batch[target.column.field.name] = target.ragged
         for room in rooms:
             batch[room.field.name] = room
-
-
-_QUICK = 0.005  # seconds: a batch that takes this long is delivered by itself
-
-
-class Joiner:
-    """Groups batches up to ``most`` bytes, at least one batch, in pooled memory."""
-
-    def __init__(self, pool: Pool, most: int) -> None:
-        self._pool = pool
-        self._most = most
-
-    def __call__(self, batches: Iterator[Batch]) -> Iterator[Any]:
-        """Yield the batches, as ``BatchGroup`` where several come quickly and are alike."""
-        some: list[Batch] = []
-        room = self._most
-        began = time.perf_counter()
-        try:
-            for batch in batches:
-                size = nbytes(batch)
-                if some and (size > room or not _alike(some[0], batch)):
-                    yield self._joined(some)
-                    some, room = [], self._most
-                some.append(batch)
-                room -= size
-                if time.perf_counter() - began > _QUICK:
-                    yield self._joined(some)
-                    some, room = [], self._most
-                    began = time.perf_counter()
-        except Exception:
-            if some:
-                yield self._joined(some)
-            raise
-        if some:
-            yield self._joined(some)
-
-    def _joined(self, some: list[Batch]) -> Any:  # noqa: ANN401
-        if len(some) == 1:
-            return some[0]
-        made: Batch = {}
-        for name, first in some[0].items():
-            parts = [batch[name] for batch in some]
-            room = self._pool.array(sum(map(len, parts)), first.dtype, first.shape[1:])
-            made[name] = np.concatenate(parts, out=room)
-        return BatchGroup(made, len(some))
-
-
-def _alike(one: Batch, other: Batch) -> bool:
-    """Do both batches have the same names, dtypes and sample shapes?"""
-    return one.keys() == other.keys() and all(
-        isinstance(a, np.ndarray)
-        and isinstance(b := other[name], np.ndarray)
-        and (a.dtype, a.shape[1:]) == (b.dtype, b.shape[1:])
-        for name, a in one.items()
-    )

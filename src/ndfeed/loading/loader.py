@@ -10,8 +10,8 @@ import itertools
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -20,28 +20,20 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.argument_hints import with_hints
 from ndfeed.loading.batch_maker import list_skipped
-from ndfeed.loading.engine import Failure, count_batches
-from ndfeed.loading.options import Fields, OnError, Options, Shuffle, as_shard, settle
-from ndfeed.loading.plan import batch_bytes, make_plan
+from ndfeed.loading.budget import batch_bytes, make_budget
+from ndfeed.loading.engine import Delivered, count_batches
+from ndfeed.loading.epoch_batches import Pass
+from ndfeed.loading.options import Fields, OnError, Request, Shuffle, as_shard, settle
+from ndfeed.loading.plan import make_plan
 from ndfeed.loading.ragged import PadTo, PadValue, Ragged
 from ndfeed.loading.report import Report, make_report
 from ndfeed.loading.runtime import Runtime
 from ndfeed.loading.state import LARGEST_EPOCH, State
 from ndfeed.loading.uninterrupted import interrupt_later
 from ndfeed.order.orders import Order
-from ndfeed.order.rank_share import Share
 
 
-def _raised(found: Any) -> Any:  # noqa: ANN401
-    if isinstance(found, Failure):
-        try:
-            raise found.error
-        finally:
-            del found  # or the error would refer to itself through this frame
-    return found
-
-
-class Batches(Iterator[Any]):
+class Batches(Iterator[Delivered]):
     """One pass over a loader. A batch belongs to the consumer for as long as it is kept.
 
     Passes are independent: each has its own threads and memory while it is in progress.
@@ -55,15 +47,14 @@ class Batches(Iterator[Any]):
 
     def _begin(self, loader: "Loader", start: int) -> None:
         self._start = start
-        self._given = 0
-        self._sent: deque[Any] = deque()  # taken, and being transferred to where they are used
-        self._machine = loader._lend(self._number)
-        self._count = self._machine.begin(self._share, self._seed, self._epoch, start)
+        self._delivered = 0
+        self._runtime = loader._lend_runtime(self._number)
+        self._count = self._runtime.begin(Pass(self._share, self._seed, self._epoch, start))
 
     def __iter__(self) -> "Batches":
         return self
 
-    def __next__(self) -> Any:  # noqa: ANN401
+    def __next__(self) -> Delivered:
         loader = self._loader
         if loader is None:
             raise StopIteration
@@ -73,45 +64,31 @@ class Batches(Iterator[Any]):
             raise RuntimeError(
                 "the loader was closed, or another pass was begun from a state; iterate it again"
             )
-        if self._machine.pid != os.getpid():
+        if self._runtime.pid != os.getpid():
             # Forked in the middle: the threads stayed in the parent, so continue with new ones.
-            self._begin(loader, self._share.consumed(self._given, self._start))
-        machine = self._machine
-        if self._given == self._count:
-            loader._finished(self._number)
+            self._begin(loader, self._share.consumed(self._delivered, self._start))
+        if self._delivered == self._count:
+            loader._finish_pass(self._number)
             self._loader = None
             raise StopIteration
         try:
-            found = self._next(machine)
-            self._given += count_batches(found)
+            found = self._runtime.next_batch()
+            self._delivered += count_batches(found)
             if last:
-                loader._position = self._share.consumed(self._given, self._start)
-            machine.look()
+                loader._position = self._share.consumed(self._delivered, self._start)
         except BaseException:  # interrupted, closed meanwhile, or an error in the batch
-            self._leave(loader)
+            self._abandon(loader)
             raise
         return found
 
-    def _next(self, machine: Runtime) -> Any:  # noqa: ANN401
-        """Return the next batch; start the transfer of those after it if a framework wants that."""
-        adapter, engine, sent = machine.adapter, machine.engine, self._sent
-        if not adapter.ahead:
-            return _raised(engine.take())
-        while len(sent) <= adapter.ahead and engine.given < self._count:
-            found = engine.take(wait=not sent)
-            if found is None:
-                break
-            sent.extend((found,) if isinstance(found, Failure) else adapter.send(found))
-        return adapter.receive(_raised(sent.popleft()))
-
-    def _leave(self, loader: "Loader") -> None:
-        loader._left(self._number)
+    def _abandon(self, loader: "Loader") -> None:
+        loader._abandon_pass(self._number)
         self._loader = None
 
     def __del__(self) -> None:
         loader = getattr(self, "_loader", None)
         if loader is not None:
-            _let_interrupts_through(lambda: self._leave(loader))
+            _let_interrupts_through(lambda: self._abandon(loader))
 
 
 class Loader:
@@ -128,21 +105,19 @@ class Loader:
 
     def __init__(
         self,
-        ds: Dataset,
-        share: Share,
-        shuffle: Shuffle,
-        options: Options,
+        request: Request,
         adapt: Callable[[], Adapter] = Adapter,
         check: "Callable[[Loader], None] | None" = None,
     ) -> None:
+        ds, options = request.ds, request.options
         self.dataset = ds
-        self.share = share
-        self._shuffle = shuffle
-        self._options = options
+        self.share = request.share
+        self._request = request
         self._seed = options.seed
-        self._plan = make_plan(ds, shuffle, share)
-        self._batch_bytes = batch_bytes(ds, share.size, options.memory)
-        self._plan.share_out(options.memory, self._batch_bytes)  # raises here, if at all
+        self._plan = make_plan(ds, request.shuffle, self.share)
+        self._batch_bytes = batch_bytes(ds, self.share.size, options.memory)
+        budget = make_budget(options.memory, self._batch_bytes, decodes=bool(self._plan.coded))
+        self._plan.make_cache(budget.streams)  # raises here, if at all
         self._adapt = adapt
         self._check = check  # called before every pass, which it may refuse
         self._epoch = 0
@@ -152,9 +127,9 @@ class Loader:
         self._numbers = itertools.count(1)
         self._pass = 0  # number of the pass started last, while in progress; else 0
         self._live: dict[int, Runtime] = {}  # passes in progress, each with its runtime
-        self._machines: list[Runtime] = []  # the one used last comes first
+        self._runtimes: list[Runtime] = []  # the one used last comes first
         self._lending = threading.RLock()
-        self._end = weakref.finalize(self, _end_at_last, self._machines)
+        self._finalizer = weakref.finalize(self, _stop_finally, self._runtimes)
 
     def __len__(self) -> int:
         return self.share.batches()
@@ -195,7 +170,7 @@ class Loader:
         try:
             return Batches(self, number, self._epoch, self._position)
         except BaseException:
-            self._left(number)
+            self._abandon_pass(number)
             raise
 
     def at(self, epoch: int, samples: int = 0) -> Batches:
@@ -205,32 +180,31 @@ class Loader:
         """
         return Batches(self, next(self._numbers), epoch, samples)
 
-    def _lend(self, number: int) -> Runtime:
+    def _lend_runtime(self, number: int) -> Runtime:
         """Return the runtime for a pass in this process: one that no other pass uses."""
         with self._lending:
-            machines, pid = self._machines, os.getpid()
-            machines[:] = [one for one in machines if one.pid == pid]
-            used = {id(machine) for machine in self._live.values()}
-            idle = next((one for one in machines if id(one) not in used), None)
+            runtimes, pid = self._runtimes, os.getpid()
+            runtimes[:] = [one for one in runtimes if one.pid == pid]
+            used = {id(runtime) for runtime in self._live.values()}
+            idle = next((one for one in runtimes if id(one) not in used), None)
             if idle is None:
-                idle = Runtime(
-                    self.dataset, self._options, self._plan, self._batch_bytes, self._adapt()
-                )
+                options, adapter = self._request.options, self._adapt()
+                idle = Runtime(self.dataset, options, self._plan, self._batch_bytes, adapter)
             else:
-                machines.remove(idle)
-            machines.insert(0, idle)
+                runtimes.remove(idle)
+            runtimes.insert(0, idle)
             self._live[number] = idle
             return idle
 
-    def _finished(self, number: int) -> None:
+    def _finish_pass(self, number: int) -> None:
         """Record that a pass has ended; the threads of one runtime wait for the next."""
         with self._lending:
-            machine = self._live.pop(number, None)
-            used = {id(one) for one in (machine, *self._live.values())}
-            spare = [one for one in self._machines if id(one) not in used]
-        if machine is not None:
-            machine.end()
-        _end(spare)
+            runtime = self._live.pop(number, None)
+            used = {id(one) for one in (runtime, *self._live.values())}
+            spare = [one for one in self._runtimes if id(one) not in used]
+        if runtime is not None:
+            runtime.end()
+        _stop_all(spare)
         if number == self._pass:
             self._pass = 0
             self._advance()
@@ -242,11 +216,11 @@ class Loader:
         self._next = None
         self._position = 0
 
-    def _left(self, number: int) -> None:
+    def _abandon_pass(self, number: int) -> None:
         """Record that a pass was abandoned, if it was in progress."""
-        machine = self._live.get(number)
-        if machine is not None:
-            _end([machine])
+        runtime = self._live.get(number)
+        if runtime is not None:
+            _stop_all([runtime])
         self._live.pop(number, None)
         if number == self._pass:
             self._pass = 0
@@ -273,13 +247,14 @@ class Loader:
         found = State.of(state)
         mine = self._state()
         found.check(mine.data, mine.rows, mine.order)
-        self._left(self._pass)
+        self._abandon_pass(self._pass)
         self._seed, self._epoch, self._position = found.seed, found.epoch, found.samples
         self._begun, self._next = False, None
 
     def report(self) -> Report:
         """Report how fast the current or last pass is, where its time goes, and the bottleneck."""
-        return make_report(self.dataset, self._options, f"{self.order}", self._machines, self.share)
+        found = self._runtimes[0].snapshot() if self._runtimes else None
+        return make_report(f"{self.order}", self.dataset, self._request.options, self.share, found)
 
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:
@@ -287,27 +262,27 @@ class Loader:
 
         Each is listed once, however many epochs skipped it.
         """
-        return list_skipped(machine.skipped for machine in self._machines)
+        return list_skipped(runtime.skipped for runtime in self._runtimes)
 
     def close(self) -> None:
         """End threads and processes and release memory. Iterating again starts them anew."""
-        _end(self._machines)
+        _stop_all(self._runtimes)
         self._live.clear()
         self._pass = 0
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> "tuple[Callable[..., Loader], tuple[Any, ...]]":
         # Without anything in use: threads, memory, open files.
-        made = self.dataset, self.share, self._shuffle, self._options, self._adapt, self._check
-        return _again, (made, self._where())
+        request = replace(self._request, share=self.share)
+        return _restore, ((request, self._adapt, self._check), self._get_position())
 
     def __copy__(self) -> "Loader":
-        remake, (made, where) = self.__reduce__()
-        return remake(made, where)  # type: ignore[no-any-return]
+        remake, arguments = self.__reduce__()
+        return remake(*arguments)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Loader":
         return copy.copy(self)  # a dataset is immutable, so it need not be copied
 
-    def _where(self) -> tuple[int, int, int, bool, int | None]:
+    def _get_position(self) -> tuple[int, int, int, bool, int | None]:
         return self._seed, self._epoch, self._position, self._begun and not self._pass, self._next
 
     def __enter__(self) -> Self:
@@ -320,21 +295,27 @@ class Loader:
         return f"{self.report()}"
 
 
-def _again(made: tuple[Any, ...], where: tuple[int, int, int, bool, int | None]) -> Loader:
+def _restore(made: tuple[Any, ...], position: tuple[int, int, int, bool, int | None]) -> Loader:
     """Make a loader like another, at the same position."""
     loader = Loader(*made)
-    loader._seed, loader._epoch, loader._position, loader._begun, loader._next = where
+    loader._seed, loader._epoch, loader._position, loader._begun, loader._next = position
     return loader
 
 
-def _end(machines: list[Runtime]) -> None:
-    for machine in machines:
-        if machine.pid == os.getpid():  # a forked copy has no threads, and perhaps a held lock
-            machine.stop()
+def reorder(loader: Loader, shuffle: Shuffle) -> Loader:
+    """Make a loader of the same batches in another order, at the start of its first epoch."""
+    request = replace(loader._request, share=loader.share, shuffle=shuffle)
+    return Loader(request, loader._adapt, loader._check)
 
 
-def _end_at_last(machines: list[Runtime]) -> None:
-    _let_interrupts_through(lambda: _end(machines))
+def _stop_all(runtimes: list[Runtime]) -> None:
+    for runtime in runtimes:
+        if runtime.pid == os.getpid():  # a forked copy has no threads, and perhaps a held lock
+            runtime.stop()
+
+
+def _stop_finally(runtimes: list[Runtime]) -> None:
+    _let_interrupts_through(lambda: _stop_all(runtimes))
 
 
 def _let_interrupts_through(work: Callable[[], None]) -> None:
@@ -385,9 +366,9 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares
     - ``pad_value``: what to pad with instead of 0, for all ragged fields or as such a dict.
     - ``on_error="skip"``: skip samples that cannot be read; ``loader.skipped`` lists them.
     """
-    ds, share, options = settle(
-        ds, batch_size, shard=as_shard(shard), drop_last=drop_last, seed=seed, fields=fields,
-        memory=memory, threads=threads, processes=processes, ragged=ragged, on_error=on_error,
-        pad_to=pad_to, pad_value=pad_value,
+    request = settle(
+        ds, batch_size, shuffle=shuffle, shard=as_shard(shard), drop_last=drop_last, seed=seed,
+        fields=fields, memory=memory, threads=threads, processes=processes, ragged=ragged,
+        on_error=on_error, pad_to=pad_to, pad_value=pad_value,
     )  # fmt: skip
-    return Loader(ds, share, shuffle, options, partial(Adapter, options.structure))
+    return Loader(request, partial(Adapter, request.options.structure))

@@ -27,19 +27,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.global_rng import renew_locks, seed_globals
-from ndfeed.dataset.map_steps import Batch, Step, apply_steps
+from ndfeed.dataset.map_steps import Batch, SampleFailed, Step, try_steps
 from ndfeed.errors import WorkerError
 from ndfeed.files.shared_memory import Block, Handle, attach
-from ndfeed.loading.buffer_pool import SMALL, Pool, piece_of
+from ndfeed.loading.buffer_pool import SMALL, Pool, buffer_of
 from ndfeed.loading.map_rng import SampleSeeds
 from ndfeed.loading.uninterrupted import uninterrupted
-from ndfeed.loading.worker_process import Child, Died, Orphaned, Parent, start_child
+from ndfeed.loading.worker_process import Child, Died, Message, Orphaned, Parent, start_child
 
 _ALIGNED = 64
 _MOST_LENT = 64
 
 
-class _Placed(NamedTuple):
+class _Location(NamedTuple):
     """An array in a block of shared memory."""
 
     start: int
@@ -85,12 +85,12 @@ class Processes:
         else:
             self._idle.append(process)
 
-    def __call__(self, batch: Batch, steps: Sequence[Step], draws: SampleSeeds) -> Batch:
+    def __call__(self, batch: Batch, steps: Sequence[Step], seeds: SampleSeeds) -> Batch:
         """Run the steps on the batch in a process."""
-        process = self._borrow(draws.first)
+        process = self._borrow(seeds.first)
         alive = False
         try:
-            made = self._ask(process, batch, draws)
+            made = self._ask(process, batch, seeds)
             alive = True
             return made
         except Died:
@@ -125,19 +125,19 @@ class Processes:
                 self._all.remove(process)
             if not self._closed:
                 self._add()
-        process.bury()
+        process.reap()
 
-    def _ask(self, process: Child, batch: Batch, draws: SampleSeeds) -> Batch:
-        sent, blocks = _sendable(batch)
+    def _ask(self, process: Child, batch: Batch, seeds: SampleSeeds) -> Batch:
+        sent, blocks = _prepare_to_send(batch)
         room = self.pool.lend(self._room) if self._room else None
-        answer = process.ask((sent, blocks, draws, _handle_of(room)))
+        answer = process.ask((sent, blocks, seeds, _get_handle(room)))
         if answer[0] == "room":
             self._room = max(answer[1], self._room)
             room = self.pool.lend(self._room)
-            answer = process.ask(_handle_of(room))
+            answer = process.ask(_get_handle(room))
         if answer[0] == "error":
-            _raise(answer[1], answer[2])
-        made = {name: _received(value, room) for name, value in answer[1].items()}
+            _raise(*answer[1:])
+        made = {name: _unpack(value, room) for name, value in answer[1].items()}
         if self.pool.lent > _MOST_LENT:
             # Shared memory takes file descriptors: a consumer that keeps many batches gets copies.
             return {k: np.array(v) if answer[1][k] is not v else v for k, v in made.items()}
@@ -154,24 +154,24 @@ class Processes:
         for process in ending:
             process.terminate()
         for process in ending:
-            process.bury()
+            process.reap()
 
 
-def _handle_of(room: NDArray[np.uint8] | None) -> Handle | None:
-    piece = None if room is None else piece_of(room)
-    return piece.handle if isinstance(piece, Block) else None
+def _get_handle(room: NDArray[np.uint8] | None) -> Handle | None:
+    block = None if room is None else buffer_of(room)
+    return block.handle if isinstance(block, Block) else None
 
 
-def _sendable(batch: Batch) -> tuple[Batch, list[Handle]]:
+def _prepare_to_send(batch: Batch) -> tuple[Batch, list[Handle]]:
     """Replace arrays in shared memory by their locations; also return the blocks they lie in."""
     sent: Batch = {}
     blocks: list[Handle] = []
     for name, value in batch.items():
-        piece = piece_of(value) if isinstance(value, np.ndarray) else None
-        if isinstance(piece, Block):
-            start = _address(value) - _address(piece)
-            sent[name] = len(blocks), _Placed(start, value.dtype, value.shape)
-            blocks.append(piece.handle)
+        block = buffer_of(value) if isinstance(value, np.ndarray) else None
+        if isinstance(block, Block):
+            start = _address(value) - _address(block)
+            sent[name] = len(blocks), _Location(start, value.dtype, value.shape)
+            blocks.append(block.handle)
         else:
             sent[name] = -1, value
     return sent, blocks
@@ -182,21 +182,22 @@ def _address(array: NDArray[Any]) -> int:
     return found
 
 
-def _received(value: Any, room: NDArray[np.uint8] | None) -> Any:  # noqa: ANN401
-    if isinstance(value, _Placed) and room is not None:
+def _unpack(value: object, room: NDArray[np.uint8] | None) -> object:
+    if isinstance(value, _Location) and room is not None:
         return _array(room, value)
     return value
 
 
-def _array(memory: NDArray[np.uint8], placed: _Placed) -> NDArray[Any]:
+def _array(memory: NDArray[np.uint8], placed: _Location) -> NDArray[Any]:
     size = int(np.prod(placed.shape, dtype=np.int64)) * placed.dtype.itemsize
     own = memory[placed.start : placed.start + size]
     return own.view(placed.dtype).reshape(placed.shape)
 
 
-def _raise(error: BaseException, trace: str) -> None:
+def _raise(error: Exception, trace: str, at: int | None) -> None:
+    """Raise an error of a worker process, which a function had for sample ``at`` if for one."""
     error.add_note(f"in a process of the loader:\n{trace}")
-    raise error
+    raise error if at is None else SampleFailed(at, error)
 
 
 # What follows runs in the worker processes.
@@ -209,17 +210,17 @@ def _serve(parent: Parent, steps: Sequence[Step]) -> None:
         _answer(parent, steps, parent.receive())
 
 
-def _answer(parent: Parent, steps: Sequence[Step], message: Any) -> None:  # noqa: ANN401
-    sent, blocks, draws, handle = message
+def _answer(parent: Parent, steps: Sequence[Step], message: Message) -> None:
+    sent, blocks, seeds, handle = message
     try:
         memories = [attach(block) for block in blocks]
         batch = {
             name: value if block < 0 else _array(memories[block], value)
             for name, (block, value) in sent.items()
         }
-        seed_globals(draws.identity)
-        made = apply_steps(batch, steps, draws)
-        places, size = _laid_out(made)
+        seed_globals(seeds.identity)
+        made = try_steps(batch, steps, seeds)
+        places, size = _lay_out(made)
         if size > (handle.size if handle is not None else 0):
             parent.send(("room", size))
             handle = parent.receive()
@@ -230,29 +231,29 @@ def _answer(parent: Parent, steps: Sequence[Step], message: Any) -> None:  # noq
         parent.send(("made", {name: places.get(name, value) for name, value in made.items()}))
     except Orphaned:
         raise
+    except SampleFailed as failed:
+        _send_error(parent, failed.error, failed.at)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer is to see it
         _send_error(parent, error)
 
 
-def _laid_out(made: Batch) -> tuple[dict[str, _Placed], int]:
+def _lay_out(made: Batch) -> tuple[dict[str, _Location], int]:
     """Lay out the large arrays of a batch, and return the bytes they need together."""
-    places: dict[str, _Placed] = {}
+    places: dict[str, _Location] = {}
     end = 0
     for name, value in made.items():
         # No subclasses: a masked array is more than its bytes.
         if type(value) is np.ndarray and value.nbytes >= SMALL and not value.dtype.hasobject:
-            places[name] = _Placed(end, value.dtype, value.shape)
+            places[name] = _Location(end, value.dtype, value.shape)
             end += -(-value.nbytes // _ALIGNED) * _ALIGNED
     return places, end
 
 
-def _send_error(parent: Parent, error: BaseException) -> None:
+def _send_error(parent: Parent, error: BaseException, at: int | None = None) -> None:
     trace = "".join(traceback.format_exception(error)).rstrip()
     try:
         # Both ways: some errors can be pickled but not unpickled.
         ForkingPickler.loads(ForkingPickler.dumps(error))
     except Exception:  # noqa: BLE001 - for whatever reason
-        plain = WorkerError(f"{type(error).__name__}: {error}")
-        plain.__dict__.update(ndfeed_sample=error.__dict__.get("ndfeed_sample"))
-        error = plain
-    parent.send(("error", error, trace))
+        error = WorkerError(f"{type(error).__name__}: {error}")
+    parent.send(("error", error, trace, at))

@@ -12,13 +12,12 @@ Everything below the adapters handles dicts of field name to array. An adapter p
 that are needed, converts them, and builds what the consumer gets: only there do tuples exist.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AnySet
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, TypeAlias
 
 from ndfeed.dataset.arguments import as_bytes, as_count
 from ndfeed.dataset.column import Field
@@ -36,8 +35,11 @@ from ndfeed.loading.ragged import (
     owner,
 )
 from ndfeed.loading.state import LARGEST_SEED
-from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
+from ndfeed.order.orders import Order
 from ndfeed.order.rank_share import Share
+
+# Names of fields in tuples, lists and dicts, or the values of those fields in the same structure.
+Nest: TypeAlias = Any
 
 Fields = str | Sequence["Fields"] | Mapping[str, "Fields"]
 
@@ -55,14 +57,14 @@ class Structure:
     the nest itself where it is a plain tuple of names.
     """
 
-    nest: Any = None
+    nest: Nest = None
     names: tuple[str, ...] | None = field(init=False)
     flat: tuple[str, ...] | None = field(init=False)
-    _build: Callable[[Any], Any] | None = field(init=False, repr=False, compare=False)
+    _build: Callable[[Any], Nest] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        nest = None if self.nest is None else _checked(self.nest, self.nest)
-        names = None if nest is None else tuple(dict.fromkeys(_leaves(nest)))
+        nest = None if self.nest is None else _check_nest(self.nest, self.nest)
+        names = None if nest is None else tuple(dict.fromkeys(_list_names(nest)))
         if names == ():
             raise ValueError("fields must name at least one field")
         flat = nest if type(nest) is tuple and all(isinstance(n, str) for n in nest) else None
@@ -79,7 +81,7 @@ class Structure:
         except KeyError as error:  # a map may return other fields for some samples
             raise FieldError(error.args[0], list(batch)) from None
 
-    def build(self, batch: dict[str, Any]) -> Any:  # noqa: ANN401 - any nest
+    def build(self, batch: dict[str, Any]) -> Nest:
         """Return the nest with each name replaced by that field of the batch."""
         build = self._build
         if build is None:
@@ -94,7 +96,7 @@ class Structure:
         return Structure(_without_lists(self.nest))
 
 
-def builder(nest: Any) -> Callable[[Any], Any]:  # noqa: ANN401
+def builder(nest: Nest) -> Callable[[Any], Nest]:
     """Return a function that rebuilds a nest of keys with the values under each key."""
     if not isinstance(nest, tuple | list | dict):
         return itemgetter(nest)
@@ -104,31 +106,31 @@ def builder(nest: Any) -> Callable[[Any], Any]:  # noqa: ANN401
     return partial(_rebuild, nest)
 
 
-def _rebuild(nest: Any, parts: Any) -> Any:  # noqa: ANN401
+def _rebuild(nest: Nest, parts: Mapping[Any, Any]) -> Nest:
     if isinstance(nest, dict):
         return {key: _rebuild(one, parts) for key, one in nest.items()}
     if isinstance(nest, tuple | list):
-        return _like(nest, [_rebuild(one, parts) for one in nest])
+        return _rebuild_as(nest, [_rebuild(one, parts) for one in nest])
     return parts[nest]
 
 
-def _like(nest: tuple[Any, ...] | list[Any], items: list[Any]) -> Any:  # noqa: ANN401
+def _rebuild_as(nest: tuple[Any, ...] | list[Any], items: list[Nest]) -> Nest:
     """The items in a tuple, named tuple or list as ``nest`` is."""
     if isinstance(nest, list):
         return items
     return type(nest)(*items) if hasattr(nest, "_fields") else tuple(items)
 
 
-def _without_lists(nest: Any) -> Any:  # noqa: ANN401
+def _without_lists(nest: Nest) -> Nest:
     if isinstance(nest, dict):
         return {key: _without_lists(one) for key, one in nest.items()}
     if isinstance(nest, tuple | list):
         items = [_without_lists(one) for one in nest]
-        return tuple(items) if isinstance(nest, list) else _like(nest, items)
+        return tuple(items) if isinstance(nest, list) else _rebuild_as(nest, items)
     return nest
 
 
-def _checked(nest: Any, fields: Any) -> Any:  # noqa: ANN401
+def _check_nest(nest: object, fields: object) -> Nest:
     """Check what a caller wrote, ``fields``, and return it as a nest of plain containers."""
     if isinstance(nest, str):
         return nest
@@ -139,48 +141,50 @@ def _checked(nest: Any, fields: Any) -> Any:  # noqa: ANN401
     if isinstance(nest, Mapping):
         if not all(isinstance(key, str) for key in nest):
             raise TypeError(f"{_EXPECTED}; a dict's keys are text, got {fields!r}")
-        return {str(key): _checked(one, fields) for key, one in nest.items()}
+        return {str(key): _check_nest(one, fields) for key, one in nest.items()}
     if isinstance(nest, Sequence) and not isinstance(nest, bytes | bytearray | memoryview | range):
-        items = [_checked(one, fields) for one in nest]
-        return _like(nest, items) if isinstance(nest, tuple) else items
+        items = [_check_nest(one, fields) for one in nest]
+        return _rebuild_as(nest, items) if isinstance(nest, tuple) else items
     raise TypeError(f"{_EXPECTED}, got {fields!r}")
 
 
-def _leaves(nest: Any) -> list[str]:  # noqa: ANN401
+def _list_names(nest: Nest) -> list[str]:
     if isinstance(nest, str):
         return [nest]
     parts = nest.values() if isinstance(nest, dict) else nest
-    return [name for one in parts for name in _leaves(one)]
+    return [name for one in parts for name in _list_names(one)]
 
 
 OnError = Literal["raise", "skip"]
-Shuffle = bool | Sequential | Exact | Blocks | Windows
+Shuffle = bool | Order
 
 _MOST_THREADS = 256
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Options:
     """How batches are made; not what they hold, nor their order."""
 
     seed: int = 0
-    structure: Structure = dataclasses.field(default_factory=Structure)
+    structure: Structure = field(default_factory=Structure)
     memory: int = 0
     threads: int | None = None
     processes: int = 0
     ragged: Ragged = "list"
     on_error: OnError = "raise"
-    pads: Pads = dataclasses.field(default_factory=dict)
+    pads: Pads = field(default_factory=dict)
 
 
-class Request(NamedTuple):
-    """What a loader is to deliver, all of it checked.
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a loader is to deliver: from which samples, which of them, in which order, and how.
 
     ``ds`` has only the stored fields that batches are made of.
     """
 
     ds: Dataset
     share: Share
+    shuffle: Shuffle
     options: Options
 
 
@@ -188,6 +192,7 @@ def settle(  # noqa: PLR0913 - the arguments that every loader shares
     ds: Dataset,
     batch_size: int,
     *,
+    shuffle: Shuffle,
     shard: tuple[int, int],
     drop_last: bool,
     seed: int,
@@ -219,7 +224,7 @@ def settle(  # noqa: PLR0913 - the arguments that every loader shares
         pads,
     )
     share = Share(len(ds), batch_size, *shard, bool(drop_last))
-    return Request(select_fields(ds, options.structure.names, ragged), share, options)
+    return Request(select_fields(ds, options.structure.names, ragged), share, shuffle, options)
 
 
 def check_dataset(ds: object) -> None:
@@ -261,6 +266,11 @@ def refuse_dtype(ds: Dataset, field: Field, framework: str) -> SchemaError:
     )
 
 
+def stored_fields(ds: Dataset) -> list[Field]:
+    """Return the fields as they are stored, before any map."""
+    return [column.field for group in ds.groups for column in group.columns]
+
+
 def known_fields(ds: Dataset) -> Mapping[str, Field] | None:
     """Return the fields of a batch; ``None`` where a map cannot be tried on the first sample."""
     if ds.steps and not len(ds):
@@ -276,28 +286,26 @@ def side_by_side(ds: Dataset, on_error: OnError) -> bool:
 
     Not where samples differ in shape, nor where some may be skipped after a map.
     """
-    stored = [column.field for group in ds.groups for column in group.columns]
     known = known_fields(ds)
-    even = known is not None and not any(f.ragged for f in (*stored, *known.values()))
+    even = known is not None and not any(f.ragged for f in (*stored_fields(ds), *known.values()))
     return even and not (ds.steps and on_error == "skip")
 
 
-def make_structure(ds: Dataset, fields: Fields | None, ragged: str) -> Structure:
+def make_structure(ds: Dataset, fields: Fields | None, ragged: Ragged) -> Structure:
     """Make the structure of batches, of fields that are all known."""
     if ragged not in RAGGED:
         raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
-    stored = [column.field for group in ds.groups for column in group.columns]
-    uneven = [field for field in stored if field.ragged and field.name in ds.names]
+    uneven = [field for field in stored_fields(ds) if field.ragged and field.name in ds.names]
     for one in uneven if not ds.steps else ():
-        check(one, ragged, ds.names)  # type: ignore[arg-type]
+        check(one, ragged, ds.names)
     structure = Structure(fields)
     if structure.names is None:
         return structure
     # After a map the fields are what it makes of the first sample.
     known = list(ds.fields) if len(ds) or not ds.steps else list(structure.names)
-    added = [name for field in uneven for name in added_names(field, ragged)]  # type: ignore[arg-type]
+    added = [name for field in uneven for name in added_names(field, ragged)]
     for name in structure.names:
-        made = ds.steps and owner(name, known, ragged)  # type: ignore[arg-type]
+        made = ds.steps and owner(name, known, ragged)
         if name not in known and name not in added and not made:
             raise FieldError(name, known, ds.first_file if len(ds) else None)
     return structure

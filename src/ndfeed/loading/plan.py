@@ -4,11 +4,10 @@ Streams that hold many rows must be decoded whole, so they share the memory limi
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from ndfeed.dataset.column import Group, is_converted, widest_stored
+from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.decoding import Decoded, Key, key_of
 from ndfeed.dataset.gather import stream_of
@@ -25,14 +24,11 @@ from ndfeed.dataset.samples import size as shown_size
 from ndfeed.errors import ResourceError
 from ndfeed.files import scratch
 from ndfeed.formats.description import INLINE, RAW
+from ndfeed.loading.budget import SMALL
 from ndfeed.loading.options import Shuffle
-from ndfeed.order.orders import Blocks, Epoch, Exact, Order, Sequential, Windows
+from ndfeed.order.orders import Epoch, Exact, Order, Sequential, Windows, is_order
 from ndfeed.order.permutation import Ints
 from ndfeed.order.rank_share import Share
-from ndfeed.order.window import make_lanes
-
-_UNDER_WAY = 8  # batches that decoded streams leave room for; more if they are small
-_SMALL = 32 << 20  # bytes of small batches that may be in progress, if memory is plenty
 
 
 class Coded:
@@ -70,26 +66,14 @@ def in_order(rows: Rows) -> bool:
     return bool((rows[1:] >= rows[:-1]).all())
 
 
-def share_out(coded: list[Coded], memory: int, batch_bytes: int) -> tuple[int, int]:
-    """Return the bytes for batches in progress, and those for decoded streams.
-
-    Streams get what the batches leave; without such streams, batches get all of it.
-    """
-    if not coded:
-        return memory, 0
-    enough = max(_UNDER_WAY * batch_bytes, min(_SMALL, memory // 16))
-    buffers = min(enough, max(memory // 4, batch_bytes))
-    return buffers, max(memory - buffers, 0)
-
-
-def streams_within(coded: list[Coded], window: int, limit: int, *, forward: bool) -> Decoded:
+def make_stream_cache(coded: list[Coded], window: int, limit: int, *, forward: bool) -> Decoded:
     """Return the cache that keeps decoded streams within ``limit`` bytes of memory.
 
     ``window`` is how many bytes of them are needed at a time, and ``forward`` says whether their
     rows are needed in order. Refuses streams that neither memory nor a disk can hold.
     """
     if not coded:
-        return Decoded(0, Large(_SMALL, _SMALL, 2))
+        return Decoded(0, Large(SMALL, SMALL, 2))
     streams = [one.streams for one in coded]
     together = sum(int(one.sizes.max(initial=0)) for one in streams)
     if forward or window <= limit:
@@ -102,7 +86,7 @@ def streams_within(coded: list[Coded], window: int, limit: int, *, forward: bool
         return Decoded(limit, large)
     if together > limit:
         largest = max(coded, key=lambda one: int(one.sizes.max(initial=0)))
-        raise _refused(largest, int(np.argmax(largest.sizes)), limit, window)
+        raise _make_refusal(largest, int(np.argmax(largest.sizes)), limit, window)
     return Decoded(limit)  # streams are decoded again and again: slow but correct
 
 
@@ -118,10 +102,10 @@ def _check_scattered(coded: Coded, decoded: Decoded) -> None:
         for part in big[np.unique(kinds, axis=1, return_index=True)[1]].tolist():
             size = stream_size(column, part)
             if not runs_forward(column, part) and scratch.room_in(scratch.folder()) < size:
-                raise _refused(coded, part, decoded.limit, size)
+                raise _make_refusal(coded, part, decoded.limit, size)
 
 
-def _refused(coded: Coded, part: int, limit: int, needed: int) -> ResourceError:
+def _make_refusal(coded: Coded, part: int, limit: int, needed: int) -> ResourceError:
     place = scratch.folder()
     room = f"{shown_size(scratch.room_in(place))} of disk space" if place else "no disk space"
     return ResourceError(
@@ -132,26 +116,6 @@ def _refused(coded: Coded, part: int, limit: int, needed: int) -> ResourceError:
         remedy=f"raise memory= by {shown_size(needed * 4 // 3 - limit)}, set TMPDIR to a folder "
         "with more room, or use ndfeed pack",
     )
-
-
-def check_samples(ds: Dataset, memory: int) -> None:
-    """Refuse a sample that is larger than the memory limit for all batches together."""
-    for group in ds.groups:
-        if all(column.even or column.offsets is not None for column in group.columns):
-            continue
-        every = [c.nbytes for c in group.columns if c.offsets is None]
-        sizes: Ints = np.sum(every, axis=0)
-        if ds.rows is not None:
-            used = np.unique(group.locate(select_rows(ds.rows, np.arange(len(ds)))).part)
-            sizes = np.where(np.isin(np.arange(len(sizes)), used), sizes, 0)
-        at = int(np.argmax(sizes))
-        if sizes[at] > memory:
-            raise ResourceError(
-                group.table.path(int(group.columns[0].file[at])),
-                f"one sample takes {shown_size(int(sizes[at]))}, but memory= is "
-                f"{shown_size(memory)}",
-                remedy="raise memory=, or exclude the file",
-            )
 
 
 # Decoded bytes of all files of a window: an eighth of all, within these bounds. It depends on the
@@ -199,9 +163,9 @@ class Plan:
         self.counts = counts
         self.places = places
         self.coded = coded
-        self.shuffled = not isinstance(order, Sequential)
+        self.shuffled = order.shuffled
         self.lanes = lanes  # which of the lanes of an order that divides files, if it does
-        self.window = sum(_window(one, order, max(len(lanes), 1)) for one in coded)
+        self.window = sum(_window_bytes(one, order, max(len(lanes), 1)) for one in coded)
         self._forward = forward  # are rows needed in the order of the files?
 
     def spans(self, share: Share, number: int, start: int) -> list[tuple[int, int, int]]:
@@ -212,46 +176,39 @@ class Plan:
 
     def begin(self, n: int, seed: int, epoch: int) -> tuple[Epoch, Sequence[Epoch]]:
         """Return an epoch, and one for each window over files that says which rows arrive."""
-        order = self.order
-        found = order.begin(n, seed, epoch, self.counts)
-        if not self.lanes or not isinstance(order, Windows):
+        found = self.order.begin(n, seed, epoch, self.counts)
+        if not self.lanes:
             return found, (found,)
-        return found, order.lanes(n, seed, epoch, self.counts, self.lanes)
+        return found, self.order.begin_lanes(n, seed, epoch, self.counts, self.lanes)
 
-    def share_out(self, memory: int, batch_bytes: int) -> tuple[int, Decoded]:
-        """Return the bytes for batches in progress, and the cache for decoded streams in the rest.
+    def make_cache(self, limit: int) -> Decoded:
+        """Return the cache that keeps decoded streams within ``limit`` bytes of memory.
 
         Refuses data whose streams neither memory nor a disk can hold.
         """
-        buffers, limit = share_out(self.coded, memory, batch_bytes)
-        return buffers, streams_within(self.coded, self.window, limit, forward=self._forward)
+        return make_stream_cache(self.coded, self.window, limit, forward=self._forward)
 
 
-def _window(coded: Coded, order: Order, windows: int) -> int:
-    """Bytes of streams that an order needs at a time: of windows, and of files just left."""
-    used = np.sort(coded.sizes)[::-1]
-    if isinstance(order, Windows):
-        return int(used[: (order.files + 1) * windows].sum())
-    if isinstance(order, Blocks):
-        rows = int(np.diff(coded.group.starts).mean()) or 1
-        return int(used[: order.window * -(-order.rows // rows)].sum())
-    return int(used[:2].sum()) if isinstance(order, Sequential) else int(used.sum())
+def _window_bytes(coded: Coded, order: Order, windows: int) -> int:
+    """Return the bytes of streams that an order needs at a time, of the largest there are."""
+    sizes = np.sort(coded.sizes)[::-1]
+    rows = int(coded.group.starts[-1]) // max(len(sizes), 1)
+    return int(sizes[: order.parts_in_use(len(sizes), rows) * windows].sum())
 
 
 def make_plan(ds: Dataset, shuffle: Shuffle, share: Share) -> Plan:
-    """Work out the order that ``shuffle`` means for a dataset, of which a share is read."""
+    """Choose the order that ``shuffle`` means for a dataset, of which a share is read."""
     coded = [one for one in map(Coded, ds.groups) if one.columns]
-    order = _order(shuffle, coded)
-    if not isinstance(order, Windows):
-        forward = isinstance(order, Sequential) and in_order(ds.rows)
+    order = _choose_order(shuffle, coded)
+    if not order.by_file:
+        forward = not order.shuffled and in_order(ds.rows)
         return Plan(order, None, Places(None), coded, forward=forward)
-    counts, places = _by_file(ds, coded)
-    lanes = make_lanes(order.ranks, share.ranks, share.world) if order.ranks > 1 else ()
-    return Plan(order, counts, places, coded, lanes=lanes)
+    counts, places = _count_by_file(ds, coded)
+    return Plan(order, counts, places, coded, lanes=order.lanes(share.ranks, share.world))
 
 
-def _order(shuffle: Shuffle, coded: list[Coded]) -> Order:
-    if isinstance(shuffle, Sequential | Exact | Blocks | Windows):
+def _choose_order(shuffle: Shuffle, coded: list[Coded]) -> Order:
+    if is_order(shuffle):
         return shuffle
     if not isinstance(shuffle, bool | np.bool_):
         raise TypeError(
@@ -261,21 +218,21 @@ def _order(shuffle: Shuffle, coded: list[Coded]) -> Order:
         return Sequential()
     if not coded:
         return Exact()
-    largest = _largest(coded)
+    largest = _find_largest(coded)
     used = largest.sizes[largest.sizes > 0]
     window = min(max(int(used.sum()) // _OF_ALL, _LEAST), _MOST)
     fitting = window // max(int(used.mean()), 1)
     return Windows(files=max(min(fitting, len(largest.sizes)), _LEAST_FILES))
 
 
-def _largest(coded: list[Coded]) -> Coded:
+def _find_largest(coded: list[Coded]) -> Coded:
     """Return the streams whose files a window goes by: those with most to decode."""
     return max(coded, key=lambda one: int(one.sizes.sum()))
 
 
-def _by_file(ds: Dataset, coded: list[Coded]) -> tuple[Ints, Places]:
+def _count_by_file(ds: Dataset, coded: list[Coded]) -> tuple[Ints, Places]:
     """Return the rows of each file, and where a view has them."""
-    group = _largest(coded).group if coded else ds.groups[0]
+    group = _find_largest(coded).group if coded else ds.groups[0]
     if ds.rows is None:
         return np.diff(group.starts), Places(None)
     part = group.locate(select_rows(ds.rows, np.arange(len(ds)))).part
@@ -283,35 +240,3 @@ def _by_file(ds: Dataset, coded: list[Coded]) -> tuple[Ints, Places]:
     if (part[1:] >= part[:-1]).all():
         return counts, Places(None)
     return counts, Places(np.argsort(part, kind="stable"))
-
-
-def batch_bytes(ds: Dataset, batch_size: int, memory: int) -> int:
-    """Bytes of a batch as it is read; refuses one that is larger than the memory limit.
-
-    Refuses a single sample likewise, where samples differ in size. Fields that are converted count
-    twice, since both versions exist during the conversion.
-    """
-    batch_size = min(batch_size, len(ds))
-    size = -(-(ds.nbytes + _converted_bytes(ds)) * batch_size // max(len(ds), 1))
-    if size > memory:
-        raise ValueError(
-            f"memory must hold a batch: {shown_size(size)} for {batch_size:,} samples, "
-            f"got {shown_size(memory)}; raise memory or lower batch_size"
-        )
-    check_samples(ds, memory)
-    return size
-
-
-def _converted_bytes(ds: Dataset) -> int:
-    """Bytes that converting the fields of all samples takes besides the result.
-
-    The stored values, and the result once more: values that may not fit are converted into a
-    temporary array and checked.
-    """
-    found = 0.0
-    for group in ds.groups:
-        for column in group.columns:
-            if is_converted(column):
-                alone = Dataset((replace(group, columns=(column,)),), (Dataset, ()), rows=ds.rows)
-                found += alone.nbytes * (1 + widest_stored(column) / column.field.dtype.itemsize)
-    return int(found)

@@ -1,10 +1,13 @@
 """Batches of samples that differ in shape: lists, padded arrays, or packed values.
 
-list [array, array, …]: an array for each sample pad <field>, padded to the longest of the batch or
-to ``pad_to``, with zeros or ``pad_value``, and <field>_length: how long each sample is. One number
-per sample where one axis differs, else one for each axis that does packed <field>, the values of
-all samples end to end, and <field>_offsets: where each starts, and the end. Where an axis other
-than the first differs the values are flat, and <field>_shape has each sample's shape
+    ragged=    a batch has
+    "list"     <field>: a list with an array for each sample
+    "pad"      <field>: one array, padded to the longest sample of the batch or to ``pad_to``, with
+               zeros or ``pad_value``; <field>_length: how long each sample is, one number where
+               one axis differs, else one for each axis that does
+    "packed"   <field>: the values of all samples end to end; <field>_offsets: where each starts,
+               and the end. Where an axis other than the first differs the values are flat, and
+               <field>_shape has the shape of each sample
 
 ``pad_to`` gives all batches one shape. Padding works the same in every framework.
 """
@@ -12,7 +15,7 @@ than the first differs the values are flat, and <field>_shape has each sample's 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,9 +80,9 @@ class Pad:
             )
         return room
 
-    def fill(self, field: Field) -> Any:  # noqa: ANN401
+    def fill(self, field: Field) -> NDArray[Any] | complex:
         """Return the value that is written after the end of samples."""
-        return np.zeros((), field.dtype)[()] if self.value is None else self.value
+        return np.zeros((), field.dtype) if self.value is None else self.value
 
 
 Pads = Mapping[str, Pad]
@@ -106,8 +109,10 @@ def make_pads(
         return {}
     fields = known or {}
     ours = {n: f for n, f in fields.items() if names is None or n in names}
-    lengths = {n: _as_lengths(n, to) for n, to in _by_field("pad_to", pad_to, ours).items()}
-    values = {n: _as_value(n, v) for n, v in _by_field("pad_value", pad_value, ours).items()}
+    lengths = {n: _as_lengths(n, to) for n, to in _assign_to_fields("pad_to", pad_to, ours).items()}
+    values = {
+        n: _as_value(n, v) for n, v in _assign_to_fields("pad_value", pad_value, ours).items()
+    }
     pads = {
         name: Pad(lengths.get(name, ()), values.get(name), bool(ds.steps))
         for name in (*lengths, *(n for n in values if n not in lengths))
@@ -132,7 +137,9 @@ def uneven_field(field: Field, pads: Pads) -> Field:
     return replace(field, shape=(None,) * len(field.lengths))
 
 
-def _by_field(argument: str, given: Any, fields: Mapping[str, Field]) -> dict[str, Any]:  # noqa: ANN401
+def _assign_to_fields(
+    argument: str, given: object, fields: Mapping[str, Field]
+) -> dict[str, object]:
     """Return one value per field; a single one applies to all fields that differ in length."""
     if given is None:
         return {}
@@ -147,17 +154,17 @@ def _by_field(argument: str, given: Any, fields: Mapping[str, Field]) -> dict[st
     return dict.fromkeys(ragged, given)
 
 
-def _as_lengths(name: str, given: Any) -> Shape:  # noqa: ANN401
+def _as_lengths(name: str, given: object) -> Shape:
     found: tuple[Any, ...] = tuple(given) if isinstance(given, Sequence) else (given,)
     if not found or not all(isinstance(n, int | np.integer) and n >= 0 for n in found):
         raise ValueError(f"pad_to takes a length or a tuple of them, got {given!r} for {name!r}")
     return tuple(map(int, found))
 
 
-def _as_value(name: str, given: Any) -> complex:  # noqa: ANN401
+def _as_value(name: str, given: object) -> complex:
     if not isinstance(given, int | float | complex | np.number | np.bool_):
         raise TypeError(f"pad_value takes a number, got {given!r} for {name!r}")
-    return given  # type: ignore[return-value]
+    return cast(complex, given)  # scalars of NumPy may stay what they are
 
 
 def _check(ds: Dataset, field: Field, pad: Pad, argument: str) -> None:
@@ -166,7 +173,7 @@ def _check(ds: Dataset, field: Field, pad: Pad, argument: str) -> None:
             f"{argument} is for fields whose samples differ in length; {field.name!r} has samples "
             f"of {field.shape_text}"
         )
-    if pad.value is not None and not _holds(field.dtype, pad.value):
+    if pad.value is not None and not _can_hold(field.dtype, pad.value):
         raise ValueError(
             f"pad_value {pad.value!r} does not fit field {field.name!r}, which has dtype "
             f"{field.dtype_text}; give a dict of field name to value"
@@ -176,7 +183,7 @@ def _check(ds: Dataset, field: Field, pad: Pad, argument: str) -> None:
         _check_lengths(ds, field.name, padded)
 
 
-def _holds(dtype: np.dtype[Any], value: complex) -> bool:
+def _can_hold(dtype: np.dtype[Any], value: complex) -> bool:
     """Can the dtype hold the value? A fraction may lose digits, as 0.1 does in float32."""
     if dtype.kind in "SUMmO" or dtype.names is not None:
         return False
@@ -199,7 +206,7 @@ def _check_lengths(ds: Dataset, name: str, padded: tuple[int | None, ...]) -> No
         for column in group.columns:
             if column.field.name != name:
                 continue
-            for samples in _worth_asking(group, column, rows):
+            for samples in _choose_samples(group, column, rows):
                 shapes = np.asarray(reader_of(group).shapes(group, column, samples), np.int64)
                 longer = (shapes.reshape(len(samples), -1) > limits).any(axis=1)
                 if longer.any():
@@ -213,7 +220,7 @@ def _check_lengths(ds: Dataset, name: str, padded: tuple[int | None, ...]) -> No
                     )
 
 
-def _worth_asking(group: Group, column: Column, rows: Ints) -> Iterator[Ints]:
+def _choose_samples(group: Group, column: Column, rows: Ints) -> Iterator[Ints]:
     """Yield samples among ``rows`` that have all the shapes there are, some at a time."""
     if column.offsets is None:  # one shape for all samples of a file: check one of each
         part = group.locate(rows).part

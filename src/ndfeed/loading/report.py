@@ -1,15 +1,11 @@
 """What a loader did, where the time went, and in one sentence where the bottleneck is."""
 
-import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.samples import size
-from ndfeed.files import platform_calls
 from ndfeed.loading.options import Options
-from ndfeed.loading.runtime import Runtime
 from ndfeed.loading.timing import Timing
 from ndfeed.order.rank_share import Share
 
@@ -112,45 +108,72 @@ class Report:
         return f"{threads}, {self.processes} process{'es' * (self.processes != 1)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a runtime has measured by some moment of its current or last pass.
+
+    ``done`` is the work of all threads in the pass, ``total`` that since the runtime was made; both
+    include batches that were prefetched and not delivered yet.
+    """
+
+    seconds: float
+    batches: int  # delivered
+    rows: int  # of those
+    done: Timing
+    total: Timing
+    consumer_waiting: float
+    threads: int
+    ready: int
+    depth: int
+    batch_bytes: int
+    buffers: int
+    buffers_idle: int
+    decoded: int
+    window: int  # bytes of decoded streams that the order needs at a time
+    decodes_again: bool  # are streams decoded more than once, since memory does not hold those?
+    from_disk: int | None
+    disk_peak: float
+    skipped: int
+    transfer: str  # how batches get to where they are used
+    cores: int
+    machine_memory: int
+
+
 def make_report(
-    ds: Dataset, options: Options, order: str, machines: Sequence[Runtime], share: Share
+    order: str, ds: Dataset, options: Options, share: Share, found: Snapshot | None
 ) -> Report:
-    """Make the report of a loader."""
-    if not machines:
-        found = Report(order, threads=options.threads or 0, memory=options.memory)
-        return found if share.batches() else replace(found, limit=_no_batches(share))
-    machine = machines[0]
-    ever = machine.clock()
-    done = ever - machine.before
-    batches, rows = machine.delivered()
+    """Make the report of a loader from what its runtime measured, if there is one yet."""
+    if found is None:
+        report = Report(order, threads=options.threads or 0, memory=options.memory)
+        return report if share.batches() else replace(report, limit=_no_batches(share))
+    done, total, rows = found.done, found.total, found.rows
     if options.on_error == "skip":
         rows = min(rows, done.rows)  # without those that were skipped
-    seconds = (machine.ended or time.perf_counter()) - machine.began
-    found = Report(
+    report = Report(
         order,
-        seconds=seconds,
-        batches=batches,
+        seconds=found.seconds,
+        batches=found.batches,
         rows=rows,
-        nbytes=round(ever.nbytes * rows / max(ever.rows, 1)),
+        nbytes=round(total.nbytes * rows / max(total.rows, 1)),
         stages={name: getattr(done, name) for name in _STAGES},
         waiting_for_consumer=done.idle,
-        consumer_waiting=machine.engine.starved - machine.starved_before,
-        threads=machine.engine.threads,
+        consumer_waiting=found.consumer_waiting,
+        threads=found.threads,
         processes=options.processes,
-        ready=machine.engine.ready,
-        depth=machine.depth(),
-        batch_bytes=machine.filler.batch_bytes,
+        ready=found.ready,
+        depth=found.depth,
+        batch_bytes=found.batch_bytes,
         memory=options.memory,
-        buffers=machine.pool.made,
-        buffers_idle=machine.pool.idle,
-        decoded=machine.decoded.held,
+        buffers=found.buffers,
+        buffers_idle=found.buffers_idle,
+        decoded=found.decoded,
         streams=done.streams,
-        from_disk=machine.disk.since,
-        disk_peak=machine.disk.peak,
-        skipped=machine.skipped.count,
-        way=machine.adapter.describe(),
+        from_disk=found.from_disk,
+        disk_peak=found.disk_peak,
+        skipped=found.skipped,
+        way=found.transfer,
     )
-    return replace(found, limit=_limit(found, ds, machine, done, share))
+    return replace(report, limit=_find_bottleneck(report, ds, share, found))
 
 
 def _no_batches(share: Share) -> str:
@@ -162,7 +185,7 @@ def _no_batches(share: Share) -> str:
     )
 
 
-def _limit(report: Report, ds: Dataset, machine: Runtime, done: Timing, share: Share) -> str:
+def _find_bottleneck(report: Report, ds: Dataset, share: Share, found: Snapshot) -> str:
     """Say in one sentence what the bottleneck is and what to do about it."""
     if not report.batches:
         return "nothing was read yet" if share.batches() else _no_batches(share)
@@ -172,54 +195,48 @@ def _limit(report: Report, ds: Dataset, machine: Runtime, done: Timing, share: S
     busy = {name: seconds for name, seconds in report.stages.items() if seconds > 0}
     if not busy:
         return "nothing was read yet"
+    stored = found.done.rows * (ds.nbytes / max(len(ds), 1))  # bytes of those rows in the files
+    if report.from_disk and report.from_disk > _FROM_DISK * stored:
+        return _blame_disk(report, fits=ds.nbytes < found.machine_memory // 2)
     stage = max(busy, key=lambda name: busy[name])
-    share_of = busy[stage] / sum(busy.values())
-    if report.from_disk and report.from_disk > _FROM_DISK * _stored(done, ds):
-        return _disk(report, ds)
-    return _of_stage(stage, share_of, report, ds, machine)
+    part = f"{busy[stage] / sum(busy.values()):.0%}"
+    if stage == "transform":
+        return _blame_transform(part, report.processes, found.cores, maps=bool(ds.steps))
+    return _blame_stage(stage, part, report, found)
 
 
-def _stored(done: Timing, ds: Dataset) -> float:
-    """Estimate how many bytes in the files the delivered rows take."""
-    return done.rows * (ds.nbytes / max(len(ds), 1))
-
-
-def _disk(report: Report, ds: Dataset) -> str:
+def _blame_disk(report: Report, *, fits: bool) -> str:
     rate = (report.from_disk or 0) / max(report.seconds, 1e-9)
     best = max(report.disk_peak, rate)
     text = f"waiting for the disk: {size(rate)}/s of the {size(best)}/s it reached at best"
-    if ds.nbytes < platform_calls.memory_bytes() // 2:
+    if fits:
         return f"{text}; later epochs will read from memory"
     return f"{text}; the data does not fit in memory: shuffle=Blocks() reads longer runs"
 
 
-def _of_stage(stage: str, part: float, report: Report, ds: Dataset, machine: Runtime) -> str:
-    if stage == "transform":
-        if not ds.steps:
-            return f"collating ragged samples takes {part:.0%} of the time"
-        if report.processes:
-            more = (
-                f"processes={report.processes + 1}"
-                if report.processes < platform_calls.cores()
-                else ""
-            )
-            remedy = f"try {more}" if more else "make it cheaper, or do it once and save the result"
-        else:
-            remedy = f"try processes={max(platform_calls.cores(), 2)}"
-        return f"your transform takes {part:.0%} of the time; {remedy}"
+def _blame_transform(part: str, processes: int, cores: int, *, maps: bool) -> str:
+    if not maps:
+        return f"collating ragged samples takes {part} of the time"
+    remedy = f"try processes={processes + 1 if processes else max(cores, 2)}"
+    if processes >= cores:
+        remedy = "make it cheaper, or do it once and save the result"
+    return f"your transform takes {part} of the time; {remedy}"
+
+
+def _blame_stage(stage: str, part: str, report: Report, found: Snapshot) -> str:
+    if stage == "inflate" and found.decodes_again:
+        return (
+            f"the same data is decompressed again and again: the order needs "
+            f"{size(found.window)} of it at a time; raise memory to "
+            f"{size(found.window + report.memory)}"
+        )
     if stage == "inflate":
-        needed = machine.plan.window
-        if machine.decoded.large is None and needed > machine.decoded.limit:
-            return (
-                f"the same data is decompressed again and again: the order needs {size(needed)} "
-                f"of it at a time; raise memory to {size(needed + report.memory)}"
-            )
-        return f"decompressing takes {part:.0%} of the time; ndfeed pack does it only once"
+        return f"decompressing takes {part} of the time; ndfeed pack does it only once"
     if stage == "read":
-        return f"opening and reading files takes {part:.0%} of the time; ndfeed pack merges them"
+        return f"opening and reading files takes {part} of the time; ndfeed pack merges them"
     if stage == "copy":
         return (
-            f"copying from memory at {size(report.bytes_per_second)}/s takes {part:.0%} of the "
+            f"copying from memory at {size(report.bytes_per_second)}/s takes {part} of the "
             "time; use smaller dtypes, fewer fields or a larger batch_size"
         )
-    return f"{_STAGES[stage]} takes {part:.0%} of the time; raise batch_size"
+    return f"{_STAGES[stage]} takes {part} of the time; raise batch_size"

@@ -1,7 +1,6 @@
 """Per-process runtime of a loader: buffers, threads, processes, and batches by number.
 
-The plan divides the memory limit once, between batches in progress and decoded streams. One batch
-is counted for the consumer, who holds it while the next is made.
+The budget divides the memory limit once, between batches in progress and decoded streams.
 
 ``BatchesByNumber`` makes any batch of any epoch on request, for those who have their own workers.
 Its batches are those of a loader, and so is what maps draw. Nothing is prefetched; compressed files
@@ -11,37 +10,55 @@ are decoded by whoever needs them first, and kept within ``memory``.
 import os
 import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.map_steps import try_steps
+from ndfeed.files import platform_calls
 from ndfeed.files.shared_memory import Block
 from ndfeed.loading.adapter import Adapter, Arrays
-from ndfeed.loading.batch_maker import BatchMaker, Skipped, list_skipped
+from ndfeed.loading.batch_maker import BatchMaker, Skipped, Transform, list_skipped
+from ndfeed.loading.budget import Budget, batch_bytes, make_budget
 from ndfeed.loading.buffer_pool import Pool
-from ndfeed.loading.engine import Engine
-from ndfeed.loading.epoch_batches import EpochBatches
-from ndfeed.loading.host_source import HostSource, Joiner
+from ndfeed.loading.engine import Delivered, Engine, Failure
+from ndfeed.loading.epoch_batches import EpochBatches, Pass
+from ndfeed.loading.host_source import HostSource
 from ndfeed.loading.map_processes import Processes
 from ndfeed.loading.map_rng import Key, SampleSeeds, key_of
-from ndfeed.loading.options import Options, Shuffle
-from ndfeed.loading.plan import Plan, batch_bytes, make_plan
+from ndfeed.loading.options import Options, Request, stored_fields
+from ndfeed.loading.plan import Plan, make_plan
+from ndfeed.loading.report import Snapshot
 from ndfeed.loading.thread_count import Tuner, guess_threads
 from ndfeed.loading.timing import Disk, Timing
 from ndfeed.loading.uninterrupted import uninterrupted
 from ndfeed.order.orders import Epoch, Order
-from ndfeed.order.rank_share import Share
 
-_MOST_TOGETHER = 64
 _LOOK_EVERY = 0.25  # seconds
 _PAUSE = 0.05  # seconds between two epochs that make them count separately
 _KEPT = 64  # free buffers of one size that are kept
 
 
+def budget_for(
+    ds: Dataset, options: Options, plan: Plan, batch_bytes: int, adapter: Adapter
+) -> Budget:
+    """Divide the memory limit of a loader whose batches go to ``adapter``."""
+    return make_budget(
+        options.memory,
+        batch_bytes,
+        decodes=bool(plan.coded),
+        splits=not any(field.ragged for field in stored_fields(ds)),
+        group_bytes=adapter.together,
+        growth=adapter.growth,
+        held=adapter.held,
+    )
+
+
 class Runtime:
-    """Per-process runtime: buffers, threads, caches."""
+    """Per-process runtime: buffers, threads, caches. Serves one pass at a time."""
 
     def __init__(
         self,
@@ -52,164 +69,206 @@ class Runtime:
         adapter: Adapter,
     ) -> None:
         self.pid = os.getpid()
-        self.plan = plan
-        self.skipped = Skipped()
-        batch_bytes = int(batch_bytes * (1 + adapter.growth))
-        memory = max(options.memory - adapter.held, batch_bytes)
-        self._buffers, self.decoded = plan.share_out(memory, batch_bytes)
         self.adapter = adapter
-        self.processes: Processes | None = None
+        self._ds = ds
+        self._plan = plan
+        self._budget = budget_for(ds, options, plan, batch_bytes, adapter)
+        self._decoded = plan.make_cache(self._budget.streams)
+        self._processes: Processes | None = None
+        transform: Transform = try_steps
         allocate = adapter.allocate
         if options.processes and ds.steps:
-            self.processes = Processes(options.processes, ds.steps)
+            transform = self._processes = Processes(options.processes, ds.steps)
             allocate = Block.of
-        self.pool = Pool(_KEPT) if allocate is None else Pool(_KEPT, allocate)
-        host = HostSource(ds, options.ragged, self.pool, self.decoded, options.pads)
-        self.filler = BatchMaker(
-            ds,
-            options,
-            self.pool,
-            adapter.source(host),
-            adapter.finish,
-            self.skipped if options.on_error == "skip" else None,
-        )
-        self.filler.batch_bytes = batch_bytes
-        self.filler.growth = adapter.growth
-        if self.processes is not None:
-            self.filler.transform = self.processes
-        together = min(adapter.together, self._buffers // 4)
-        fits = together // max(batch_bytes, 1)
-        self.filler.together = min(max(fits, 1), _MOST_TOGETHER) if host.even else 1
-        if adapter.joint:
-            self.filler.join = Joiner(self.pool, together)
+        self._pool = Pool(_KEPT) if allocate is None else Pool(_KEPT, allocate)
+        source = adapter.source(HostSource(ds, options, self._pool, self._decoded))
+        self._maker = BatchMaker(ds, options, self._budget, self._pool, source, adapter, transform)
         # A thread waits while a worker process has its batch: one more thread reads meanwhile.
-        fixed = options.threads or (options.processes + 1 if self.processes else None)
+        fixed = options.threads or (options.processes + 1 if self._processes else None)
         fixed = fixed or adapter.threads
         threads = fixed or guess_threads(ds)
         # Weak: engine threads must not keep buffers alive.
         own = weakref.ref(self)
-        self.engine = Engine(threads, lambda: _depth(own()))
-        self.tuner = None if fixed else Tuner(threads, self.engine.use)
-        self.before = Timing()  # what was done before the current pass
-        self.starved_before = 0.0
-        self.began = self.ended = 0.0
-        self.disk = Disk()
+        self._engine = Engine(threads, lambda: _depth_of(own()))
+        self._tuner = None if fixed else Tuner(threads, self._engine.set_threads)
+        self._before = Timing()  # what was done before the current pass
+        self._waited_before = 0.0
+        self._began = self._ended = 0.0
+        self._disk = Disk()
         self._stopped = True  # is there nothing to stop?
         self._look_at = 0.0
-        self.given = 0  # batches delivered of a pass that has ended
-        self._pass: tuple[Share, int] | None = None
-        self._ahead: tuple[tuple[Share, int, int, int], EpochBatches] | None = None
+        self._pass: Pass | None = None
+        self._count = 0  # batches of the pass
+        self._taken = 0  # batches delivered of a pass that has ended
+        self._sent: deque[Delivered] = (
+            deque()
+        )  # taken, and being transferred to where they are used
+        self._ahead: tuple[Pass, EpochBatches] | None = None
         # The next epoch is started early unless somebody could notice: a function that runs, a
         # stream that is decoded, a sample that is listed as skipped.
-        self._goes_on = not (ds.steps or plan.coded or options.on_error == "skip")
+        self._continues = not (ds.steps or plan.coded or options.on_error == "skip")
+
+    @property
+    def skipped(self) -> Skipped:
+        """Samples skipped by ``on_error="skip"``."""
+        return self._maker.skipped
 
     def depth(self) -> int:
-        """How many batches may be in progress."""
-        fits = self._buffers // max(self.filler.batch_bytes, 1) - 1
-        enough = self.filler.together * (2 * self.engine.threads + 2)
-        return max(min(fits, enough), 1)
+        """Return how many batches may be in progress."""
+        return self._budget.depth(self._maker.largest, self._engine.threads)
 
-    def begin(self, share: Share, seed: int, epoch: int, start: int) -> int:
-        """Start an epoch from position ``start`` on; return the number of its batches."""
+    def begin(self, wanted: Pass) -> int:
+        """Start a pass; return the number of its batches."""
         self._stopped = False
-        asked, ahead = (share, seed, epoch, start), self._ahead
-        prepared = ahead[1] if ahead is not None and ahead[0] == asked else None
-        course = self._course(*asked) if prepared is None else prepared
-        self.before = self.clock()
-        self.starved_before = self.engine.starved
+        ahead = self._ahead
+        prepared = ahead[1] if ahead is not None and ahead[0] == wanted else None
+        batches = self._batches_of(wanted) if prepared is None else prepared
+        self._before = self.timing()
+        self._waited_before = self._engine.waited
         now = time.perf_counter()
         # Short consecutive epochs count as one period: each alone would be too short to judge.
-        if self.tuner is not None and (prepared is None or now - self.ended >= _PAUSE):
-            self.tuner.restart(self.before.rows, self.engine.starved)
-        if self.began:  # else nothing was read since the runtime was made
-            self.disk = Disk()
-        self.began, self.ended = now, 0.0
-        self.given, self._pass = 0, (share, start)
-        if self.processes is not None:
-            self.processes.start()  # before our own threads exist: forking is safer without them
-        self.engine.begin(course)
-        if self._goes_on:
-            coming = share, seed, epoch + 1, 0
-            self._ahead = coming, self._course(*coming)
-            self.engine.prepare(self._ahead[1])
-        return course.count
+        if self._tuner is not None and (prepared is None or now - self._ended >= _PAUSE):
+            self._tuner.restart(self._before.rows, self._engine.waited)
+        if self._began:  # else nothing was read since the runtime was made
+            self._disk = Disk()
+        self._began, self._ended = now, 0.0
+        self._pass, self._count, self._taken = wanted, batches.count, 0
+        self._sent.clear()
+        if self._processes is not None:
+            self._processes.start()  # before our own threads exist: forking is safer without them
+        self._engine.begin(batches)
+        if self._continues:
+            coming = wanted._replace(epoch=wanted.epoch + 1, start=0)
+            self._ahead = coming, self._batches_of(coming)
+            self._engine.prepare(self._ahead[1])
+        return batches.count
 
-    def _course(self, share: Share, seed: int, epoch: int, start: int) -> EpochBatches:
-        return EpochBatches(
-            self.filler,
-            self.decoded,
-            self.plan,
-            share,
-            seed=seed,
-            epoch=epoch,
-            start=start,
+    def _batches_of(self, wanted: Pass) -> EpochBatches:
+        return EpochBatches(wanted, self._ds, self._plan, self._budget, self._decoded, self._maker)
+
+    def next_batch(self) -> Delivered:
+        """Return the next batch of the pass, or raise the error that came in its place.
+
+        Starts the transfer of those after it, if a framework wants that.
+        """
+        adapter, engine, sent = self.adapter, self._engine, self._sent
+        if not adapter.ahead:
+            found = _raise_failure(engine.take())
+        else:
+            while len(sent) <= adapter.ahead and engine.taken < self._count:
+                found = engine.take(wait=not sent)
+                if found is None:
+                    break
+                sent.extend((found,) if isinstance(found, Failure) else adapter.send(found))
+            found = adapter.receive(_raise_failure(sent.popleft()))
+        if time.perf_counter() >= self._look_at:
+            self._look()
+        return found
+
+    def _look(self) -> None:
+        """Adjust the number of threads, and note the rate of the disk."""
+        self._look_at = time.perf_counter() + _LOOK_EVERY
+        self._disk.look()
+        if self._tuner is not None:
+            self._tuner.look(self.timing().rows, self._engine.waited)
+
+    def timing(self) -> Timing:
+        """Return the timing of all threads together."""
+        return sum(self._engine.timings, Timing())
+
+    def snapshot(self) -> Snapshot:
+        """Return what was measured so far, for the report."""
+        total = self.timing()
+        batches, rows = self._count_delivered()
+        engine, decoded = self._engine, self._decoded
+        return Snapshot(
+            seconds=(self._ended or time.perf_counter()) - self._began,
+            batches=batches,
+            rows=rows,
+            done=total - self._before,
+            total=total,
+            consumer_waiting=engine.waited - self._waited_before,
+            threads=engine.threads,
+            ready=engine.ready,
+            depth=self.depth(),
+            batch_bytes=self._maker.largest,
+            buffers=self._pool.made,
+            buffers_idle=self._pool.idle,
+            decoded=decoded.held,
+            window=self._plan.window,
+            decodes_again=decoded.large is None and self._plan.window > decoded.limit,
+            from_disk=self._disk.since,
+            disk_peak=self._disk.peak,
+            skipped=self.skipped.count,
+            transfer=self.adapter.describe(),
+            cores=platform_calls.cores(),
+            machine_memory=platform_calls.memory_bytes(),
         )
 
-    def look(self) -> None:
-        """Adjust the number of threads now and then, and note the rate of the disk."""
-        now = time.perf_counter()
-        if now < self._look_at:
-            return
-        self._look_at = now + _LOOK_EVERY
-        self.disk.look()
-        if self.tuner is not None:
-            self.tuner.look(self.clock().rows, self.engine.starved)
-
-    def clock(self) -> Timing:
-        """Return the timing of all threads together."""
-        return sum(self.engine.clocks, Timing())
-
-    def delivered(self) -> tuple[int, int]:
-        """Batches and samples of the current or last pass that the consumer has."""
-        batches = self.given or self.engine.given
+    def _count_delivered(self) -> tuple[int, int]:
+        """Count batches and samples of the current or last pass that the consumer has."""
+        batches = self._taken or self._engine.taken
         if not batches or self._pass is None:
             return 0, 0
-        share, start = self._pass
-        last = sum(len(range(*span)) for span in self.plan.spans(share, batches - 1, start))
+        share, start = self._pass.share, self._pass.start
+        last = sum(len(range(*span)) for span in self._plan.spans(share, batches - 1, start))
         return batches, (batches - 1) * share.size + last
 
     def end(self) -> None:
         """End the pass; threads wait for the next."""
-        self.given = self.engine.given
-        self.ended = time.perf_counter()
-        self.engine.end()
+        self._taken = self._engine.taken
+        self._ended = time.perf_counter()
+        self._engine.end()
 
     def stop(self) -> None:
         """Abandon the pass, end the threads, release memory. May be repeated if interrupted."""
         if self._stopped:
             return
-        self.ended = self.ended or time.perf_counter()
+        self._ended = self._ended or time.perf_counter()
         self._ahead = None
-        self.given = self.engine.given or self.given
+        self._taken = self._engine.taken or self._taken
+        self._sent.clear()
         uninterrupted(self._stop)
         self.adapter.close()
         self._stopped = True
 
     def _stop(self) -> None:
-        threads = self.engine.stop()
-        if self.processes is not None:
-            self.processes.close()
-        self.engine.join(threads)
-        self.decoded.clear()
-        self.pool.clear()
+        threads = self._engine.stop()
+        if self._processes is not None:
+            self._processes.close()
+        self._engine.join(threads)
+        self._decoded.clear()
+        self._pool.clear()
 
 
-def _depth(machine: Runtime | None) -> int:
-    return 1 if machine is None else machine.depth()
+def _depth_of(runtime: Runtime | None) -> int:
+    return 1 if runtime is None else runtime.depth()
+
+
+def _raise_failure(found: Delivered) -> Delivered:
+    """Return a batch; raise the error that came in its place."""
+    if isinstance(found, Failure):
+        try:
+            raise found.error
+        finally:
+            del found  # or the error would refer to itself through this frame
+    return found
 
 
 class BatchesByNumber:
     """Batches by number. Thread-safe; can be pickled, and survives a fork."""
 
-    def __init__(self, ds: Dataset, share: Share, shuffle: Shuffle, options: Options) -> None:
+    def __init__(self, request: Request) -> None:
+        ds, share, options = request.ds, request.share, request.options
         self.dataset = ds
         self.share = share
-        self._options = options
-        self._plan = make_plan(ds, shuffle, share)
-        self._bytes = batch_bytes(ds, share.batch_size, options.memory)
-        self._plan.share_out(options.memory, self._bytes)  # raises here, if at all
-        self._shuffle = shuffle
-        self._machine: Runtime | None = None
+        self._request = request
+        self._adapter = Arrays(options.structure)
+        self._plan = make_plan(ds, request.shuffle, share)
+        size = batch_bytes(ds, share.batch_size, options.memory)
+        self._budget = budget_for(ds, options, self._plan, size, self._adapter)
+        self._plan.make_cache(self._budget.streams)  # raises here, if at all
+        self._maker: tuple[int, BatchMaker] | None = None  # with the process it belongs to
         self._begun: tuple[int, Epoch, Key] | None = None
 
     @property
@@ -217,30 +276,34 @@ class BatchesByNumber:
         """How samples are ordered within an epoch."""
         return self._plan.order
 
-    def batch(self, epoch: int, number: int) -> Any:  # noqa: ANN401
+    def batch(self, epoch: int, number: int) -> Delivered:
         """Make batch ``number`` of an epoch."""
-        rows, key = self._epoch(epoch)
+        rows, key = self._begin(epoch)
         spans = self._plan.spans(self.share, number, 0)
-        machine = self._machine
-        if machine is None or machine.pid != os.getpid():
-            adapter = Arrays(self._options.structure)
-            machine = Runtime(self.dataset, self._options, self._plan, self._bytes, adapter)
-            self._machine = machine
         found = self._plan.places(np.concatenate([rows.rows(*span) for span in spans]))
-        return machine.filler.make(found, SampleSeeds.of(key, spans), Timing())
+        maker = self._maker
+        if maker is None or maker[0] != os.getpid():
+            maker = self._maker = os.getpid(), self._make_maker()
+        return maker[1].make(found, SampleSeeds.of(key, spans), Timing())
+
+    def _make_maker(self) -> BatchMaker:
+        pool, decoded = Pool(_KEPT), self._plan.make_cache(self._budget.streams)
+        ds, options = self.dataset, self._request.options
+        source = HostSource(ds, options, pool, decoded)
+        return BatchMaker(ds, options, self._budget, pool, source, self._adapter)
 
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:
         """Samples skipped by ``on_error="skip"``: row and error of the first 1,000."""
-        return () if self._machine is None else list_skipped([self._machine.skipped])
+        return () if self._maker is None else list_skipped([self._maker[1].skipped])
 
-    def _epoch(self, epoch: int) -> tuple[Epoch, Key]:
+    def _begin(self, epoch: int) -> tuple[Epoch, Key]:
         begun = self._begun
         if begun is None or begun[0] != epoch:
-            seed, plan = self._options.seed, self._plan
+            seed, plan = self._request.options.seed, self._plan
             rows = plan.order.begin(self.share.n, seed, epoch, plan.counts)
             begun = self._begun = epoch, rows, key_of(seed, epoch)
         return begun[1], begun[2]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BatchesByNumber, (self.dataset, self.share, self._shuffle, self._options)
+        return BatchesByNumber, (self._request,)

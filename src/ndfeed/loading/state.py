@@ -71,21 +71,23 @@ class State:
         version = state.get("version")
         if type(version) is not int or version != VERSION:
             raise ResumeError(
-                f"expected a state of version {VERSION}, found {_brief(version)}", _OTHER
+                f"expected a state of version {VERSION}, found {_format_value(version)}", _OTHER
             )
         data = state.get("data")
         if not isinstance(data, str) or len(data) > _MOST_TEXT:
-            raise _damaged("it has no fingerprint of its data")
-        numbers = {name: state.get(name) for name in ("seed", "epoch", "samples", "rows")}
-        for name, value in numbers.items():
+            raise _make_damage_error("it has no fingerprint of its data")
+        numbers: dict[str, int] = {}
+        for name in ("seed", "epoch", "samples", "rows"):
+            value = state.get(name)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise _damaged(f"{name} is {_brief(value)}")
+                raise _make_damage_error(f"{name} is {_format_value(value)}")
             most = LARGEST_EPOCH - 1 if name == "epoch" else LARGEST_SEED  # there is a next one
             if not (-LARGEST_SEED if name == "seed" else 0) <= value <= most:
-                raise _damaged(f"{name} is out of bounds")
-        made = cls(order=_order(state.get("order")), data=data, **numbers)  # type: ignore[arg-type]
+                raise _make_damage_error(f"{name} is out of bounds")
+            numbers[name] = value
+        made = cls(order=_check_order(state.get("order")), data=data, **numbers)
         if made.samples > made.rows:
-            raise _damaged(f"{made.samples} of {made.rows} samples delivered")
+            raise _make_damage_error(f"{made.samples} of {made.rows} samples delivered")
         return made
 
     def check(self, data: str, rows: int, order: Mapping[str, int | str]) -> None:
@@ -105,19 +107,19 @@ class State:
             )
 
 
-def _order(found: object) -> dict[str, int | str]:
+def _check_order(found: object) -> dict[str, int | str]:
     """Check the parameters of an order: a few names, each with a number or a short text."""
     if not isinstance(found, Mapping) or not 0 < len(found) <= _MOST_PARAMETERS:
-        raise _damaged("it has no order")
+        raise _make_damage_error("it has no order")
     for name, value in found.items():
         sound = type(value) is int and abs(value) <= LARGEST_SEED
         sound = sound or (isinstance(value, str) and len(value) <= _MOST_TEXT)
         if not isinstance(name, str) or len(name) > _MOST_TEXT or not sound:
-            raise _damaged("its order has something else than numbers and short texts")
+            raise _make_damage_error("its order has something else than numbers and short texts")
     return dict(found)
 
 
-def _brief(value: object) -> str:
+def _format_value(value: object) -> str:
     """Show a value in a message, if it is short. It may be anything, however large."""
     if value is None or isinstance(value, bool | float):
         return repr(value)
@@ -128,7 +130,7 @@ def _brief(value: object) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def _damaged(problem: str) -> ResumeError:
+def _make_damage_error(problem: str) -> ResumeError:
     return ResumeError(f"the state is damaged: {problem}", _OTHER)
 
 

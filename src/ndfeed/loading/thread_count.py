@@ -18,7 +18,7 @@ from ndfeed.formats.description import INLINE, RAW
 _MOST = 16
 _SMALL_FILE = 256 << 10
 _PER_THREAD = 1 << 10  # bytes of a row for every thread
-_STARVED = 0.1  # share of the time that the consumer may wait before anything is tried
+_MAY_WAIT = 0.1  # share of the time that the consumer may wait before anything is tried
 _GAIN = 1.05
 _AT_FIRST = 4  # looks before anything is tried: the estimate is mostly right
 _LONGEST = 64  # looks between two tries that failed
@@ -29,10 +29,10 @@ def guess_threads(ds: Dataset) -> int:
     cores = platform_calls.cores()
     if ds.steps:
         return min(max(cores, 2), _MOST)
-    return min(max((_for_group(group, cores) for group in ds.groups), default=1), _MOST)
+    return min(max((_guess_for_group(group, cores) for group in ds.groups), default=1), _MOST)
 
 
-def _for_group(group: Group, cores: int) -> int:
+def _guess_for_group(group: Group, cores: int) -> int:
     columns = group.columns
     if any(((c.coding != RAW) & (c.coding != INLINE)).any() for c in columns):
         return cores
@@ -48,13 +48,13 @@ def _for_group(group: Group, cores: int) -> int:
 class Tuner:
     """Tries other numbers of threads while the consumer waits. Called by one thread at a time."""
 
-    def __init__(self, first: int, use: Callable[[int], None]) -> None:
+    def __init__(self, first: int, set_threads: Callable[[int], None]) -> None:
         self.threads = first
-        self._use = use
+        self._set_threads = set_threads
         self._most = max(_MOST, first)
         self._at = time.perf_counter()
         self._rows = 0
-        self._starved = 0.0
+        self._waited = 0.0
         self._rate = 0.0  # with the number that is kept
         self._tried = 0  # the number being tried, or 0
         self._settling = True
@@ -62,18 +62,18 @@ class Tuner:
         self._looks = 0
         self._upwards = True
 
-    def look(self, rows: int, starved: float) -> None:
-        """Judge what was delivered since the last call; ``starved`` is seconds waited so far."""
+    def look(self, rows: int, waited: float) -> None:
+        """Judge what was delivered since the last call; ``waited`` is seconds waited so far."""
         now = time.perf_counter()
         taken = now - self._at
         rate = (rows - self._rows) / taken
-        hungry = (starved - self._starved) / taken > _STARVED
-        self._at, self._rows, self._starved = now, rows, starved
+        waits = (waited - self._waited) / taken > _MAY_WAIT
+        self._at, self._rows, self._waited = now, rows, waited
         if self._settling:
             self._settling = False  # includes batches that were in progress before the change
         elif self._tried:
             self._judge(rate)
-        elif hungry and rate:
+        elif waits and rate:
             self._rate = rate
             self._looks += 1
             if self._looks >= self._wait:
@@ -89,7 +89,7 @@ class Tuner:
             return
         self._tried = other
         self._settling = True
-        self._use(other)
+        self._set_threads(other)
 
     def _judge(self, rate: float) -> None:
         better = rate > self._rate * _GAIN
@@ -97,12 +97,12 @@ class Tuner:
             self.threads, self._rate, self._wait = self._tried, rate, 1
         else:
             self._settling = True
-            self._use(self.threads)
+            self._set_threads(self.threads)
             self._upwards = not self._upwards
             self._wait = min(self._wait * 2, _LONGEST)
         self._tried = 0
 
-    def restart(self, rows: int, starved: float) -> None:
+    def restart(self, rows: int, waited: float) -> None:
         """Start over after a pause: neither the pause counts nor the first batches."""
         self._settling = True
-        self._at, self._rows, self._starved = time.perf_counter(), rows, starved
+        self._at, self._rows, self._waited = time.perf_counter(), rows, waited

@@ -22,7 +22,7 @@ class Timing:
     rows: int = 0
     nbytes: int = 0
     streams: int = 0  # decoded whole, to be kept
-    asked: int = 0  # bytes prefetched
+    prefetched: int = 0  # bytes prefetched
 
     def __add__(self, other: "Timing") -> "Timing":
         names = [field.name for field in fields(Timing)]
@@ -32,18 +32,18 @@ class Timing:
         names = [field.name for field in fields(Timing)]
         return Timing(*(getattr(self, name) - getattr(other, name) for name in names))
 
-    def filling(self) -> "_Filling":
+    def reading(self) -> "_Reading":
         """Time a block as reading, inflating, and copying for the rest."""
-        return _Filling(self)
+        return _Reading(self)
 
 
-class _Filling:
+class _Reading:
     """A class, not a generator: it is entered for every batch."""
 
-    __slots__ = ("_began", "_clock", "_inflate", "_read", "_streams")
+    __slots__ = ("_began", "_inflate", "_read", "_streams", "_timing")
 
-    def __init__(self, clock: Timing) -> None:
-        self._clock = clock
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
 
     def __enter__(self) -> None:
         now = spent
@@ -52,12 +52,12 @@ class _Filling:
         self._began = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        clock, now = self._clock, spent
+        timing, now = self._timing, spent
         read, inflate = now.read - self._read, now.inflate - self._inflate
-        clock.copy += time.perf_counter() - self._began - read - inflate
-        clock.read += read
-        clock.inflate += inflate
-        clock.streams += now.streams - self._streams
+        timing.copy += time.perf_counter() - self._began - read - inflate
+        timing.read += read
+        timing.inflate += inflate
+        timing.streams += now.streams - self._streams
 
 
 class Disk:

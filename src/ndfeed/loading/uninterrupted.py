@@ -32,13 +32,14 @@ def uninterrupted(work: Callable[[], T]) -> T:
     if threading.get_ident() != threading.main_thread().ident or sys.is_finalizing():
         return work()  # where no signal comes, or no thread can run any more
     done: SimpleQueue[None] = SimpleQueue()
-    results: list[tuple[T, None] | tuple[None, BaseException]] = []
+    results: list[T] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            results.append((work(), None))
+            results.append(work())
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised where we wait
-            results.append((None, error))
+            errors.append(error)
         done.put(None)
 
     try:
@@ -48,13 +49,12 @@ def uninterrupted(work: Callable[[], T]) -> T:
     try:
         done.get()
     except BaseException:
-        while not results:  # not by the queue, whose one item may have been taken
+        while not results and not errors:  # not by the queue, whose one item may have been taken
             time.sleep(_MOMENT)
         raise
-    found, error = results[0]
-    if error is not None:
+    for error in errors:
         raise error
-    return found  # type: ignore[return-value]
+    return results[0]
 
 
 def interrupt_later() -> None:

@@ -25,12 +25,14 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, wait
-from typing import Any, NoReturn
+from multiprocessing.process import BaseProcess
+from typing import Any, NoReturn, TypeAlias
 
 _PATIENCE = 1.0  # seconds between checks that the parent lives; and for a graceful end
 _MOMENT = 0.002
 
 Pipe = Connection
+Message: TypeAlias = Any  # whatever can be pickled
 Main = Callable[["Parent", Any], None]
 
 # One at a time: a child must not inherit the end of a pipe that is meant for another.
@@ -72,7 +74,7 @@ class Parent:
         self._pipe = pipe
         self._pid = pid
 
-    def receive(self) -> Any:  # noqa: ANN401
+    def receive(self) -> Message:
         """Receive the next request."""
         try:
             while not self._pipe.poll(_PATIENCE):
@@ -82,7 +84,7 @@ class Parent:
         except (EOFError, OSError):
             raise Orphaned from None
 
-    def send(self, answer: object) -> None:
+    def send(self, answer: Message) -> None:
         """Send an answer."""
         try:
             self._pipe.send(answer)
@@ -93,7 +95,7 @@ class Parent:
 class Child:
     """A process, and the pipe to it. Used by one thread at a time."""
 
-    def __init__(self, pipe: Pipe, pid: int, process: Any = None) -> None:  # noqa: ANN401
+    def __init__(self, pipe: Pipe, pid: int, process: BaseProcess | None = None) -> None:
         self.pid = pid
         self._pipe = pipe
         # Held while the pipe is used or closed: a second close, or a read from a closed descriptor,
@@ -107,7 +109,7 @@ class Child:
                 self._end = os.pidfd_open(pid)
                 weakref.finalize(self, os.close, self._end)
 
-    def ask(self, question: object) -> Any:  # noqa: ANN401
+    def ask(self, question: Message) -> Message:
         """Send a request and wait for the answer."""
         with self._using, contextlib.suppress(EOFError, OSError):
             self._pipe.send(question)
@@ -116,19 +118,19 @@ class Child:
                 if not self._pipe.poll():
                     raise EOFError
             return self._pipe.recv()
-        self.bury()
+        self.reap()
         raise Died(self.pid, self._status)
 
     def terminate(self) -> None:
         """Tell it to end; it does so at once, whatever it is doing."""
-        if not self._ended():
+        if not self._has_ended():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """Wait for it to end, and kill it if it does not."""
         until = time.monotonic() + _PATIENCE
-        while not self._ended():
+        while not self._has_ended():
             if time.monotonic() > until:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
@@ -139,7 +141,7 @@ class Child:
             finally:
                 self._using.release()
 
-    def _ended(self) -> bool:
+    def _has_ended(self) -> bool:
         if self._status is None and self._process is not None:
             self._status = self._process.exitcode
         elif self._status is None:
@@ -162,13 +164,13 @@ def start_child(main: Main, argument: object) -> Child:
         _pipes.add(ours)
         try:
             if not hasattr(os, "fork"):
-                return _spawned(main, argument, ours, theirs)
-            return Child(ours, _forked(main, argument, theirs))
+                return _spawn(main, argument, ours, theirs)
+            return Child(ours, _fork(main, argument, theirs))
         finally:
             theirs.close()
 
 
-def _forked(main: Main, argument: object, pipe: Pipe) -> int:
+def _fork(main: Main, argument: object, pipe: Pipe) -> int:
     parent = os.getpid()
     for stream in (sys.stdout, sys.stderr):  # or their buffers would be written twice
         with contextlib.suppress(AttributeError, OSError, ValueError):
@@ -181,12 +183,14 @@ def _forked(main: Main, argument: object, pipe: Pipe) -> int:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         pid = os.fork()
         if not pid:
-            _live(main, argument, pipe, parent, blocked)
+            _run_child(main, argument, pipe, parent, blocked)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return pid
 
 
-def _live(main: Main, argument: object, pipe: Pipe, parent: int, mask: Iterable[int]) -> NoReturn:
+def _run_child(
+    main: Main, argument: object, pipe: Pipe, parent: int, mask: Iterable[int]
+) -> NoReturn:
     """Run a forked child from start to end."""
     status = 1
     try:
@@ -208,7 +212,7 @@ def _serve(main: Main, argument: object, pipe: Pipe, parent: int) -> None:
         return
 
 
-def _spawned(main: Main, argument: object, ours: Pipe, theirs: Pipe) -> Child:
+def _spawn(main: Main, argument: object, ours: Pipe, theirs: Pipe) -> Child:
     context = multiprocessing.get_context("spawn")
     args = (main, argument, theirs, os.getpid())
     process = context.Process(target=_serve, args=args, daemon=True, name="ndfeed-map")

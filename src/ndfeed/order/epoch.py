@@ -1,6 +1,6 @@
-"""One epoch of an order: rows by position, computed as they are asked for.
+"""One epoch of an order: rows by position, computed when they are needed.
 
-An epoch may be asked from several threads at once. What it remembers between calls only saves
+An epoch may be used by several threads at once. What it remembers between calls only saves
 time, and is replaced as one object, so that no lock is needed.
 """
 
@@ -13,13 +13,13 @@ from ndfeed.order.permutation import Ints
 Ranges = list[tuple[int, int]]
 
 _AHEAD = 1 << 15  # rows computed at once when the next requests can be foreseen
-_MOST = 1 << 16  # positions worked on at once, whatever is asked for
+_MOST = 1 << 16  # positions computed at once, however many are requested
 
 
 class Epoch(Protocol):
     """What an order is for one seed and epoch.
 
-    - ``rows(start, stop)`` is the same whatever was asked before, and by whom.
+    - ``rows(start, stop)`` is the same whatever was requested before, and by whom.
     - Its cost is that of ``stop - start`` rows and a constant, whatever the length.
     - The ranges of ``arriving`` over consecutive spans hold every row once, none later than
       its first use; with ``held`` before the first span, also when that begins in the middle.
@@ -67,7 +67,7 @@ class _Memory(NamedTuple):
     ahead: dict[int, Ints]
 
 
-class Walked:
+class WalkEpoch:
     """An epoch over a walk, computing ahead when requests come at regular distances.
 
     A vectorised walk costs some 60 µs a call however few rows it makes. Batches of one size at

@@ -1,5 +1,9 @@
 """The orders a loader can follow (``shuffle=``), and how well each of them mixes.
 
+An order is a value, and sees no files: ``Order`` lists what it says about those it needs. ``begin``
+makes an epoch of it, which is a function of the order, the number of rows, the seed and the epoch
+alone.
+
 How well an order mixes, as one number in ``(0, 1]``: 1 is an exact shuffle.
 
 The worst case is that all rows of a part are alike, as in files sorted by class. Then rows of
@@ -11,23 +15,19 @@ Data whose parts are mixed in themselves lose nothing, whatever the number.
 
 For a window, q is counted from what each part gives to a slot, or to as many slots as a batch
 fills, averaged over the epoch: its first slot and its last are less even than those between.
-
-The orders a loader can follow: what users pass as ``shuffle=``.
-
-An order is a value. ``begin`` makes an epoch of it, which is a function of the order, the
-number of rows, the seed and the epoch alone.
 """
 
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.order.epoch import Epoch, Ranges, Walked, check_span
+from ndfeed.order.epoch import Epoch, Ranges, WalkEpoch, check_span
 from ndfeed.order.permutation import LARGEST, EqualParts, Ints, ListedParts, key_of, permuted
-from ndfeed.order.window import Laned, Windowed
+from ndfeed.order.window import LaneWalk, WindowWalk, make_lanes
 
 _LOOKED_AT = 64  # stretches of an epoch that stand for all of it
 
@@ -44,20 +44,20 @@ def alike(amounts: Ints) -> float:
     return float((x * (x - 1)).sum()) / (total * (total - 1)) if total > 1 else 1.0
 
 
-def mixing_of(walk: Windowed, batch_size: int, exact: float) -> float:
+def mixing_of(walk: WindowWalk, batch_size: int, exact: float) -> float:
     """The mixing of a window. A batch is taken to lie inside a slot, or to fill several."""
     b = min(batch_size, walk.n)
     if b < 2:
         return 1.0
     slots = min(max(round(b * walk.slots / walk.n), 1), walk.slots)
-    at, stands_for = _sample(walk.slots - slots + 1)
+    at, stands_for = _sample_slots(walk.slots - slots + 1)
     amounts = [walk.amounts(int(slot), slots) for slot in at]
     weights = stands_for * [float(a.sum()) for a in amounts]
     same = np.array([alike(a) for a in amounts])
     return mixing_ratio(b, float((weights * same).sum() / weights.sum()), exact)
 
 
-def _sample(slots: int) -> tuple[Ints, NDArray[np.float64]]:
+def _sample_slots(slots: int) -> tuple[Ints, NDArray[np.float64]]:
     """Slots from all of an epoch, more of them near its ends, and how many each stands for."""
     near = 1 << np.arange(slots.bit_length(), dtype=np.int64)
     even = np.linspace(0, slots - 1, _LOOKED_AT).astype(np.int64)
@@ -71,13 +71,89 @@ __all__ = ["Blocks", "Epoch", "Exact", "Order", "Sequential", "Windows"]
 Spec = dict[str, int | str]
 
 
+@runtime_checkable
+class Order(Protocol):
+    """Which row comes at which position of an epoch.
+
+    What it needs of files, so that nobody has to ask which order it is:
+
+    - ``shuffled``: rows come in another order than they are stored in.
+    - ``by_file``: ``begin`` needs ``counts``, the rows of each file, which must lie side by side.
+    - ``by_part``: rows come from whole blocks or files, which are prefetched as such.
+    - ``open_parts``: how many of those are mixed at a time.
+    """
+
+    shuffled: ClassVar[bool]
+    by_file: ClassVar[bool]
+    by_part: ClassVar[bool]
+
+    @property
+    def open_parts(self) -> int:
+        """How many blocks or files are mixed at a time."""
+        ...
+
+    def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
+        """Make one epoch of ``n`` rows."""
+        ...
+
+    def lanes(self, ranks: Sequence[int], world: int) -> Sequence[int]:
+        """Return the lanes that some ranks take rows from, if files are divided among ranks."""
+        ...
+
+    def begin_lanes(
+        self, n: int, seed: int, epoch: int, counts: Ints | None, lanes: Sequence[int]
+    ) -> Sequence[Epoch]:
+        """Make the same epoch for each of some lanes, which says when the lane's files arrive."""
+        ...
+
+    def parts_in_use(self, parts: int, rows: int) -> int:
+        """Return the most files that are in use at a time, of ``parts`` with ``rows`` rows each.
+
+        A file that was just left counts too: batches that need it may still be in progress.
+        """
+        ...
+
+    def spec(self) -> Spec:
+        """Say which order this is, for JSON; compared on resume."""
+        ...
+
+    def mixing(self, n: int, batch_size: int, counts: Ints | None = None) -> float:
+        """Say how close it comes to an exact shuffle, in ``(0, 1]``."""
+        ...
+
+
+class _OneLane:
+    """What orders have in common that do not divide files among ranks."""
+
+    __slots__ = ()
+
+    def lanes(self, ranks: Sequence[int], world: int) -> Sequence[int]:
+        """Return nothing: there are no lanes."""
+        return ()
+
+    def begin_lanes(
+        self, n: int, seed: int, epoch: int, counts: Ints | None, lanes: Sequence[int]
+    ) -> Sequence[Epoch]:
+        """Return nothing: there are no lanes."""
+        return ()
+
+
 @dataclass(frozen=True, slots=True)
-class Sequential:
+class Sequential(_OneLane):
     """Rows as they lie."""
+
+    shuffled: ClassVar[bool] = False
+    by_file: ClassVar[bool] = False
+    by_part: ClassVar[bool] = False
+    open_parts: ClassVar[int] = 1
+
+    def parts_in_use(self, parts: int, rows: int) -> int:
+        """Return two: the current file and the one before it."""
+        return min(parts, 2)
 
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
         """One epoch: the same for every seed."""
-        return _InOrder(_length(n))
+        return _SequentialEpoch(_check_length(n))
 
     def spec(self) -> Spec:
         """What this order is, for JSON; compared on resume."""
@@ -95,12 +171,21 @@ class Sequential:
 
 
 @dataclass(frozen=True, slots=True)
-class Exact:
+class Exact(_OneLane):
     """A permutation of all rows, as good as a true shuffle; nothing is stored for it."""
+
+    shuffled: ClassVar[bool] = True
+    by_file: ClassVar[bool] = False
+    by_part: ClassVar[bool] = False
+    open_parts: ClassVar[int] = 1
+
+    def parts_in_use(self, parts: int, rows: int) -> int:
+        """Return all files: any may be needed next."""
+        return parts
 
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
         """One epoch."""
-        return Walked(_Anywhere(_length(n), key_of("exact", seed, epoch)))
+        return WalkEpoch(_ExactWalk(_check_length(n), key_of("exact", seed, epoch)))
 
     def spec(self) -> Spec:
         """What this order is, for JSON; compared on resume."""
@@ -112,7 +197,7 @@ class Exact:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(_OneLane):
     """Blocks of ``rows`` rows in a permuted order, ``window`` of them mixed at a time.
 
     Every block is read once, whole, and is in use for one stretch of ``window * rows`` rows.
@@ -121,13 +206,26 @@ class Blocks:
     rows: int = 4096
     window: int = 32
 
+    shuffled: ClassVar[bool] = True
+    by_file: ClassVar[bool] = False
+    by_part: ClassVar[bool] = True
+
+    @property
+    def open_parts(self) -> int:
+        """How many blocks are mixed at a time."""
+        return self.window
+
+    def parts_in_use(self, parts: int, rows: int) -> int:
+        """Return the files that the blocks of a window may lie in."""
+        return min(parts, self.window * -(-self.rows // max(rows, 1)))
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", _at_least_one("rows", self.rows))
-        object.__setattr__(self, "window", _at_least_one("window", self.window))
+        object.__setattr__(self, "rows", _check_positive("rows", self.rows))
+        object.__setattr__(self, "window", _check_positive("window", self.window))
 
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
         """One epoch."""
-        return Walked(self._walk(n, key_of("blocks", seed, epoch)))
+        return WalkEpoch(self._walk(n, key_of("blocks", seed, epoch)))
 
     def spec(self) -> Spec:
         """What this order is, for JSON; compared on resume."""
@@ -141,8 +239,8 @@ class Blocks:
         pairs = full * self.rows * (self.rows - 1) + rest * (rest - 1)
         return mixing_of(self._walk(n, 0), batch_size, pairs / (n * (n - 1)))
 
-    def _walk(self, n: int, key: int) -> Windowed:
-        return Windowed(EqualParts(_length(n), self.rows, key), self.window, key)
+    def _walk(self, n: int, key: int) -> WindowWalk:
+        return WindowWalk(EqualParts(_check_length(n), self.rows, key), self.window, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +261,22 @@ class Windows:
     files: int = 16
     ranks: int = 1
 
+    shuffled: ClassVar[bool] = True
+    by_file: ClassVar[bool] = True
+    by_part: ClassVar[bool] = True
+
+    @property
+    def open_parts(self) -> int:
+        """How many files are mixed at a time."""
+        return self.files
+
+    def parts_in_use(self, parts: int, rows: int) -> int:
+        """Return the files of the window, and the one that it has just left."""
+        return min(parts, self.files + 1)
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "files", _at_least_one("files", self.files))
-        object.__setattr__(self, "ranks", _at_least_one("ranks", self.ranks))
+        object.__setattr__(self, "files", _check_positive("files", self.files))
+        object.__setattr__(self, "ranks", _check_positive("ranks", self.ranks))
 
     def __repr__(self) -> str:
         more = f", ranks={self.ranks}" if self.ranks > 1 else ""
@@ -174,16 +285,20 @@ class Windows:
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
         """One epoch over files of ``counts`` rows, ``n`` in all."""
         key = key_of("windows", seed, epoch)
-        return Walked(
-            self._walk(n, key, counts) if self.ranks == 1 else self._laned(n, key, counts)
+        return WalkEpoch(
+            self._walk(n, key, counts) if self.ranks == 1 else self._walk_lanes(n, key, counts)
         )
 
-    def lanes(
-        self, n: int, seed: int, epoch: int, counts: Ints | None, needed: Sequence[int]
-    ) -> list[Epoch]:
-        """The same epoch for each of the lanes ``needed``, of which the files arrive."""
-        laned = self._laned(n, key_of("windows", seed, epoch), counts)
-        return [Walked(laned.lane(number)) for number in needed]
+    def lanes(self, ranks: Sequence[int], world: int) -> Sequence[int]:
+        """Return the lanes that some of ``world`` ranks take their rows from."""
+        return make_lanes(self.ranks, ranks, world) if self.ranks > 1 else ()
+
+    def begin_lanes(
+        self, n: int, seed: int, epoch: int, counts: Ints | None, lanes: Sequence[int]
+    ) -> Sequence[Epoch]:
+        """Make the same epoch for each of ``lanes``, which says when the lane's files arrive."""
+        laned = self._walk_lanes(n, key_of("windows", seed, epoch), counts)
+        return [WalkEpoch(laned.lane(number)) for number in lanes]
 
     def spec(self) -> Spec:
         """What this order is, for JSON; compared on resume."""
@@ -195,14 +310,14 @@ class Windows:
 
         Of ranks together: as if one window were open over the files of all of them.
         """
-        walk = Windowed(self._files(n, 0, counts), self.files * self.ranks, 0)
+        walk = WindowWalk(self._files(n, 0, counts), self.files * self.ranks, 0)
         return mixing_of(walk, batch_size, alike(np.asarray(counts)))
 
-    def _walk(self, n: int, key: int, counts: Ints | None) -> Windowed:
-        return Windowed(self._files(n, key, counts), self.files, key)
+    def _walk(self, n: int, key: int, counts: Ints | None) -> WindowWalk:
+        return WindowWalk(self._files(n, key, counts), self.files, key)
 
-    def _laned(self, n: int, key: int, counts: Ints | None) -> Laned:
-        return Laned.of(self._files(n, key, counts), self.ranks, self.files, key)
+    def _walk_lanes(self, n: int, key: int, counts: Ints | None) -> LaneWalk:
+        return LaneWalk.of(self._files(n, key, counts), self.ranks, self.files, key)
 
     def _files(self, n: int, key: int, counts: Ints | None) -> ListedParts:
         if counts is None:
@@ -215,10 +330,12 @@ class Windows:
         return ListedParts.permuted(sizes, key)
 
 
-Order = Sequential | Exact | Blocks | Windows
+def is_order(value: object) -> TypeGuard[Order]:
+    """Is this an order, rather than ``True``, ``False`` or something else?"""
+    return isinstance(value, Sequential | Exact | Blocks | Windows)
 
 
-def _at_least_one(name: str, value: int) -> int:
+def _check_positive(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < 1:
@@ -226,14 +343,14 @@ def _at_least_one(name: str, value: int) -> int:
     return int(value)  # NumPy's would wrap, and are not JSON
 
 
-def _length(n: int) -> int:
+def _check_length(n: int) -> int:
     length = operator.index(n)
     if not 0 <= length <= LARGEST:
         raise ValueError(f"n must be in [0, 2**62], got {length}")
     return length
 
 
-class _InOrder:
+class _SequentialEpoch:
     """Rows as they lie."""
 
     def __init__(self, n: int) -> None:
@@ -252,7 +369,7 @@ class _InOrder:
         return []
 
 
-class _Anywhere:
+class _ExactWalk:
     """The walk of an exact shuffle."""
 
     def __init__(self, n: int, key: int) -> None:

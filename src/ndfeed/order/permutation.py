@@ -112,30 +112,30 @@ def permuted(positions: ArrayLike, n: int | Ints, key: int | Keys, of: Ints | No
     if not isinstance(n, np.ndarray) and not isinstance(key, np.ndarray):
         if not 1 <= n <= LARGEST:
             raise ValueError(f"n must be in [1, 2**62], got {n}")
-        return _applied(int(np.searchsorted(_LAST, n)), at, int(n), int(key), None)
+        return _apply(int(np.searchsorted(_LAST, n)), at, int(n), int(key), None)
     lengths, keys = np.broadcast_arrays(np.asarray(n, np.int64), np.asarray(key, np.uint64))
     which = np.searchsorted(_LAST, lengths)
     if len(which) and (which == which[0]).all():
-        return _applied(int(which[0]), at, lengths, keys, of)
+        return _apply(int(which[0]), at, lengths, keys, of)
     of = np.arange(len(at), dtype=np.int64) if of is None else of
     out, which = np.empty_like(at), which[of]
     for kind in range(len(_KINDS) + 1):
         these = np.flatnonzero(which == kind)
         if len(these):
-            out[these] = _applied(kind, at[these], lengths, keys, of[these])
+            out[these] = _apply(kind, at[these], lengths, keys, of[these])
     return out
 
 
-def _applied(kind: int, at: Ints, n: int | Ints, key: int | Keys, of: Ints | None) -> Ints:
+def _apply(kind: int, at: Ints, n: int | Ints, key: int | Keys, of: Ints | None) -> Ints:
     """``permuted``, where all lengths are of one kind."""
     if kind:
         return _walk(at, _domain(n, key, _KINDS[kind - 1]), of, _KINDS[kind - 1])
     if of is not None:
         n, key = np.asarray(n)[of], np.asarray(key, np.uint64)[of]
-    return _ranked(at, n, key)
+    return _rank(at, n, key)
 
 
-def _ranked(at: Ints, n: int | Ints, key: int | Keys) -> Ints:
+def _rank(at: Ints, n: int | Ints, key: int | Keys) -> Ints:
     """Every position by the rank of its own key among all n of them."""
     own = keys_from(key, at)
     out = np.zeros_like(at)

@@ -11,7 +11,7 @@ Where an order divides files among ranks, they take every ``world``-th position 
 (``stripes``); all of the above holds as well.
 
 A process that feeds several devices may be several ranks at once: it takes the slices of all of
-them, one behind the other.
+them, one after the other.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """A window that slides over files or blocks, also divided among ranks.
 
-A window that slides over parts: rows mixed among a few parts at a time, each open once.
+Rows are mixed among a few parts at a time, and each part is open once.
 
 Parts (blocks of rows, or files) stand in a permuted order and are numbered in it from 0 to
 F - 1; w is the window, at most F. There are F - w + 1 slots, and slot t draws from the parts
@@ -12,7 +12,7 @@ j being ``[j * c // k, (j + 1) * c // k)``; one goes to each slot of its life. T
 are permuted by a key of the slot. Every slot but the first brings one new part.
 
 Nothing here is ever as long as the data. Slots are laid out a few at a time, and a row's place
-is computed from the layout when it is asked for. Every part has rows, and therefore every slot.
+is computed from the layout when it is needed. Every part has rows, and therefore every slot.
 
 Cost on one core: 75 to 95 ns a row for slices of many rows, 110 to 140 for files of a few.
 
@@ -63,7 +63,7 @@ class Layout(NamedTuple):
     slot_keys: Keys
 
 
-class Windowed:
+class WindowWalk:
     """The walk of a sliding window over parts."""
 
     def __init__(self, parts: Parts, window: int, key: int) -> None:
@@ -83,7 +83,7 @@ class Windowed:
         while done < len(positions):
             layout = self._layout(int(positions[done]))
             stop = int(np.searchsorted(positions, layout.starts[-1]))
-            out[done:stop] = placed(layout, positions[done:stop])
+            out[done:stop] = find_rows(layout, positions[done:stop])
             done = stop
         return out
 
@@ -105,16 +105,16 @@ class Windowed:
     def amounts(self, slot: int, slots: int) -> Ints:
         """Rows that each part gives to ``slots`` slots from ``slot`` on."""
         i = np.arange(slot, min(slot + slots + self._window - 1, self._parts.count), dtype=np.int64)
-        return self._taken(i, slot + slots) - self._taken(i, slot)
+        return self._count_taken(i, slot + slots) - self._count_taken(i, slot)
 
     def rows_before(self, slot: int) -> int:
         """Positions before ``slot``: the parts that are done, and what the open ones gave."""
         if slot >= self.slots:
             return self.n
         open_ones = np.arange(slot, min(slot + self._window - 1, self._parts.count), dtype=np.int64)
-        return self._parts.before(slot) + int(self._taken(open_ones, slot).sum())
+        return self._parts.before(slot) + int(self._count_taken(open_ones, slot).sum())
 
-    def _taken(self, i: Ints, slot: int | Ints) -> Ints:
+    def _count_taken(self, i: Ints, slot: int | Ints) -> Ints:
         """Rows that the parts at places ``i`` have given before ``slot``."""
         born = np.maximum(i - self._window + 1, 0)
         life = np.minimum(i, self.slots - 1) - born + 1
@@ -143,24 +143,24 @@ class Windowed:
         return low
 
     def _first_slot(self, position: int) -> int:
-        """The first slot that begins at ``position`` or behind it."""
+        """The first slot that begins at ``position`` or after it."""
         if position >= self.n:
             return self.slots
         layout = self._layout(position)
         return layout.slot + int(np.searchsorted(layout.starts, position))
 
     def _layout(self, position: int) -> Layout:
-        """The layout of the slot that ``position`` lies in, and some behind it."""
+        """The layout of the slot that ``position`` lies in, and of some after it."""
         layouts = self._layouts
         for layout in layouts:
             if layout.starts[0] <= position < layout.starts[-1]:
                 return layout
         slot = self._slot_of(position)
-        layout = self._laid(slot)
+        layout = self._lay_out(slot)
         self._layouts = (layout, *layouts[:3])
         return layout
 
-    def _laid(self, slot: int) -> Layout:
+    def _lay_out(self, slot: int) -> Layout:
         parts, window = self._parts, self._window
         usual = max(self.n // parts.count, 1)  # rows of a slot
         many = max(_ROWS // usual, 1)
@@ -194,8 +194,8 @@ class Windowed:
         """Every slice of every slot: cheap where slices have many rows."""
         slots = np.arange(slot, end, dtype=np.int64)[:, None]
         i = slots + np.arange(self._window, dtype=np.int64)
-        from_ = self._taken(i, slots)
-        lengths = self._taken(i, slots + 1) - from_
+        from_ = self._count_taken(i, slots)
+        lengths = self._count_taken(i, slots + 1) - from_
         ends = np.cumsum(lengths)
         offset = from_.reshape(-1) - (ends - lengths.reshape(-1))
         return (i - slot).reshape(-1), offset, ends, lengths.sum(axis=1)
@@ -208,7 +208,7 @@ class Windowed:
         life = np.minimum(i, self.slots - 1) - born + 1
         part = np.repeat(np.arange(len(i), dtype=np.int64), sizes)
         inner = np.arange(len(part), dtype=np.int64) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        # Row u is in the first slice j that ends behind it: (j + 1) * c >= (u + 1) * k.
+        # Row u is in the first slice j that ends after it: (j + 1) * c >= (u + 1) * k.
         at = born[part] - slot + ((inner + 1) * life[part] - 1) // sizes[part]
         mine = np.flatnonzero((at >= 0) & (at < end - slot))
         at = at[mine]
@@ -220,7 +220,7 @@ class Windowed:
         return part[mine], inner[mine] - count, count + 1, lengths
 
 
-def placed(layout: Layout, positions: Ints) -> Ints:
+def find_rows(layout: Layout, positions: Ints) -> Ints:
     """Rows at positions inside a layout."""
     starts = layout.starts
     if layout.slots is None:
@@ -248,30 +248,30 @@ def make_lanes(count: int, ranks: Sequence[int], world: int) -> list[int]:
     return sorted({lane for rank in ranks for lane in range(rank % common, count, common)})
 
 
-class Laned:
+class LaneWalk:
     """The walk over several lanes. ``needed`` are those whose files are said to arrive."""
 
-    def __init__(self, lanes: Sequence[Windowed], needed: Sequence[int] | None = None) -> None:
+    def __init__(self, lanes: Sequence[WindowWalk], needed: Sequence[int] | None = None) -> None:
         self.n = sum(lane.n for lane in lanes)
         self._lanes = lanes
         self._needed = range(len(lanes)) if needed is None else needed
 
     @classmethod
-    def of(cls, files: ListedParts, count: int, window: int, key: int) -> "Laned":
+    def of(cls, files: ListedParts, count: int, window: int, key: int) -> "LaneWalk":
         """``count`` lanes over files that stand in their order already."""
         keys = keys_from(key, np.arange(_FIRST_KEY, _FIRST_KEY + count, dtype=np.int64))
         each, more = divmod(files.n, count)
         starts = [lane * each + min(lane, more) for lane in range(count + 1)]
         return cls(
             [
-                Windowed(files.cut(*starts[lane : lane + 2]), window, int(keys[lane]))
+                WindowWalk(files.cut(*starts[lane : lane + 2]), window, int(keys[lane]))
                 for lane in range(count)
             ]
         )
 
-    def lane(self, number: int) -> "Laned":
+    def lane(self, number: int) -> "LaneWalk":
         """The same walk, of which the files of one lane are said to arrive."""
-        return Laned(self._lanes, [number])
+        return LaneWalk(self._lanes, [number])
 
     def at(self, positions: Ints) -> Ints:
         """Rows at ascending positions."""

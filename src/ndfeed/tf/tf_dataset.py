@@ -19,6 +19,7 @@ from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.loading import ragged as arrays
 from ndfeed.loading.argument_hints import with_hints
+from ndfeed.loading.budget import batch_bytes
 from ndfeed.loading.loader import Loader
 from ndfeed.loading.options import (
     Fields,
@@ -29,7 +30,6 @@ from ndfeed.loading.options import (
     settle,
     side_by_side,
 )
-from ndfeed.loading.plan import batch_bytes
 from ndfeed.loading.ragged import PadTo, PadValue
 from ndfeed.tf.batch_format import RAGGED, BatchFormat, Pieces, Ragged
 from ndfeed.tf.fast_iterator import Batches, Generated
@@ -144,17 +144,18 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Tens
     check_dataset(ds)
     own = None if shard is None else as_shard(shard)
     size, part = batch_and_shard(batch_size, own, context)
-    ds, share, options = settle(
+    request = settle(
         ds, size, shard=part, drop_last=drop_last, seed=seed, fields=fields, memory=memory,
         threads=threads, processes=processes, ragged=packed, on_error=on_error, pad_to=pad_to,
-        pad_value=pad_value,
+        pad_value=pad_value, shuffle=shuffle,
     )  # fmt: skip
+    ds, share, options = request.ds, request.share, request.options
     bytes_each = batch_bytes(ds, size, options.memory)
     piece = min(_PIECE, options.memory // 8)
     joint = side_by_side(ds, on_error) and not options.pads and 2 * bytes_each <= piece
     held = _HELD * (piece if joint else bytes_each)
     adapt = partial(Pieces, piece, joint, held)
-    loader = Loader(ds, share, shuffle, options, adapt)
+    loader = Loader(request, adapt)
     if state is not None:
         state.bind(loader, epochs)
     starts = {0, 0 if state is None else state.samples}  # of this epoch and of the next ones

@@ -22,7 +22,7 @@ from ndfeed.loading.argument_hints import with_hints
 from ndfeed.loading.options import Fields, OnError, Shuffle, as_shard, settle
 from ndfeed.loading.ragged import PadTo, PadValue
 from ndfeed.loading.report import Report
-from ndfeed.order.orders import Order, Sequential
+from ndfeed.order.orders import Order
 from ndfeed.torch.batch_format import RAGGED, Batch, BatchFormat, Ragged
 from ndfeed.torch.convert import Convert
 from ndfeed.torch.cuda.feed import Feed, check_fits
@@ -186,16 +186,15 @@ class Loader:
 
     def _stop_shuffling(self) -> None:
         """Deliver samples in stored order, as Lightning lets a DataLoader do when it overfits."""
-        if isinstance(self.order, Sequential):
+        if not self.order.shuffled:
             return
         warnings.warn(
             "overfit_batches needs the same batches in every epoch, so this loader no longer "
             "shuffles; make another one to train on all batches",
             stacklevel=4,
         )
-        was = self._arrays
-        was.close()
-        self._arrays = arrays.Loader(was.dataset, was.share, False, was._options, was._adapt)
+        self._arrays.close()
+        self._arrays = arrays.reorder(self._arrays, False)
 
     def __iter__(self) -> Batches:
         return Batches(self)
@@ -301,13 +300,12 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a dev
     if ragged not in RAGGED:
         raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
     packed = "packed" if ragged == "nested" else ragged
-    ds, share, options = settle(
+    request = settle(
         ds, batch_size, shard=ranks() if shard is None else as_shard(shard), drop_last=drop_last,
         seed=seed, fields=fields, memory=memory, threads=threads, processes=processes,
-        ragged=packed, on_error=on_error, pad_to=pad_to, pad_value=pad_value,
+        ragged=packed, on_error=on_error, pad_to=pad_to, pad_value=pad_value, shuffle=shuffle,
     )  # fmt: skip
     where = device_of(device, resident)
-    form = BatchFormat(ds, options.structure, convert, ragged)
-    adapt = adapter_for(ds, form, where, resident=resident)
-    made = arrays.Loader(ds, share, shuffle, options, adapt)
-    return Loader(made, shard_given=shard is not None)
+    form = BatchFormat(request.ds, request.options.structure, convert, ragged)
+    adapt = adapter_for(request.ds, form, where, resident=resident)
+    return Loader(arrays.Loader(request, adapt), shard_given=shard is not None)

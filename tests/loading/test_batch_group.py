@@ -20,8 +20,7 @@ class Joint(Adapter):
 def loader_of(ds, size, rank=0, world=1, shuffle=True, **more):
     options = {"fields": None, "memory": None, "threads": None, "processes": 0, "seed": 0}
     options |= {"ragged": "list", "on_error": "raise", "drop_last": False}
-    wanted = settle(ds, size, shard=(rank, world), **(options | more))
-    return Loader(ds, wanted.share, shuffle, wanted.options, Joint)
+    return Loader(settle(ds, size, shuffle=shuffle, shard=(rank, world), **(options | more)), Joint)
 
 
 @pytest.mark.parametrize("world", [1, 2])
