@@ -288,18 +288,13 @@ class Routed:
         made: list[tuple[NDArray[np.int64], Batch]] = []
         for route in np.unique(which).tolist() or [0]:
             at = np.flatnonzero(which == route)
-            made.append((at, self._gone(batch, route, at, draws, number)))
+            made.append((at, self._take_route(batch, route, at, draws, number)))
         if len(made) == 1:
             return made[0][1]
         return {name: _merge(name, [(at, own[name]) for at, own in made]) for name in made[0][1]}
 
-    def _gone(
-        self,
-        batch: Batch,
-        route: int,
-        at: NDArray[np.int64],
-        draws: Draws | None,
-        number: int,
+    def _take_route(
+        self, batch: Batch, route: int, at: NDArray[np.int64], draws: Draws | None, number: int
     ) -> Batch:
         """Apply one of the routes to the samples ``at``."""
         way = self.routes[route]
