@@ -128,6 +128,7 @@ def share_and_agree(rank, world, folder, source):
     late = ndfeed.torch.loader(ds, 8)
     late.epoch = rank
     found["refused"] = {name: refused(one) for name, one in (wrong | {"epoch": late}).items()}
+    found["epochs"] = [wrong["seed"].epoch, late.epoch - rank]
     found["own"] = labels(ndfeed.torch.loader(ds, 8, shard=(0, 1))) if rank else None
 
     batches = iter(loader)

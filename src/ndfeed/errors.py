@@ -8,7 +8,7 @@
     ├── FormatError       (ValueError)    the bytes are not what the format promises
     │   ├── TruncatedError                fewer bytes present than promised
     │   ├── ChecksumError                 the bytes were damaged
-    │   ├── LimitError                    a bomb: a size no honest file needs
+    │   ├── LimitError                    a bomb: a size far beyond what real files need
     │   ├── ManifestError                 a packed dataset's ndfeed.json is wrong
     │   └── UnsupportedError              sound, but of a kind that is not read
     ├── ChangedError      (RuntimeError)  the file is not the one that was indexed
@@ -94,7 +94,9 @@ class Error(Exception):
 
     def _lines(self) -> list[str]:
         """The lines of the message, as they are: ``__str__`` makes them printable."""
-        return [str(self.args[0]) if self.args else ""]
+        where = "" if self.path is None else f"{self.path}: "
+        problem = self.problem or (str(self.args[0]) if self.args else "")
+        return [f"{where}{problem}; {self.remedy}" if self.remedy else f"{where}{problem}"]
 
 
 class _FileError(Error):
@@ -169,7 +171,7 @@ class ManifestError(FormatError):
 
 
 class UnsupportedError(FormatError):
-    """A sound file of a kind that is not read; the message has the way out."""
+    """A valid file of an unsupported kind; the message says what to do."""
 
     remedy = "save the arrays with np.savez"
 
@@ -186,14 +188,14 @@ class BadFilesError(Error, ValueError):
         self.problems = list(problems)
         self.checked = checked
         self.path = self.problems[0].path
+        self.problem = f"{len(self.problems):,} of {checked:,} files cannot be used"
 
     def _lines(self) -> list[str]:
         lines = [str(problem) for problem in self.problems[:_LISTED]]
         more = len(self.problems) - len(lines)
         if more:
             lines.append(f"… and {more:,} more")
-        lines.append(f"{len(self.problems):,} of {self.checked:,} files cannot be used")
-        return lines
+        return [*lines, self.problem]
 
 
 class SchemaError(_FileError, ValueError):
@@ -201,7 +203,7 @@ class SchemaError(_FileError, ValueError):
 
 
 class AmbiguousError(SchemaError):
-    """The samples could be read two ways; the message has both, and the word to add."""
+    """The samples could be read two ways; the message shows both, and the argument to add."""
 
 
 class FieldError(Error, KeyError):
@@ -211,13 +213,11 @@ class FieldError(Error, KeyError):
         super().__init__(name, tuple(known), path)
         self.name, self.known = name, tuple(known)
         self.path = None if path is None else fsdecode(path)
-
-    def _lines(self) -> list[str]:
         listed = ", ".join(repr(known) for known in self.known[:_LISTED]) or "none"
         more = f" and {len(self.known) - _LISTED} more" if len(self.known) > _LISTED else ""
-        where = "" if self.path is None else f"{self.path}: "
-        hint = "; ds.with_origin() adds 'file' and 'row'" if self.name in ("file", "row") else ""
-        return [f"{where}no field {self.name!r}; the fields are {listed}{more}{hint}"]
+        hint = "; ds.with_origin() adds 'file' and 'row'" if name in ("file", "row") else ""
+        self.problem = f"no field {name!r}"
+        self.remedy = f"the fields are {listed}{more}{hint}"
 
 
 class CastError(Error, ValueError):
@@ -226,22 +226,18 @@ class CastError(Error, ValueError):
     ``path`` is the file it was read from, where that is known.
     """
 
+    remedy = "cast it to a wider type, or change such values with map()"
+
     def __init__(
         self, field: str, row: int, value: object, dtype: str, path: str | None = None
     ) -> None:
         super().__init__(field, row, value, dtype, path)
         self.field, self.row, self.value, self.dtype, self.path = self.args
+        self.problem = f"field {field!r} has {value} in row {row}, which {dtype} cannot hold"
 
     def in_row(self, row: int) -> "CastError":
         """The same, where ``row`` was a place in a batch."""
         return CastError(self.field, row, self.value, self.dtype, self.path)
-
-    def _lines(self) -> list[str]:
-        where = "" if self.path is None else f"{self.path}: "
-        return [
-            f"{where}field {self.field!r} has {self.value} in row {self.row}, which {self.dtype} "
-            "cannot hold; cast it to a wider type, or change such values with map()"
-        ]
 
 
 class _TextError(Error):
@@ -250,9 +246,6 @@ class _TextError(Error):
     def __init__(self, problem: str, remedy: str = "") -> None:
         super().__init__(problem, remedy)
         self.problem, self.remedy = problem, remedy
-
-    def _lines(self) -> list[str]:
-        return [f"{self.problem}; {self.remedy}" if self.remedy else self.problem]
 
 
 class ResumeError(_TextError, ValueError):
@@ -276,7 +269,7 @@ class SpaceError(TargetError):
 
 
 class ConflictError(_FileError, FileExistsError):
-    """Somebody else writes there, or what is there is not to be overwritten."""
+    """Another process is writing there, or something exists that must not be overwritten."""
 
 
 def not_installed(error: ModuleNotFoundError, extra: str, package: str) -> ModuleNotFoundError:

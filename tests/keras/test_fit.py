@@ -349,6 +349,7 @@ model = keras.Sequential([
 ])
 given = model.predict(ndfeed.keras.dataset(ds, 1, fields="words"), verbose=0)
 found["ragged"] = np.asarray(given)[:, 0].tolist()
+found["by number"] = ndfeed.keras.dataset(ds, 1, fields="words")[0].dtype.kind
 print(json.dumps(found))
 """
 
@@ -363,4 +364,5 @@ def test_text_with_the_tensorflow_backend(tmp_path):
         np.savez(tmp_path / "words" / f"{i}.npz", words=np.array(words))
     found, _ = run(TEXT, tmp_path, KERAS_BACKEND="tensorflow")
 
-    assert found == {"loss": [0.0, 0.0], "predicted": numbers, "ragged": [5, 3]}
+    expected = {"loss": [0.0, 0.0], "predicted": numbers, "ragged": [5, 3], "by number": "S"}
+    assert found == expected

@@ -3,6 +3,9 @@
 import gc
 import json
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,6 +31,7 @@ from loading.making import (
 )
 
 import ndfeed
+from ndfeed.loading.runtime import Runtime
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Fortran")
 each_dataset = pytest.mark.parametrize("name", MADE)
@@ -488,6 +492,42 @@ def test_an_epoch_set_inside_a_pass_comes_next(tmp_path):
             if number == 1:
                 loader.epoch = 5
         assert rows_of(loader) == fifth
+
+
+def test_passes_in_several_threads_are_independent(tmp_path, monkeypatch):
+    """TensorFlow runs each in a thread of its own: none may get what another is about to end."""
+    end = Runtime.end
+
+    def end_slowly(runtime):
+        time.sleep(0.002)
+        end(runtime)
+
+    monkeypatch.setattr(Runtime, "end", end_slowly)
+    with ndfeed.loader(numbers(tmp_path, 12), 4, threads=1) as loader:
+
+        def read(_):
+            return [rows_of(loader.at(0)) for _ in range(10)]
+
+        with ThreadPoolExecutor(6) as pool:
+            found = [rows for passes in pool.map(read, range(6)) for rows in passes]
+
+    assert found == [list(range(12))] * 60
+
+
+def test_a_share_that_changes_changes_the_files_that_are_decoded(tmp_path):
+    """As where ranks are known only after the loader was made."""
+    for i in range(8):
+        np.savez_compressed(tmp_path / f"{i}.npz", data=np.arange(4) + 4 * i)
+    ds = ndfeed.open(tmp_path, sample="row")
+    order = ndfeed.Windows(files=2, ranks=4)
+    late = ndfeed.loader(ds, 2, shuffle=order)
+    next(iter(late))
+    late.share = replace(late.share, rank=1, world=4)
+    late.epoch = 0
+    early = ndfeed.loader(ds, 2, shuffle=order, shard=(1, 4))
+
+    assert rows_of(late) == rows_of(early)
+    assert late._plan.lanes == early._plan.lanes != ndfeed.loader(ds, 2, shuffle=order)._plan.lanes
 
 
 def test_threads_of_passes_end_with_them(tmp_path):

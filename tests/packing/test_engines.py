@@ -140,7 +140,7 @@ def test_errors_come_back_from_processes(ds, folder):
 
 def test_a_worker_that_does_not_see_the_folder(ds, folder):
     """It says where it is, and what is needed."""
-    with pytest.raises(ndfeed.WorkerError, match=r"worker on host .* does not see .*packing"):
+    with pytest.raises(ndfeed.WorkerError, match=r"worker on host .* cannot read .*packing"):
         pack(ds, folder, executor=making.Elsewhere())
 
 

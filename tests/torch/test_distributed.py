@@ -71,6 +71,12 @@ def test_ranks_must_agree(two, name, text):
         assert text in found["refused"][name]
 
 
+def test_a_refused_pass_costs_no_epoch(two):
+    """The loop that comes after the mistake was mended begins with it."""
+    for found in two[0]:
+        assert found["epochs"] == [0, 0]
+
+
 def test_a_loader_of_one_rank_s_own(two):
     """With shard= no rank is asked."""
     assert two[0][1]["own"] == list(range(100))

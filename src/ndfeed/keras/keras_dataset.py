@@ -186,7 +186,8 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Kera
         if names is None or name in names:
             _check_dtype(ds, field)
     loader = Loader(replace(request, options=options), partial(adapt, options.structure))
-    at = BatchesByNumber(replace(request, options=replace(options, processes=0)))
+    alone = replace(request, options=replace(options, processes=0))
+    at = BatchesByNumber(alone, adapt(options.structure))
     return Batches(loader, at, options)
 
 

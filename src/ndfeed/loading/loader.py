@@ -1,8 +1,8 @@
 """``ndfeed.loader``: epochs of batches from a dataset.
 
-A loader is used by one thread at a time. Each ``iter()`` starts the next epoch, whether or not
-another is still in progress. Threads persist from one epoch to the next, and end when a pass is
-abandoned, after an error, at ``close()``, and with the loader itself.
+Passes may run in several threads; each iterator belongs to one. Each ``iter()`` starts the next
+epoch, whether or not another is still in progress. Threads persist from one epoch to the next, and
+end when a pass is abandoned, after an error, at ``close()``, and with the loader itself.
 """
 
 import copy
@@ -29,8 +29,9 @@ from ndfeed.loading.ragged import PadTo, PadValue, Ragged
 from ndfeed.loading.report import Report, make_report
 from ndfeed.loading.runtime import Runtime
 from ndfeed.loading.state import LARGEST_EPOCH, State
-from ndfeed.loading.uninterrupted import interrupt_later
+from ndfeed.loading.uninterrupted import clean_up
 from ndfeed.order.orders import Order
+from ndfeed.order.rank_share import Share
 
 
 class Batches(Iterator[Delivered]):
@@ -88,7 +89,7 @@ class Batches(Iterator[Delivered]):
     def __del__(self) -> None:
         loader = getattr(self, "_loader", None)
         if loader is not None:
-            _let_interrupts_through(lambda: self._abandon(loader))
+            clean_up(lambda: self._abandon(loader))
 
 
 class Loader:
@@ -111,13 +112,12 @@ class Loader:
     ) -> None:
         ds, options = request.ds, request.options
         self.dataset = ds
-        self.share = request.share
         self._request = request
         self._seed = options.seed
-        self._plan = make_plan(ds, request.shuffle, self.share)
-        self._batch_bytes = batch_bytes(ds, self.share.size, options.memory)
+        self._plan = make_plan(ds, request.shuffle, request.share)
+        self._batch_bytes = batch_bytes(ds, request.share.size, options.memory)
         budget = make_budget(options.memory, self._batch_bytes, decodes=bool(self._plan.coded))
-        self._plan.make_cache(budget.streams)  # raises here, if at all
+        self._plan.make_cache(budget.streams)  # refuses streams that do not fit, if any does not
         self._adapt = adapt
         self._check = check  # called before every pass, which it may refuse
         self._epoch = 0
@@ -133,6 +133,25 @@ class Loader:
 
     def __len__(self) -> int:
         return self.share.batches()
+
+    @property
+    def share(self) -> Share:
+        """Which samples belong to this rank. If it is set, passes that come follow it."""
+        return self._request.share
+
+    @share.setter
+    def share(self, share: Share) -> None:
+        if share == self._request.share:
+            return
+        self._request = replace(self._request, share=share)
+        plan = make_plan(self.dataset, self._request.shuffle, share)
+        if plan.lanes != self._plan.lanes:  # other files are decoded: runtimes would not know
+            self._plan = plan
+            with self._lending:
+                used = {id(one) for one in list(self._live.values())}
+                idle = [one for one in self._runtimes if id(one) not in used]
+                self._runtimes[:] = [one for one in self._runtimes if id(one) in used]
+            _stop_all(idle)
 
     @property
     def order(self) -> Order:
@@ -185,7 +204,7 @@ class Loader:
         with self._lending:
             runtimes, pid = self._runtimes, os.getpid()
             runtimes[:] = [one for one in runtimes if one.pid == pid]
-            used = {id(runtime) for runtime in self._live.values()}
+            used = {id(runtime) for runtime in list(self._live.values())}
             idle = next((one for one in runtimes if id(one) not in used), None)
             if idle is None:
                 options, adapter = self._request.options, self._adapt()
@@ -199,12 +218,17 @@ class Loader:
     def _finish_pass(self, number: int) -> None:
         """Record that a pass has ended; the threads of one runtime wait for the next."""
         with self._lending:
-            runtime = self._live.pop(number, None)
-            used = {id(one) for one in (runtime, *self._live.values())}
-            spare = [one for one in self._runtimes if id(one) not in used]
-        if runtime is not None:
-            runtime.end()
-        _stop_all(spare)
+            runtime = self._live.get(number)
+            used = {id(one) for one in list(self._live.values())}
+            spare = {-id(one): one for one in self._runtimes if id(one) not in used}
+            self._live |= spare  # nobody else gets one that is being stopped
+        try:
+            if runtime is not None:
+                runtime.end()
+            _stop_all(list(spare.values()))
+        finally:
+            for key in (number, *spare):
+                self._live.pop(key, None)
         if number == self._pass:
             self._pass = 0
             self._advance()
@@ -272,8 +296,7 @@ class Loader:
 
     def __reduce__(self) -> "tuple[Callable[..., Loader], tuple[Any, ...]]":
         # Without anything in use: threads, memory, open files.
-        request = replace(self._request, share=self.share)
-        return _restore, ((request, self._adapt, self._check), self._get_position())
+        return _restore, ((self._request, self._adapt, self._check), self._get_position())
 
     def __copy__(self) -> "Loader":
         remake, arguments = self.__reduce__()
@@ -304,8 +327,7 @@ def _restore(made: tuple[Any, ...], position: tuple[int, int, int, bool, int | N
 
 def reorder(loader: Loader, shuffle: Shuffle) -> Loader:
     """Make a loader of the same batches in another order, at the start of its first epoch."""
-    request = replace(loader._request, share=loader.share, shuffle=shuffle)
-    return Loader(request, loader._adapt, loader._check)
+    return Loader(replace(loader._request, shuffle=shuffle), loader._adapt, loader._check)
 
 
 def _stop_all(runtimes: list[Runtime]) -> None:
@@ -315,15 +337,7 @@ def _stop_all(runtimes: list[Runtime]) -> None:
 
 
 def _stop_finally(runtimes: list[Runtime]) -> None:
-    _let_interrupts_through(lambda: _stop_all(runtimes))
-
-
-def _let_interrupts_through(work: Callable[[], None]) -> None:
-    """Run cleanup of an object being collected, where Python drops every exception."""
-    try:
-        work()
-    except KeyboardInterrupt:
-        interrupt_later()
+    clean_up(lambda: _stop_all(runtimes))
 
 
 @with_hints()

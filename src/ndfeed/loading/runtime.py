@@ -100,9 +100,8 @@ class Runtime:
         self._pass: Pass | None = None
         self._count = 0  # batches of the pass
         self._taken = 0  # batches delivered of a pass that has ended
-        self._sent: deque[Delivered] = (
-            deque()
-        )  # taken, and being transferred to where they are used
+        # Taken, and being transferred to where they are used.
+        self._sent: deque[Delivered] = deque()
         self._ahead: tuple[Pass, EpochBatches] | None = None
         # The next epoch is started early unless somebody could notice: a function that runs, a
         # stream that is decoded, a sample that is listed as skipped.
@@ -258,17 +257,17 @@ def _raise_failure(found: Delivered) -> Delivered:
 class BatchesByNumber:
     """Batches by number. Thread-safe; can be pickled, and survives a fork."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, adapter: Arrays | None = None) -> None:
         ds, share, options = request.ds, request.share, request.options
         self.dataset = ds
         self.share = share
         self._request = request
-        self._adapter = Arrays(options.structure)
+        self._adapter = adapter or Arrays(options.structure)
         self._plan = make_plan(ds, request.shuffle, share)
         size = batch_bytes(ds, share.batch_size, options.memory)
         self._budget = budget_for(ds, options, self._plan, size, self._adapter)
-        self._plan.make_cache(self._budget.streams)  # raises here, if at all
-        self._maker: tuple[int, BatchMaker] | None = None  # with the process it belongs to
+        self._plan.make_cache(self._budget.streams)  # refuses streams that do not fit
+        self._makers: dict[int, BatchMaker] = {}  # by process: one that was forked needs its own
         self._begun: tuple[int, Epoch, Key] | None = None
 
     @property
@@ -281,10 +280,9 @@ class BatchesByNumber:
         rows, key = self._begin(epoch)
         spans = self._plan.spans(self.share, number, 0)
         found = self._plan.places(np.concatenate([rows.rows(*span) for span in spans]))
-        maker = self._maker
-        if maker is None or maker[0] != os.getpid():
-            maker = self._maker = os.getpid(), self._make_maker()
-        return maker[1].make(found, SampleSeeds.of(key, spans), Timing())
+        pid = os.getpid()
+        maker = self._makers.get(pid) or self._makers.setdefault(pid, self._make_maker())
+        return maker.make(found, SampleSeeds.of(key, spans), Timing())
 
     def _make_maker(self) -> BatchMaker:
         pool, decoded = Pool(_KEPT), self._plan.make_cache(self._budget.streams)
@@ -295,7 +293,7 @@ class BatchesByNumber:
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:
         """Samples skipped by ``on_error="skip"``: row and error of the first 1,000."""
-        return () if self._maker is None else list_skipped([self._maker[1].skipped])
+        return list_skipped(maker.skipped for maker in self._makers.values())
 
     def _begin(self, epoch: int) -> tuple[Epoch, Key]:
         begun = self._begun
@@ -306,4 +304,4 @@ class BatchesByNumber:
         return begun[1], begun[2]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BatchesByNumber, (self._request,)
+        return BatchesByNumber, (self._request, self._adapter)

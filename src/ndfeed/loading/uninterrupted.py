@@ -57,11 +57,17 @@ def uninterrupted(work: Callable[[], T]) -> T:
     return results[0]
 
 
-def interrupt_later() -> None:
-    """Repeat a Ctrl-C that came where Python would not let it through, such as in ``__del__``."""
+def clean_up(work: Callable[[], None]) -> None:
+    """Run cleanup of an object being collected, where Python drops every exception.
+
+    A Ctrl-C that comes meanwhile is repeated a moment later.
+    """
 
     def interrupt() -> None:
         time.sleep(_MOMENT)
         _thread.interrupt_main()
 
-    _thread.start_new_thread(interrupt, ())
+    try:
+        work()
+    except KeyboardInterrupt:
+        _thread.start_new_thread(interrupt, ())

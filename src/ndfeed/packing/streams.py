@@ -205,5 +205,4 @@ def _allocate(column: Column, part: Ints) -> Values:
     field = column.field
     if field.ragged:
         return [np.empty(shape, field.dtype) for shape in column.shapes(part)]
-    lengths = [length for length in field.shape or () if length is not None]
-    return np.empty((len(part), *lengths), field.dtype)
+    return np.empty((len(part), *field.lengths), field.dtype)

@@ -121,8 +121,8 @@ def _open_plan(path: bytes, digest: str) -> tuple[Folder, Plan]:
         data = None
     if data is None or hashlib.sha256(data).hexdigest() != digest:
         raise WorkerError(
-            f"the worker on host {socket.gethostname()} does not see {os.fsdecode(path)}: "
-            f"all workers need the target's folder on a file system that they share"
+            f"the worker on host {socket.gethostname()} cannot read {os.fsdecode(path)}",
+            "put the target on a file system that all workers share",
         )
     return folder, Plan.decode(data)
 

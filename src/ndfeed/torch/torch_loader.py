@@ -202,13 +202,7 @@ class Loader:
     def _start(self) -> Iterator[Batch]:
         """Start a pass, if all ranks are about to start the same one."""
         self._update_rank()
-        source = iter(self._arrays)
-        if not self._shard_given:
-            share = self._arrays.share
-            agree(
-                {"batch_size": share.batch_size, "drop_last": share.drop_last} | self.state_dict()
-            )
-        return source
+        return iter(self._arrays)
 
     def _update_rank(self) -> None:
         """Use the rank of torch.distributed, also if it was initialised after the loader."""
@@ -308,4 +302,11 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a dev
     where = device_of(device, resident)
     form = BatchFormat(request.ds, request.options.structure, convert, ragged)
     adapt = adapter_for(request.ds, form, where, resident=resident)
-    return Loader(arrays.Loader(request, adapt), shard_given=shard is not None)
+    check = _check_ranks if shard is None else None
+    return Loader(arrays.Loader(request, adapt, check), shard_given=shard is not None)
+
+
+def _check_ranks(loader: arrays.Loader) -> None:
+    """Check, before a pass, that all ranks are about to read the same batches."""
+    share = loader.share
+    agree({"batch_size": share.batch_size, "drop_last": share.drop_last} | loader.state_dict())
