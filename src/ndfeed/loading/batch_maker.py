@@ -53,7 +53,7 @@ class Transform(Protocol):
 
 
 class Finisher(Protocol):
-    """What an adapter does with a batch in the thread that made it."""
+    """What an adapter does with a batch in the thread that made it. Implemented by ``Adapter``."""
 
     joint: bool
 
