@@ -39,7 +39,7 @@ ROWS = {
     "128B": ((128,), 4096, 40_000_000),
 }
 FILES = {"150KB": 0.95, "3KB": 0.85}
-_suited = feed.unsuited
+_why_not_direct = feed.why_not_direct
 
 
 class Bench:
@@ -121,7 +121,7 @@ def _gather(bench: Bench, label: str) -> float:
 
 def loader_of(path: Path, batch: int, way: str, **options: Any) -> Any:
     """Return a loader that uses one of the ways."""
-    feed.unsuited = (lambda ds: "asked for") if way == "pinned" else _suited
+    feed.why_not_direct = (lambda ds: "asked for") if way == "pinned" else _why_not_direct
     ds = ndfeed.open(path)
     return ndfeed.torch.loader(
         ds.map(floats) if way == "maps" else ds, batch, shuffle=True, drop_last=True, memory="8GB",

@@ -13,7 +13,7 @@ import pytest
 
 import ndfeed
 from ndfeed.dataset.decoding import Decoded
-from ndfeed.dataset.large_members import Large, Streams, decoded_for
+from ndfeed.dataset.large_members import Large, Streams, make_decoded_cache
 from ndfeed.dataset.reader import reader_of
 from ndfeed.files.platform_calls import can
 
@@ -91,7 +91,7 @@ def test_any_rows_are_right(tmp_path, monkeypatch, kind, off):
     ds, data = write(tmp_path, kind)
     if off != "nothing":
         monkeypatch.setattr(can, off, False)
-    decoded = decoded_for([Streams.of(group) for group in ds.groups], 1 << 20)
+    decoded = make_decoded_cache([Streams.of(group) for group in ds.groups], 1 << 20)
     for rows in REQUESTS * 2:
         check(ds, data, rows, decoded)
 
@@ -116,7 +116,7 @@ def test_any_rows_are_right_from_the_disk(tmp_path, kind):
 def test_rows_in_order_decode_a_stream_once(tmp_path):
     """Also in a second pass: once each."""
     ds, data = write(tmp_path, "deflate")
-    decoded = decoded_for([Streams.of(ds.groups[0])], 4 << 20)
+    decoded = make_decoded_cache([Streams.of(ds.groups[0])], 4 << 20)
     from ndfeed.dataset.read_timing import spent
 
     before = spent.streams
@@ -131,7 +131,7 @@ def test_rows_in_order_decode_a_stream_once(tmp_path):
 def test_rows_out_of_order_end_on_the_disk(tmp_path):
     """Decoding from the beginning again and again is given up after a while."""
     ds, data = write(tmp_path, "deflate")
-    decoded = decoded_for([Streams.of(ds.groups[0])], 4 << 20)
+    decoded = make_decoded_cache([Streams.of(ds.groups[0])], 4 << 20)
     for row in np.random.default_rng(0).integers(0, ROWS, 50).tolist():
         check(ds, data, [row], decoded)
 
@@ -141,7 +141,7 @@ def test_rows_out_of_order_end_on_the_disk(tmp_path):
 def test_threads_share_a_window(tmp_path):
     """None sees what another has just forgotten."""
     ds, data = write(tmp_path, "deflate")
-    decoded = decoded_for([Streams.of(ds.groups[0])], 2 << 20)
+    decoded = make_decoded_cache([Streams.of(ds.groups[0])], 2 << 20)
     begin = threading.Barrier(8)
 
     def work(first):
@@ -163,7 +163,7 @@ def test_damage_is_found_at_the_end_of_a_stream(tmp_path):
     path.write_bytes(content)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     ds = ndfeed.open(path, sample="row", cache=False)
-    decoded = decoded_for([Streams.of(ds.groups[0])], 1 << 20)
+    decoded = make_decoded_cache([Streams.of(ds.groups[0])], 1 << 20)
     filled(ds, range(10), decoded)
     with pytest.raises(ndfeed.ChecksumError, match=r"x\.npz"):
         filled(ds, range(10, ROWS), decoded)
@@ -174,7 +174,7 @@ def test_damage_is_found_at_the_end_of_a_stream(tmp_path):
 def test_a_file_that_changes_between_two_reads_is_an_error(tmp_path):
     """The window is half old then: never half new."""
     ds, data = write(tmp_path, "deflate")
-    decoded = decoded_for([Streams.of(ds.groups[0])], 1 << 20)
+    decoded = make_decoded_cache([Streams.of(ds.groups[0])], 1 << 20)
     check(ds, data, list(range(20)), decoded)
     os.utime(tmp_path / "x.npz", ns=(1, 1))
 

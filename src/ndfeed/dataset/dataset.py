@@ -26,9 +26,9 @@ from ndfeed.dataset.map_steps import (
     Rename,
     Select,
     Step,
+    apply_steps_alone,
     fields_of,
     is_hidden,
-    stepped_alone,
 )
 from ndfeed.dataset.provenance import Origin, join_origins
 from ndfeed.dataset.reader import reader_of
@@ -142,7 +142,7 @@ class Dataset(Stored):
             raise platform_calls.translate_os_error(
                 error, self.groups[0].table.path(0), what
             ) from None
-        return stepped_alone(batch, self.steps, wanted, rng) if self.steps else batch
+        return apply_steps_alone(batch, self.steps, wanted, rng) if self.steps else batch
 
     def _behind(self) -> Mapping[str, Field]:
         if self._tried is None:

@@ -310,7 +310,7 @@ class Large:
         return piece
 
 
-def decoded_for(streams: Sequence[Streams], limit: int, keep: int | None = None) -> Decoded:
+def make_decoded_cache(streams: Sequence[Streams], limit: int, keep: int | None = None) -> Decoded:
     """Return a cache for decoded streams in ``limit`` bytes of memory, read mostly in order.
 
     A batch needs a stream of every column, so all of a part's together must fit; where they do

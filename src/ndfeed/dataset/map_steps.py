@@ -183,7 +183,7 @@ def apply_steps(batch: Batch, steps: Sequence[Step], draws: Draws | None) -> Bat
         del error  # or it would refer to itself through this frame
 
 
-def stepped_alone(
+def apply_steps_alone(
     batch: Batch, steps: Sequence[Step], rows: NDArray[Any], rng: np.random.Generator | None
 ) -> Batch:
     """Apply the steps to ``rows`` outside of a loader: generators are the caller's, or fixed by
@@ -302,7 +302,9 @@ class Routed:
         # Separate step numbers: functions of two routes must not draw the same.
         first = ((number + 1) << 24 | route << 8) & _MOST_NUMBER
         try:
-            made = try_steps(own, way.steps, None if draws is None else Part(draws, at), first)
+            made = try_steps(
+                own, way.steps, None if draws is None else PartialDraws(draws, at), first
+            )
         except SampleFailed as failed:
             raise SampleFailed(int(at[failed.at]), failed.error) from None
         names = tuple(made) if self.names is None else self.names
@@ -314,7 +316,7 @@ class Routed:
         return {name: made[name] for name in names}
 
 
-class Part:
+class PartialDraws:
     """The generators of some samples of a batch."""
 
     def __init__(self, draws: Draws, at: NDArray[np.int64]) -> None:

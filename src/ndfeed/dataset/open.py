@@ -334,7 +334,7 @@ def _dataset(parts: "tuple[_Part | Dataset, ...]", why: str | None) -> Dataset:
             named[column.field.name] = group
     reason = why or "; ".join(dict.fromkeys(reasons))
     skipped = tuple(e for part in parts if isinstance(part, Dataset) for e in part._skipped)
-    return Dataset(tuple(groups), (_remade, (recipe, reason)), why=reason, skipped=skipped)
+    return Dataset(tuple(groups), (_rebuild, (recipe, reason)), why=reason, skipped=skipped)
 
 
 def _decided_dtype(part: _Part) -> object:
@@ -346,7 +346,7 @@ def _decided_dtype(part: _Part) -> object:
     return part.dtype | {name: kind for name, kind in types if kind == "bfloat16"}
 
 
-def _remade(recipe: list[Any], why: str) -> Dataset:
+def _rebuild(recipe: list[Any], why: str) -> Dataset:
     """Recreate the dataset that pickled as ``recipe``."""
     parts: list[_Part | Dataset] = []
     for one in recipe:

@@ -17,7 +17,7 @@ from ndfeed.dataset import destination, gather, offsets
 from ndfeed.dataset.column import Column, Group, Place, is_converted
 from ndfeed.dataset.decoding import Decoded, kept_by_default
 from ndfeed.dataset.destination import Arrays, Destination
-from ndfeed.dataset.large_members import Streams, decoded_for, largest_stream
+from ndfeed.dataset.large_members import Streams, largest_stream, make_decoded_cache
 from ndfeed.dataset.whole_files import WholeFiles
 from ndfeed.errors import ChangedError, MissingError, SourceError
 from ndfeed.files import platform_calls
@@ -384,7 +384,7 @@ def _find_cache(group: Group) -> Decoded:
     if found is None:
         limit = kept_by_default()
         small = sum(largest_stream(column) for column in group.columns) <= limit
-        made = decoded_for([] if small else [Streams.of(group)], limit, _KEPT_BEHIND)
+        made = make_decoded_cache([] if small else [Streams.of(group)], limit, _KEPT_BEHIND)
         with _process.lock:
             found = _process.decoded.setdefault(group.table, made)
     return found

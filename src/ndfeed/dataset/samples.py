@@ -22,6 +22,9 @@ from ndfeed.formats.description import CODINGS
 from ndfeed.formats.dtypes import delivered
 from ndfeed.index.table import Ints, Table
 
+if TYPE_CHECKING:
+    from ndfeed.dataset.dataset import Dataset
+
 _SHOWN_FIELDS = 4
 
 
@@ -153,10 +156,6 @@ def _common_shape(
     axes = range(1, 1 + low[0])
     return tuple(low[i] if low[i] == high[i] else None for i in axes)
 
-
-if TYPE_CHECKING:
-    from ndfeed.dataset.column import Column
-    from ndfeed.dataset.dataset import Dataset
 
 _TABLE_FIELDS = 100
 _ODD = 0.9  # if this share of the files has one shape, the others are odd

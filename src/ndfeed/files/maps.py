@@ -118,13 +118,13 @@ class Maps:
 
     def bytes(self, file: int) -> NDArray[np.uint8]:
         """Return all bytes of a file that was entered."""
-        return (self._maps[file] or self._enter_one(file)).bytes  # called for every large row
+        return (self._maps[file] or self._get_entered(file)).bytes  # called for every large row
 
     def fd(self, file: int) -> int:
         """Return the descriptor of a file that was entered."""
-        return self._enter_one(file).file.fd
+        return self._get_entered(file).file.fd
 
-    def _enter_one(self, file: int) -> MappedFile:
+    def _get_entered(self, file: int) -> MappedFile:
         found = self._maps[file]
         if found is None:
             raise RuntimeError(f"file {file} was not entered")

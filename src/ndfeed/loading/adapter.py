@@ -29,7 +29,7 @@ def _array(values: Values) -> Values:
     return np.asanyarray(values)
 
 
-def encoded(values: Values) -> Values:
+def encode_text(values: Values) -> Values:
     """Encode arrays of text as UTF-8, since TensorFlow takes only ASCII; return others as is."""
     text = isinstance(values, np.ndarray) and values.dtype.kind == "U"
     return np.char.encode(values, "utf-8") if text else values
@@ -102,4 +102,4 @@ class Encoded(Arrays):
 
     def finish(self, made: Batch) -> Delivered:
         """Return a batch of arrays only, with text as bytes."""
-        return super().finish({name: encoded(values) for name, values in made.items()})
+        return super().finish({name: encode_text(values) for name, values in made.items()})

@@ -18,10 +18,9 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.map_fields import learn_fields, may_differ
 from ndfeed.dataset.map_steps import Batch, SampleFailed, Step, try_steps
 from ndfeed.errors import CastError, Error, ResourceError, WorkerError
-from ndfeed.loading.batch_group import join_batches, nbytes
 from ndfeed.loading.budget import Budget
 from ndfeed.loading.buffer_pool import Pool
-from ndfeed.loading.collate import Collator
+from ndfeed.loading.collate import Collator, join_batches, nbytes
 from ndfeed.loading.engine import BatchGroup, Delivered
 from ndfeed.loading.map_rng import SampleSeeds, key_of
 from ndfeed.loading.options import Options, stored_fields
@@ -53,7 +52,7 @@ class Transform(Protocol):
 
 
 class Finisher(Protocol):
-    """What an adapter does with a batch in the thread that made it."""
+    """What an adapter does with a batch in the thread that made it. Implemented by ``Adapter``."""
 
     joint: bool
 

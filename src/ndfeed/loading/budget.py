@@ -95,7 +95,7 @@ def batch_bytes(ds: Dataset, batch_size: int, memory: int) -> int:
     """Return the bytes of a batch as it is read; refuse one that exceeds the memory limit.
 
     Refuses a single sample likewise, where samples differ in size. Fields that are converted count
-    twice, since both versions exist during the conversion.
+    with their stored values and a temporary copy of the result.
     """
     batch_size = min(batch_size, len(ds))
     size = -(-(ds.nbytes + _converted_bytes(ds)) * batch_size // max(len(ds), 1))

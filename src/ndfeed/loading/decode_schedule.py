@@ -27,7 +27,7 @@ from ndfeed.loading.timing import Timing
 _LISTED_AHEAD = 64
 
 
-class _Part:
+class _ScheduledPart:
     """A part, and the first and last batch that need it; the last as far as known."""
 
     __slots__ = ("coded", "first", "last", "part", "size")
@@ -66,12 +66,12 @@ class Schedule:
         self._known = [np.zeros(len(one.sizes), bool) for one in plan.coded]
         # For each window: the parts that arrived last.
         self._open = [
-            [deque[_Part](maxlen=plan.order.open_parts) for _ in plan.coded]
+            [deque[_ScheduledPart](maxlen=plan.order.open_parts) for _ in plan.coded]
             for _ in range(max(len(plan.lanes), 1))
         ]
-        self._todo: deque[_Part] = deque()
-        self._doing: list[_Part] = []
-        self._kept: deque[_Part] = deque()  # decoded or being decoded, and still needed
+        self._todo: deque[_ScheduledPart] = deque()
+        self._doing: list[_ScheduledPart] = []
+        self._kept: deque[_ScheduledPart] = deque()  # decoded or being decoded, and still needed
         self._held = 0  # bytes of those
         self._begun = 0  # batches started
         self._made: set[int] = set()
@@ -118,13 +118,13 @@ class Schedule:
                 return self._list_more
             return None
 
-    def _may_decode(self, part: _Part) -> bool:
+    def _may_decode(self, part: _ScheduledPart) -> bool:
         if self._held + part.size <= self._decoded.room:
             return True
         # More than memory holds; but nothing in progress needs space now.
         return part.first <= self._needed and self._low >= self._begun and not self._doing
 
-    def _decode(self, one: _Part, timing: Timing) -> None:
+    def _decode(self, one: _ScheduledPart, timing: Timing) -> None:
         try:
             with timing.reading():
                 one.coded.decode(one.part, self._decoded)
@@ -136,7 +136,7 @@ class Schedule:
 
     def _list_more(self, timing: Timing) -> None:
         """List the parts of the next batches."""
-        found: list[_Part] = []
+        found: list[_ScheduledPart] = []
         batch = self._listed
         while batch < self._count and len(found) < _LISTED_AHEAD:
             for first, end, number in self._arriving(batch):
@@ -152,8 +152,8 @@ class Schedule:
             self._listing = False
 
     def _list_parts(
-        self, batch: int, first: int, end: int, window: list["deque[_Part]"]
-    ) -> Iterable[_Part]:
+        self, batch: int, first: int, end: int, window: list["deque[_ScheduledPart]"]
+    ) -> Iterable[_ScheduledPart]:
         samples = select_rows(self._rows, self._plan.places(np.arange(first, end)))
         for coded, known, still in zip(self._plan.coded, self._known, window, strict=True):
             parts = np.unique(coded.group.locate(samples).part)
@@ -162,11 +162,11 @@ class Schedule:
             for part in parts.tolist():
                 if len(still) == still.maxlen:
                     still[0].last = batch  # a full window: the oldest part leaves with this batch
-                made = _Part(coded, part, batch)
+                made = _ScheduledPart(coded, part, batch)
                 still.append(made)
                 yield made
 
 
-def _is_done(part: _Part, low: int) -> bool:
+def _is_done(part: _ScheduledPart, low: int) -> bool:
     """Are all batches finished that need the part?"""
     return part.last is not None and part.last < low

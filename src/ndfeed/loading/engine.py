@@ -42,6 +42,8 @@ class BatchSource(Protocol):
     batches per call. ``next_task`` returns work to do first, such as decoding what coming batches
     need. Batches for which ``ready`` is false are not started, those for which it is true are.
     Both are called with the engine's lock held, so they must be quick.
+
+    Implemented by ``EpochBatches``.
     """
 
     count: int
@@ -141,11 +143,11 @@ class _Run:
         return found
 
 
-class _Workers:
+class _Threads:
     """Threads that end together, and a ``Timing`` for each of their numbers."""
 
     def __init__(self) -> None:
-        self.threads: dict[int, threading.Thread] = {}
+        self.running: dict[int, threading.Thread] = {}
         self.timings: dict[int, Timing] = {}
         self.over = False
         self.bell = _Bell()  # for sleeping threads
@@ -165,7 +167,7 @@ class Engine:
         self._depth = depth
         self._wanted = threads
         self._lock = threading.Lock()
-        self._workers = _Workers()
+        self._threads = _Threads()
         self._run: _Run | None = None
         self._upcoming: _Run | None = None
         self._sleeping = 0
@@ -187,7 +189,7 @@ class Engine:
         """Start the next source early, as soon as all batches of the current one are started."""
         with self._lock:
             self._upcoming = _Run(source)
-        self._workers.bell.ring()
+        self._threads.bell.ring()
 
     def take(self, *, wait: bool = True) -> Delivered:
         """Take the next batch; with ``wait=False`` return ``None`` if it is not ready."""
@@ -206,7 +208,7 @@ class Engine:
         if self._sleeping:
             coming = self._next_run()
             if coming is not None and self._has_room(coming):
-                self._workers.bell.ring()
+                self._threads.bell.ring()
         return found
 
     @property
@@ -233,13 +235,13 @@ class Engine:
     def stop(self) -> list[threading.Thread]:
         """Abandon the source and tell the threads to end; ``join`` waits for them."""
         with self._lock:
-            self._workers.end()
+            self._threads.end()
             for run in (self._run, self._upcoming):
                 if run is not None:
                     run.stop()
                     run.slots.clear()
             self._run = self._upcoming = None
-            return list(self._workers.threads.values())
+            return list(self._threads.running.values())
 
     def join(self, threads: list[threading.Thread]) -> None:
         """Wait for threads to end, for a limited time."""
@@ -257,28 +259,28 @@ class Engine:
 
     def _start_threads(self) -> None:
         """Start threads up to the wanted number, and wake some of them."""
-        workers = self._workers
-        if workers.over or len(workers.threads) < self._wanted:
+        threads = self._threads
+        if threads.over or len(threads.running) < self._wanted:
             uninterrupted(self._start_missing)
-        self._workers.bell.ring()
+        self._threads.bell.ring()
 
     def _start_missing(self) -> None:
         with self._lock:
             if self._run is None:  # stopped meanwhile
                 return
-            if self._workers.over:
-                self._workers = _Workers()
+            if self._threads.over:
+                self._threads = _Threads()
                 self.timings = [sum(self.timings, Timing())]
-            workers = self._workers
+            threads = self._threads
             for number in range(self._wanted):
-                if number not in workers.threads:
-                    if number not in workers.timings:
-                        workers.timings[number] = Timing()
-                        self.timings.append(workers.timings[number])
-                    args, name = (workers, number, workers.timings[number]), f"ndfeed-{number}"
+                if number not in threads.running:
+                    if number not in threads.timings:
+                        threads.timings[number] = Timing()
+                        self.timings.append(threads.timings[number])
+                    args, name = (threads, number, threads.timings[number]), f"ndfeed-{number}"
                     thread = threading.Thread(target=self._work, args=args, name=name, daemon=True)
                     thread.start()
-                    workers.threads[number] = thread
+                    threads.running[number] = thread
 
     def _has_room(self, run: _Run) -> bool:
         """May the next batches of the run be started?"""
@@ -312,23 +314,23 @@ class Engine:
         decode = run.source.next_task()
         return None if decode is None else _DecodeTask(self, run, decode)
 
-    def _work(self, workers: _Workers, number: int, timing: Timing) -> None:
+    def _work(self, threads: _Threads, number: int, timing: Timing) -> None:
         try:
-            while (task := self._wait_for_task(workers, number, timing)) is not None:
+            while (task := self._wait_for_task(threads, number, timing)) is not None:
                 task(timing)
                 del task  # or a batch would be kept alive while this thread sleeps
         finally:
             with self._lock:
-                if not workers.over:  # a surplus thread, or a bug of ours: another may be started
-                    del workers.threads[number]
-            workers.bell.ring()  # pass on a wake-up that was meant for this thread
+                if not threads.over:  # a surplus thread, or a bug of ours: another may be started
+                    del threads.running[number]
+            threads.bell.ring()  # pass on a wake-up that was meant for this thread
 
     def _wait_for_task(
-        self, workers: _Workers, number: int, timing: Timing
+        self, threads: _Threads, number: int, timing: Timing
     ) -> Callable[[Timing], None] | None:
         """Wait for a task; ``None`` where the thread is to end."""
         began = time.perf_counter()
-        while not workers.over and number < self._wanted:
+        while not threads.over and number < self._wanted:
             with self._lock:
                 # Announced before checking: whoever makes room afterwards will see it.
                 self._sleeping += 1
@@ -336,10 +338,10 @@ class Engine:
                 self._sleeping -= task is not None
             if task is not None:
                 if self._sleeping:
-                    workers.bell.ring()  # there may be a task for the next one too
+                    threads.bell.ring()  # there may be a task for the next one too
                 timing.idle += time.perf_counter() - began
                 return task
-            workers.bell.wait()
+            threads.bell.wait()
             with self._lock:
                 self._sleeping -= 1
         return None
@@ -347,7 +349,7 @@ class Engine:
     def wake_others(self, run: _Run) -> None:
         """Wake others that may have waited for what was finished."""
         if self._sleeping and not run.over:
-            self._workers.bell.ring()
+            self._threads.bell.ring()
 
 
 class _DecodeTask:

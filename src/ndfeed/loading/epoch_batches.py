@@ -38,7 +38,7 @@ class Pass(NamedTuple):
 
 
 class EpochBatches:
-    """The batches of one pass, which a batch maker makes."""
+    """The batches of one pass, which a batch maker makes. Implements ``BatchSource``."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""How a dataset is read: in which order, which files are decoded, and with how much memory.
+"""In which order a dataset is read, and which streams are decoded and kept for that.
 
 Streams that hold many rows must be decoded whole, so they share the memory limit with batches.
 """
@@ -14,8 +14,8 @@ from ndfeed.dataset.gather import stream_of
 from ndfeed.dataset.large_members import (
     Large,
     Streams,
-    decoded_for,
     largest_stream,
+    make_decoded_cache,
     runs_forward,
     stream_size,
 )
@@ -26,7 +26,7 @@ from ndfeed.files import scratch
 from ndfeed.formats.description import INLINE, RAW
 from ndfeed.loading.budget import SMALL
 from ndfeed.loading.options import Shuffle
-from ndfeed.order.orders import Epoch, Exact, Order, Sequential, Windows, is_order
+from ndfeed.order.orders import ORDERS, Epoch, Exact, Order, Sequential, Windows, is_order
 from ndfeed.order.permutation import Ints
 from ndfeed.order.rank_share import Share
 
@@ -77,7 +77,7 @@ def make_stream_cache(coded: list[Coded], window: int, limit: int, *, forward: b
     streams = [one.streams for one in coded]
     together = sum(int(one.sizes.max(initial=0)) for one in streams)
     if forward or window <= limit:
-        made = decoded_for(streams, limit)
+        made = make_decoded_cache(streams, limit)
         for one in coded:
             _check_scattered(one, made)
         return made
@@ -211,8 +211,10 @@ def _choose_order(shuffle: Shuffle, coded: list[Coded]) -> Order:
     if is_order(shuffle):
         return shuffle
     if not isinstance(shuffle, bool | np.bool_):
+        # False means Sequential().
+        *most, last = (f"{order.__name__}()" for order in ORDERS if order is not Sequential)
         raise TypeError(
-            f"shuffle must be True, False, Exact(), Blocks() or Windows(), got {shuffle!r}"
+            f"shuffle must be True, False, {', '.join(most)} or {last}, got {shuffle!r}"
         )
     if not shuffle:
         return Sequential()

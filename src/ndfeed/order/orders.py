@@ -330,9 +330,12 @@ class Windows:
         return ListedParts.permuted(sizes, key)
 
 
+ORDERS = (Sequential, Exact, Blocks, Windows)  # error messages name them in this order
+
+
 def is_order(value: object) -> TypeGuard[Order]:
     """Is this an order, rather than ``True``, ``False`` or something else?"""
-    return isinstance(value, Sequential | Exact | Blocks | Windows)
+    return isinstance(value, ORDERS)
 
 
 def _check_positive(name: str, value: int) -> int:

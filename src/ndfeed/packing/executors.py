@@ -54,7 +54,7 @@ class Worker:
 
     def __init__(self, folder: bytes, digest: str, ds: Dataset, *, is_copy: bool = False) -> None:
         self.folder, self.digest, self.ds, self.is_copy = folder, digest, ds, is_copy
-        self._run = _PROCESS, os.getpid(), next(_runs)  # no other worker anywhere has the same
+        self._id = _PROCESS, os.getpid(), next(_numbers)  # no other worker anywhere has the same
         self._job: Job | None = None
         self._lock = threading.Lock()
         self._stopped = False
@@ -80,27 +80,28 @@ class Worker:
         self._job = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _receive_worker, (self._run, self.folder, self.digest, self.ds)
+        return _receive_worker, (self._id, self.folder, self.digest, self.ds)
 
 
-_Run = tuple[bytes, int, int]  # a process, its number, and how many workers it had made before
+# A process, its number, and how many workers it had made before.
+_WorkerId = tuple[bytes, int, int]
 _PROCESS = secrets.token_bytes(16)  # forked processes have the same, but other numbers
-_runs = count()
-_received: dict[_Run, Worker] = {}  # only the newest
+_numbers = count()
+_received: dict[_WorkerId, Worker] = {}  # only the newest
 _lock = threading.Lock()
 
 
-def _receive_worker(run: _Run, folder: bytes, digest: str, ds: Dataset) -> Worker:
+def _receive_worker(worker_id: _WorkerId, folder: bytes, digest: str, ds: Dataset) -> Worker:
     """Return the worker of this process: it arrives with every task, and is opened once.
 
     Another run may have the same plan in another folder of the same name, so each has its own.
     """
     with _lock:
-        worker = _received.get(run)
+        worker = _received.get(worker_id)
         if worker is None:
             _received.clear()
-            is_copy = run[:2] != (_PROCESS, os.getpid())
-            worker = _received[run] = Worker(folder, digest, ds, is_copy=is_copy)
+            is_copy = worker_id[:2] != (_PROCESS, os.getpid())
+            worker = _received[worker_id] = Worker(folder, digest, ds, is_copy=is_copy)
         return worker
 
 

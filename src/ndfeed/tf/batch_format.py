@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ndfeed.dataset.column import Field
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.errors import FieldError
-from ndfeed.loading.adapter import Arrays, encoded
+from ndfeed.loading.adapter import Arrays, encode_text
 from ndfeed.loading.engine import BatchGroup, count_batches
 from ndfeed.loading.options import Options, refuse_dtype
 from ndfeed.loading.ragged import owner, padded_field, uneven_field
@@ -137,7 +137,7 @@ class BatchFormat:
                     f"field {name!r}: expected batches of shape {expected}, as map() made of the "
                     f"first sample, found {shape}; give all samples one shape in map()"
                 )
-        return {name: encoded(values) for name, values in arrays.items()}
+        return {name: encode_text(values) for name, values in arrays.items()}
 
     def element(self, tensors: Mapping[str, tf.Tensor]) -> Element:
         """Make the element of the ``tf.data.Dataset``, where some of its fields are ragged."""
@@ -185,7 +185,7 @@ def _check_dtype(ds: Dataset, field: Field) -> tf.DType:
     return dtype
 
 
-class Pieces(Arrays):
+class TfAdapter(Arrays):
     """Hands small batches to TensorFlow several at a time, in one piece.
 
     Crossing into TensorFlow takes some 100 µs however little is handed over, and splitting a piece

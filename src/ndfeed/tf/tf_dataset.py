@@ -31,7 +31,7 @@ from ndfeed.loading.options import (
     side_by_side,
 )
 from ndfeed.loading.ragged import PadTo, PadValue
-from ndfeed.tf.batch_format import RAGGED, BatchFormat, Pieces, Ragged
+from ndfeed.tf.batch_format import RAGGED, BatchFormat, Ragged, TfAdapter
 from ndfeed.tf.fast_iterator import Batches, Generated
 from ndfeed.tf.framework_hacks import tensor_that_keeps
 from ndfeed.tf.generator import Generator, GeneratorSource, State
@@ -154,7 +154,7 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Tens
     piece = min(_PIECE, options.memory // 8)
     joint = side_by_side(ds, on_error) and not options.pads and 2 * bytes_each <= piece
     held = _HELD * (piece if joint else bytes_each)
-    adapt = partial(Pieces, piece, joint, held)
+    adapt = partial(TfAdapter, piece, joint, held)
     loader = Loader(request, adapt)
     if state is not None:
         state.bind(loader, epochs)

@@ -33,7 +33,7 @@ _MOST_THREADS = 16
 _MOST_OF_DEVICE = 0.9
 
 
-def pinned(size: int) -> Bytes:
+def allocate_pinned(size: int) -> Bytes:
     """Allocate memory that the GPU copies from at the full rate of the bus."""
     found: Bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
     return found
@@ -42,7 +42,7 @@ def pinned(size: int) -> Bytes:
 class Feed(Adapter):
     """The adapter for one CUDA device. Made in the process that uses it."""
 
-    allocate = staticmethod(pinned)
+    allocate = staticmethod(allocate_pinned)
     ahead = 2
     together = 64 << 20  # starting work on a device costs more than on a CPU
 
@@ -60,7 +60,7 @@ class Feed(Adapter):
         self._form = form
         self._resident = resident
         self._on_host = bool(ds.steps) or form.ragged
-        self._reason = "batches are made on the CPU" if self._on_host else unsuited(ds)
+        self._reason = "batches are made on the CPU" if self._on_host else why_not_direct(ds)
         self._pieces: Pieces | None = None
         self._files: Files | None = None
         self._held: Mapping[str, torch.Tensor] | None = None
@@ -185,19 +185,19 @@ def kernel() -> Kernel | None:
     return found
 
 
-def unsuited(ds: Dataset) -> str:
+def why_not_direct(ds: Dataset) -> str:
     """Say why the GPU cannot read the files itself; empty if it can."""
     for group in ds.groups:
         if group.by_file or not group.mapped or reader_of(group).maps is None:
             return "files are read one by one"
         if not all(c.plain and c.size and not c.any_swapped for c in group.columns):
             return "rows are compressed, strided, ragged or in another byte order"
-        if not _warm(ds, group):
+        if not _is_warm(ds, group):
             return "the files are not in memory yet"
     return ""
 
 
-def _warm(ds: Dataset, group: Group) -> bool:
+def _is_warm(ds: Dataset, group: Group) -> bool:
     if not len(ds):
         return False
     return readahead.resident(group, select_rows(ds.rows, readahead.spread(len(ds), _PROBES)))
