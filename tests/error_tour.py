@@ -435,19 +435,19 @@ STOPS = [
     Stop(
         errors.SourceError, "a URL", nothing, OPEN.format("s3://bucket/x"), "inspect s3://bucket/x"
     ),
-    opened(errors.SourceError, "something that is no file", a_pipe, "pipe.npy"),
-    opened(errors.SourceError, "a folder that holds itself", a_loop, "folder"),
-    opened(errors.SourceError, "links that multiply each other", a_maze, "maze/0"),
-    opened(errors.FormatError, "a layout beside a raw file in UTF-16", a_wide_layout, "x.bin"),
-    opened(errors.LimitError, "a layout beside a raw file without end", a_long_layout, "x.bin"),
-    opened(errors.MissingError, "a path with a slip", nothing, "trian/"),
-    opened(errors.MissingError, "a pattern that nothing fits", nothing, "*.npz"),
+    opened(errors.SourceError, "a pipe instead of a file", a_pipe, "pipe.npy"),
+    opened(errors.SourceError, "a symbolic link to its own folder", a_loop, "folder"),
+    opened(errors.SourceError, "symbolic links that multiply each other", a_maze, "maze/0"),
+    opened(errors.FormatError, "a JSON layout file in UTF-16", a_wide_layout, "x.bin"),
+    opened(errors.LimitError, "a JSON layout file that is too large", a_long_layout, "x.bin"),
+    opened(errors.MissingError, "a misspelled path", nothing, "trian/"),
+    opened(errors.MissingError, "a pattern that matches nothing", nothing, "*.npz"),
     opened(errors.MissingError, "a folder without arrays", only_text, "folder"),
     opened(errors.MissingError, "a packed dataset without one of its columns", no_column, "packed"),
-    opened(errors.DeniedError, "a file that may not be read", forbidden, "x.npy"),
+    opened(errors.DeniedError, "a file without read permission", forbidden, "x.npy"),
     Stop(
         errors.ResourceError,
-        "a compressed member that neither memory nor a disk holds",
+        "a compressed member that fits neither in memory nor on a disk",
         a_large_member,
         "ndfeed.loader(ds, 10, shuffle=True, memory='1MB')",
     ),
@@ -466,31 +466,33 @@ STOPS = [
     opened(errors.FormatError, "an empty file", lambda: Path("x.npy").touch(), "x.npy"),
     opened(
         errors.FormatError,
-        "bytes that are no format",
+        "an unknown file format",
         content("x.npy", b"0.1,0.2,0.3\n"),
         "x.npy",
     ),
     opened(
         errors.FormatError,
-        "a header that is none",
+        "an invalid header",
         content("x.npy", header("{'descr': '<f4', }\n")),
         "x.npy",
     ),
-    opened(errors.FormatError, "an archive that was cut short", short_npz, "x.npz"),
+    opened(errors.FormatError, "a truncated archive", short_npz, "x.npz"),
     Stop(
         errors.FormatError,
-        "a raw file of another size",
+        "a raw file of the wrong size",
         odd_raw,
         "ndfeed.open('x.bin', dtype='uint16', shape=(100,))",
         "inspect x.bin --dtype uint16 --shape 100",
     ),
-    opened(errors.FormatError, "raw files of which nothing is said", odd_raw, "x.bin"),
-    opened(errors.TruncatedError, "a file that was cut short", one_short, "x.npy"),
-    opened(errors.TruncatedError, "tensors that were cut short", cut_safetensors, "x.safetensors"),
-    opened(errors.TruncatedError, "a column that was cut short", short_column, "packed"),
-    Stop(errors.TruncatedError, "a stream that was cut short", short_gzip, "ds[0]"),
-    Stop(errors.ChecksumError, "damaged bytes in an archive", damaged_npz, "ds[0]"),
-    Stop(errors.ChecksumError, "damaged bytes behind gzip", damaged_gzip, "ds[0]"),
+    opened(errors.FormatError, "a raw file without dtype and shape", odd_raw, "x.bin"),
+    opened(errors.TruncatedError, "a truncated file", one_short, "x.npy"),
+    opened(
+        errors.TruncatedError, "a truncated .safetensors file", cut_safetensors, "x.safetensors"
+    ),
+    opened(errors.TruncatedError, "a truncated column", short_column, "packed"),
+    Stop(errors.TruncatedError, "a truncated gzip file", short_gzip, "ds[0]"),
+    Stop(errors.ChecksumError, "a damaged archive", damaged_npz, "ds[0]"),
+    Stop(errors.ChecksumError, "a damaged gzip file", damaged_gzip, "ds[0]"),
     Stop(
         errors.ChecksumError,
         "a column with a damaged header",
@@ -499,10 +501,10 @@ STOPS = [
         "verify packed",
     ),
     Stop(errors.ChecksumError, "damaged rows, with verify=True", damaged_rows, "ds[:]"),
-    opened(errors.LimitError, "an archive that would never end", a_bomb, "x.npz"),
+    opened(errors.LimitError, "a decompression bomb", a_bomb, "x.npz"),
     opened(
         errors.LimitError,
-        "a shape that no machine holds",
+        "a shape too large for any machine",
         content(
             "x.npy",
             header("{'descr': '<f8', 'fortran_order': False, 'shape': (9" + "0" * 18 + ",), }\n"),
@@ -516,36 +518,43 @@ STOPS = [
         "ndfeed.verify('packed')",
         "verify packed",
     ),
-    packing(errors.MissingError, "a target in a folder that is not there", npy, target="no/packed"),
-    packing(errors.ConflictError, "a target with something in it", occupied),
+    packing(
+        errors.MissingError, "a target in a folder that does not exist", npy, target="no/packed"
+    ),
+    packing(errors.ConflictError, "a target that is not empty", occupied),
     packing(errors.ConflictError, "a target that holds another dataset", packed_already),
     packing(
         errors.ConflictError,
-        "a folder where a part is to go",
+        "a folder in the place of a new part",
         notes_in_the_way,
         append=True,
     ),
     packing(
         errors.ConflictError, "a link to a dataset", linked_target, target="link", append=True
     ),
-    packing(errors.ManifestError, "a source that nobody packs", strange_source, append=True),
-    packing(errors.SpaceError, "a disk that is full", wide_rows),
-    packing(errors.TargetError, "a target with too long a name", npy, target="a" * 256),
-    packing(errors.SchemaError, "other fields, appended", wide_rows_and_packed, append=True),
+    packing(
+        errors.ManifestError,
+        "an invalid record of sources in the manifest",
+        strange_source,
+        append=True,
+    ),
+    packing(errors.SpaceError, "a full disk", wide_rows),
+    packing(errors.TargetError, "a target whose name is too long", npy, target="a" * 256),
+    packing(errors.SchemaError, "appending other fields", wide_rows_and_packed, append=True),
     opened(errors.UnsupportedError, "Python objects", objects, "x.npy"),
     opened(
         errors.UnsupportedError, "Python objects among arrays", objects_among_arrays, "x.npz"
     ),
     opened(
         errors.UnsupportedError,
-        "a sound file without arrays",
+        "a valid file without arrays",
         content("x.safetensors", struct.pack("<Q", 2) + b"{}"),
         "x.safetensors",
     ),
     opened(errors.UnsupportedError, "another compression", bzip2_npz, "x.npz"),
     opened(
         errors.UnsupportedError,
-        "a version that is not there yet",
+        "an unknown .npy version",
         content("x.npy", header("{}\n", b"\x09\x00")),
         "x.npy",
     ),
@@ -554,22 +563,22 @@ STOPS = [
     ),
     opened(errors.UnsupportedError, "a pickle", content("x.pkl", b"\x80\x04K\x01."), "x.pkl"),
     opened(errors.UnsupportedError, "a pickle named .pt", content("x.pt", b"\x80\x04K."), "x.pt"),
-    Stop(errors.ChangedError, "a file that was written again", rewritten, "ds[0]"),
+    Stop(errors.ChangedError, "a file that was overwritten", rewritten, "ds[0]"),
     Stop(errors.ChangedError, "a file whose mode was changed", other_mode, "ds[0]"),
-    opened(errors.BadFilesError, "several of them", three_short, "folder"),
+    opened(errors.BadFilesError, "several damaged files", three_short, "folder"),
     opened(errors.SchemaError, "files of different types", other_types, "folder"),
     opened(errors.SchemaError, "one file of another type", one_odd_type, "folder"),
     Stop(errors.AmbiguousError, "files that are fields", fields_in_files, "ndfeed.open('folder')"),
     opened(errors.UnsupportedError, "a sparse matrix", sparse_matrix, "x.npz"),
     Stop(
         errors.CastError,
-        "a value too large for the type asked for",
+        "a value too large for the requested dtype",
         large_number,
         "ndfeed.open('x.npy', dtype={'data': 'uint8'})[:]",
     ),
     Stop(
         errors.FieldError,
-        "a type for a field that is not there",
+        "a dtype for an unknown field",
         npy,
         "ndfeed.open('x.npy', dtype={'image': 'uint8'})",
     ),
@@ -595,13 +604,13 @@ STOPS = [
     ),
     Stop(
         errors.SchemaError,
-        "a sum of other fields",
+        "adding datasets with different fields",
         a_state,
         "ds.map(lambda b: {'x': b['data']}) + ds",
     ),
     Stop(
         errors.SchemaError,
-        "a sum of another type",
+        "adding datasets with different dtypes",
         a_state,
         "ds.map(lambda b: {'data': b['data'] > 0}) + ds",
     ),
@@ -610,20 +619,20 @@ STOPS = [
     ),
     Stop(
         errors.FieldError,
-        "a field with a slip",
+        "a misspelled field",
         fields,
         "ndfeed.open('x.npz', fields=('image', 'labels'))",
         "inspect x.npz --fields image,labels",
     ),
     Stop(
         errors.FieldError,
-        "a batch without that field",
+        "an unknown field in a loader",
         fields,
         "ndfeed.loader(ndfeed.open('x.npz'), 2, fields=('image', 'labels'))",
     ),
     Stop(
         errors.CastError,
-        "a number that 32 bits cannot hold",
+        "a number too large for 32 bits",
         wide_numbers,
         "list(ndfeed.jax.loader(ds, 3))",
     ),
@@ -641,31 +650,36 @@ STOPS = [
     ),
     Stop(
         errors.ResumeError,
-        "a state that is damaged",
+        "a damaged state",
         a_state,
         "loader.load_state_dict(state | {'epoch': None})",
     ),
-    Stop(errors.ResumeError, "a state that is none", a_state, "loader.load_state_dict({})"),
+    Stop(errors.ResumeError, "an empty state", a_state, "loader.load_state_dict({})"),
     Stop(
         errors.WorkerError,
         "a function that ends its process",
         a_map_that_dies,
         "list(ndfeed.loader(ds, 5, processes=1))",
     ),
-    Stop(ValueError, "fractions that leave some out", a_state, "ds.split(.8, .1)"),
-    Stop(TypeError, "one number to take", a_state, "ds.take(5)"),
-    Stop(ValueError, "two fields of one name", fields_of_x, "ds.rename({'image': 'label'})"),
-    Stop(ValueError, "numbers of files that change", a_state, "ds.with_origin().split(.8)"),
+    Stop(ValueError, "fractions that do not sum to 1", a_state, "ds.split(.8, .1)"),
+    Stop(TypeError, "a single number for take()", a_state, "ds.take(5)"),
+    Stop(ValueError, "two fields with the same name", fields_of_x, "ds.rename({'image': 'label'})"),
+    Stop(ValueError, "split() after with_origin()", a_state, "ds.with_origin().split(.8)"),
     Stop(TypeError, "a dict in a dict", a_state, "ds.map(lambda b: {'in': {'a': b['data']}})[0]"),
     Stop(TypeError, "a path instead of a dataset", npy, "ndfeed.loader('x.npy', 2)"),
     Stop(TypeError, "a set of fields", a_state, "ndfeed.loader(ds, 2, fields={'x', 'y'})"),
     Stop(TypeError, "a number among fields", a_state, "ndfeed.loader(ds, 2, fields=('data', 1))"),
     Stop(TypeError, "an argument of DataLoader", a_state, "ndfeed.loader(ds, 2, num_workers=4)"),
-    Stop(TypeError, "another argument of it", a_state, "ndfeed.loader(ds, 2, pin_memory=True)"),
+    Stop(
+        TypeError,
+        "another argument of DataLoader",
+        a_state,
+        "ndfeed.loader(ds, 2, pin_memory=True)",
+    ),
     Stop(TypeError, "a cast at open", npy, "ndfeed.open('x.npy', cast='float32')"),
     Stop(
         errors.FieldError,
-        "the origin of samples that nobody asked for",
+        "file and row without with_origin()",
         a_state,
         "ndfeed.loader(ds, 2, fields=('data', 'file', 'row'))",
     ),
@@ -676,30 +690,35 @@ STOPS = [
         "function(sent)",
         needs="tensorflow",
     ),
-    Stop(TypeError, "an argument misspelled", a_state, "ndfeed.loader(ds, 2, shufle=True)"),
-    Stop(ValueError, "padding of lists", a_state, "ndfeed.loader(ds, 2, pad_to=16)"),
+    Stop(TypeError, "a misspelled argument", a_state, "ndfeed.loader(ds, 2, shufle=True)"),
+    Stop(ValueError, "pad_to without padding", a_state, "ndfeed.loader(ds, 2, pad_to=16)"),
     Stop(
         ValueError,
-        "padding of equal samples",
+        "pad_value without ragged fields",
         a_state,
         "ndfeed.loader(ds, 2, ragged='pad', pad_value=-1)",
     ),
-    Stop(ValueError, "no samples in a batch", a_state, "ndfeed.loader(ds, 0)"),
-    Stop(TypeError, "an order that is none", a_state, "ndfeed.loader(ds, 2, shuffle='yes')"),
+    Stop(ValueError, "a batch size of 0", a_state, "ndfeed.loader(ds, 0)"),
+    Stop(TypeError, "an invalid order", a_state, "ndfeed.loader(ds, 2, shuffle='yes')"),
     Stop(
-        ValueError, "a rank that is not there", a_state, "ndfeed.loader(ds, 2, shard=(4, 4))"
+        ValueError, "a rank out of range", a_state, "ndfeed.loader(ds, 2, shard=(4, 4))"
     ),
-    Stop(ValueError, "memory in a unit of its own", a_state, "ndfeed.loader(ds, 2, memory='2 GG')"),
+    Stop(ValueError, "an unknown unit of memory", a_state, "ndfeed.loader(ds, 2, memory='2 GG')"),
     Stop(
-        ValueError, "a sample that is neither", npy, "ndfeed.open('x.npy', sample='image')"
+        ValueError, "an invalid value for sample", npy, "ndfeed.open('x.npy', sample='image')"
     ),
     Stop(TypeError, "a folder for the index", npy, "ndfeed.open('x.npy', cache='/data')"),
     Stop(TypeError, "fields without an order", npy, "ndfeed.open('x.npy', fields={'data'})"),
     Stop(TypeError, "an array instead of its path", nothing, "ndfeed.open(np.zeros(3))"),
     Stop(TypeError, "an archive instead of its path", loaded_archive, "ndfeed.open(archive)"),
-    Stop(ValueError, "a type that NumPy lacks", npy, "ndfeed.open('x.npy', dtype={'data': 'f5'})"),
-    Stop(ValueError, "a shape without a type", odd_raw, "ndfeed.open('x.bin', shape=(100,))"),
-    Stop(IndexError, "a row that is not there", a_state, "ds[10]"),
+    Stop(
+        ValueError,
+        "a dtype that NumPy does not have",
+        npy,
+        "ndfeed.open('x.npy', dtype={'data': 'f5'})",
+    ),
+    Stop(ValueError, "a shape without a dtype", odd_raw, "ndfeed.open('x.bin', shape=(100,))"),
+    Stop(IndexError, "a row out of range", a_state, "ds[10]"),
 ]  # fmt: skip
 
 
@@ -788,7 +807,11 @@ def heard(stop):
     with _folder() as folder:
         names = stop.make() or {}
         denied, full = stop.error is errors.DeniedError, stop.error is errors.SpaceError
-        with _as_nobody(denied), _on_small_disk(full), _without_a_disk("nor a disk" in stop.title):
+        with (
+            _as_nobody(denied),
+            _on_small_disk(full),
+            _without_a_disk("nor on a disk" in stop.title),
+        ):
             error = _raised(stop.call, names)
             status, complaint = _complained(stop.command) if stop.command else (None, "")
 

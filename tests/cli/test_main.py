@@ -123,6 +123,20 @@ def test_warn_fits_the_warnings_module():
     assert out.getvalue() == "ndfeed: warning: careful\n"
 
 
+def test_only_remedies_are_translated(capsys):
+    """Remedies name options of the command. Paths and what files hold stay as they are."""
+    complain(ndfeed.MissingError("my dtype= x", "not sample=", remedy="check dtype="))
+    wrong = ndfeed.SchemaError("a", "two", remedy="open with dtype={'x': 'f4'}")
+    complain(ndfeed.BadFilesError([wrong, wrong], 2))
+
+    assert capsys.readouterr().err.splitlines() == [
+        "ndfeed: my dtype= x: not sample=; check --dtype",
+        "ndfeed: a: two; in Python: open with dtype={'x': 'f4'}",
+        "a: two; in Python: open with dtype={'x': 'f4'}",
+        "2 of 2 files cannot be used",
+    ]
+
+
 def test_complaints_go_to_standard_error(capsys):
     """Standard output is for what was asked for."""
     complain("x.npy: too short")

@@ -190,7 +190,7 @@ def test_files_without_checksums_of_rows_are_refused(tmp_path, save):
         ndfeed.UnsupportedError, match=rf"{name}: has no row checksums .* ndfeed pack"
     ):
         ndfeed.open(tmp_path / name, verify=True)
-    with pytest.raises(ValueError, match="say it where the dataset is opened"):
+    with pytest.raises(ValueError, match=r"pass it to the ndfeed\.open that opened"):
         ndfeed.open(ndfeed.open(tmp_path / name), verify=True)
 
 

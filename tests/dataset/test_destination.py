@@ -309,7 +309,7 @@ def test_one_type_for_all_of_a_packed_dataset_is_answered_with_a_dict(tmp_path):
     """What a user writes first."""
     packed_in(tmp_path, x=np.arange(4.0))
 
-    with pytest.raises(SchemaError, match=r"or convert fields: dtype=\{'x': 'float32'\}"):
+    with pytest.raises(SchemaError, match=r"or convert fields with dtype=\{'x': 'float32'\}"):
         ndfeed.open(tmp_path / "packed", dtype="float32")
     with pytest.raises(FieldError, match="no field 'q'"):
         ndfeed.open(tmp_path / "packed", dtype={"q": "float32"})

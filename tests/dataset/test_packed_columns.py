@@ -233,7 +233,9 @@ def test_contradictions_are_refused(folder, tmp_path):
         ndfeed.open(folder, sample="file")
     with pytest.raises(ndfeed.SchemaError, match="remove dtype="):
         ndfeed.open(folder, dtype="uint8")
-    with pytest.raises(ndfeed.SchemaError, match="is none; open each, and add them"):
+    with pytest.raises(
+        ndfeed.SchemaError, match="is not a packed dataset; open each, and add them"
+    ):
         ndfeed.open([folder, tmp_path / "x.npy"])
     with pytest.raises(ndfeed.FieldError, match="no field 'x'; the fields are 'image'"):
         ndfeed.open(folder, fields="x")

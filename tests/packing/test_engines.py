@@ -108,7 +108,9 @@ def test_a_piece_that_kills_whoever_does_it(ds, folder, expected):
     """It is named with its files after a few times; the same again goes on."""
     mapped = ds.map(making.Deadly(folder / "deaths", 3))
 
-    with pytest.raises(ndfeed.WorkerError, match=r"3 times over piece 'rows .*\.npz to .*\.npz"):
+    with pytest.raises(
+        ndfeed.WorkerError, match=r"3 times while running task 'rows .*\.npz to .*\.npz\)"
+    ):
         pack(mapped, folder, workers=1)
     assert not (folder / "packed").exists()
     assert pack(mapped, folder, workers=1) == expected

@@ -45,13 +45,13 @@ def _ndfeed(
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """Open array files as they are: .npy, .npz, .npy.gz, .pt, .safetensors and raw ones.
+    """Open array files as they are: .npy, .npz, .npy.gz, .pt, .safetensors and raw.
 
     \b
-    ndfeed demo                     read, pack and compare compressed files; draw a chart
+    ndfeed demo                     compare np.load, ndfeed and packed files
     ndfeed inspect npz_data/        show what a folder holds, from its headers
     ndfeed bench npz_data/          find the bottleneck, and what would help
-    ndfeed pack npz_data/ packed/   rewrite a dataset into plain columns, once
+    ndfeed pack npz_data/ packed/   convert a dataset to plain .npy columns
     ndfeed verify packed/           read a whole packed dataset, and find damage
     """
 

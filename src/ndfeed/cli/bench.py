@@ -91,9 +91,10 @@ def bench(
 ) -> None:
     """Find the bottleneck on your own data, and what would help.
 
-    Runs the loader, measures each stage on its own, and tries remedies on a sample: packing it,
-    holding it in memory, other numbers of threads, larger batches. The data is only read; the
-    packed sample is written to a temporary folder and removed again.
+    Runs the loader, measures each stage on its own, and tries remedies on a
+    sample: packing it, holding it in memory, other numbers of threads, larger
+    batches. The data is only read; the packed sample is written to a temporary
+    folder and removed again.
 
     \b
     ndfeed bench npz_data/

@@ -27,12 +27,15 @@ from rich.progress import (
 from rich.text import Text
 
 from ndfeed.dataset.samples import size
-from ndfeed.errors import Error, shown
+from ndfeed.errors import BadFilesError, Error, shown
 
 # Arguments of the library that are options here, at the end of a remedy or with their value.
 _ARGUMENTS = re.compile(
     r"""(?<![\w/.=-])(sample|dtype|shape|fields)=(?:(["'])(\w+)\2)?(?=[\s,;:)]|$)"""
 )
+# What only Python can do, and where a part of a remedy begins.
+_PYTHON = re.compile(r"\bdtype=\{|\bndfeed\.open\(")
+_CLAUSE = re.compile(r"; (?:or )?|, or ")
 
 
 def make_console() -> Console:
@@ -62,19 +65,38 @@ def format_rate(count: float) -> str:
 
 
 def name_options(text: str) -> str:
-    """Replace arguments of the library in a message by the options of the command.
+    """Replace arguments of the library by the options of the command, and mark what has none.
 
-    >>> name_options('x: say which: sample="row" or another; check dtype= and shape=')
-    'x: say which: --sample row or another; check --dtype and --shape'
+    >>> name_options('choose one: sample="row" or another; check dtype= and shape=')
+    'choose one: --sample row or another; check --dtype and --shape'
+    >>> name_options("remove dtype=, or convert fields with dtype={'x': 'f4'}")
+    "remove --dtype, or in Python: convert fields with dtype={'x': 'f4'}"
     """
     text = text.replace("cast it with dtype=", "cast it with --cast")
-    return _ARGUMENTS.sub(lambda m: f"--{m[1]} {m[3]}" if m[3] else f"--{m[1]}", text)
+    text = _ARGUMENTS.sub(lambda m: f"--{m[1]} {m[3]}" if m[3] else f"--{m[1]}", text)
+    found = _PYTHON.search(text)
+    if found is None:
+        return text
+    start = max((m.end() for m in _CLAUSE.finditer(text, 0, found.start())), default=0)
+    return f"{text[:start]}in Python: {text[start:]}"
+
+
+def describe_error(error: Error) -> str:
+    """Return the message of an error, with the options of the command in its remedies."""
+    text = str(error)
+    wrong = error.problems if isinstance(error, BadFilesError) else [error]
+    for remedy in dict.fromkeys(shown(one.remedy) for one in wrong if one.remedy):
+        text = text.replace(f"; {remedy}", f"; {name_options(remedy)}")
+    return text
 
 
 def complain(problem: object, file: TextIO | None = None) -> None:
     """Print a problem on standard error. Only errors of the library may have several lines."""
-    text = str(problem) if isinstance(problem, Error) else shown(str(problem))
-    print(f"ndfeed: {name_options(text)}", file=file or sys.stderr)
+    if isinstance(problem, Error):
+        text = describe_error(problem)
+    else:
+        text = name_options(shown(str(problem)))
+    print(f"ndfeed: {text}", file=file or sys.stderr)
 
 
 def print_json(facts: Mapping[str, Any]) -> None:

@@ -64,8 +64,9 @@ def demo(
 ) -> None:
     """Read compressed .npz files with np.load and with ndfeed, pack them, and compare.
 
-    Makes the files, checks that every way reads the same samples, times shuffled batches,
-    draws a chart, and removes the files again. Trains a small classifier if torch is installed.
+    Makes the files, checks that every way reads the same samples, times
+    shuffled batches, draws a chart, and removes the files again. Trains a small
+    classifier if torch is installed.
 
     \b
     ndfeed demo

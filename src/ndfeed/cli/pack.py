@@ -62,7 +62,10 @@ def pack(
         typer.Option(metavar="NAME=TYPE", help="Store a field as another dtype; can be repeated."),
     ] = None,
     shuffle: Annotated[
-        int | None, typer.Option(min=0, metavar="SEED", help="Write rows in random order.")
+        int | None,
+        typer.Option(
+            min=0, metavar="SEED", help="Write rows in a random order fixed by this seed."
+        ),
     ] = None,
     names: Annotated[
         bool, typer.Option("--names", help='Keep the names of source files, as the field "file".')
@@ -78,7 +81,10 @@ def pack(
     ] = False,
     on: Annotated[
         str | None,
-        typer.Option(metavar="ENGINE", help="ray, ray://host:port, dask or dask://host:port."),
+        typer.Option(
+            metavar="ENGINE",
+            help="Where to run: ray, ray://host:port, dask or dask://host:port.",
+        ),
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Number of workers; chosen automatically by default.")
@@ -99,7 +105,7 @@ def pack(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Rewrite a dataset into plain .npy columns, once: completely, or not at all.
+    """Convert a dataset to plain .npy columns. The result appears complete or not at all.
 
     After any interruption the same command resumes the work.
 

@@ -28,7 +28,8 @@ def verify(
 ) -> None:
     """Read packed datasets whole and compare every byte with its checksum.
 
-    Lists damaged columns with the rows they touch. The exit status is 1 if there are any.
+    Lists damaged columns with the affected rows. The exit status is 1 if there
+    are any.
 
     \b
     ndfeed verify packed/

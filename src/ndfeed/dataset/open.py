@@ -85,7 +85,7 @@ def open(  # noqa: PLR0913 - each is a word of its own
             table.path(0),
             f"already has dtype {table.dtypes[0]}",
             remedy=f"remove dtype=, which is for raw files and "
-            f"opaque elements, or convert fields: dtype={{{shown(name)!r}: {dtype!r}}}",
+            f"opaque elements, or convert fields with dtype={{{shown(name)!r}: {dtype!r}}}",
         )
     if len(part.readings) > 1:
         raise samples.refuse(os.fsdecode(part.opened.spellings[0]), part.layout)
@@ -105,7 +105,9 @@ def _reopen(ds: Dataset, how: "_How") -> Dataset:
     """Return a dataset that was given as a source."""
     for name, given in (("verify", how.verify), ("dtype", isinstance(how.dtype, dict))):
         if given:
-            raise ValueError(f"{name}= is for files; say it where the dataset is opened")
+            raise ValueError(
+                f"{name}= is for files; pass it to the ndfeed.open that opened the dataset"
+            )
     return ds
 
 
@@ -129,7 +131,7 @@ def _open_packed(
         raise SchemaError(
             path,
             "a packed dataset already has dtypes",
-            remedy=f"remove dtype=, or convert fields: dtype={{{name!r}: {how.dtype!r}}}",
+            remedy=f"remove dtype=, or convert fields with dtype={{{name!r}: {how.dtype!r}}}",
         )
     casts = _within(how.dtype, prefix, [field.name for field in found[0].fields])
     made = [

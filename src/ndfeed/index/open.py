@@ -110,7 +110,7 @@ def open_packed(source: Source) -> list[Opened] | None:
         other = next(s for s, one in zip(spellings, found, strict=True) if one is None)
         raise SchemaError(
             opened[0].spellings[0],
-            f"a packed dataset, {shown(other)} is none",
+            f"is a packed dataset, but {shown(other)} is not a packed dataset",
             remedy="open each, and add them",
         )
     return opened or None

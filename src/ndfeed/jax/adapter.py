@@ -33,7 +33,7 @@ def device_of(device: object) -> "Place | None":
             return Place(device, jax.local_devices(backend=device)[0].id)
         except RuntimeError as error:
             there = ", ".join(map(str, jax.local_devices()))
-            raise ValueError(f"device={device!r} is none that JAX has: {there}") from error
+            raise ValueError(f"JAX has no device {device!r}; available: {there}") from error
     if not isinstance(device, jax.Device):
         raise TypeError(
             f"device must be one of jax.local_devices(), or a platform such as 'cpu' or 'gpu', got "

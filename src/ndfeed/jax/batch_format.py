@@ -54,8 +54,8 @@ def parse_dtype(dtype: DtypeLike) -> Dtype:
         raise TypeError(f"cast to {found}: JAX has no such type")
     if kept(found) != found:
         raise ValueError(
-            f"cast to {found}: JAX would make {kept(found)} of it while jax_enable_x64 is off; say "
-            "that, or switch it on"
+            f"cast to {found}: JAX would make {kept(found)} of it while jax_enable_x64 is off; "
+            f"cast to {kept(found)} instead, or enable jax_enable_x64"
         )
     return found
 
@@ -215,7 +215,7 @@ def _target(name: str, dtype: Dtype, wanted: Dtype | None) -> Dtype:
     if found != dtype and not is_integer(dtype):
         raise TypeError(
             f"field {name!r} has dtype {dtype}, of which JAX keeps {found} while jax_enable_x64 is "
-            f'off; say cast={{{json.dumps(name)}: "{found}"}}, or switch it on'
+            f'off; pass cast={{{json.dumps(name)}: "{found}"}}, or enable jax_enable_x64'
         )
     return found
 

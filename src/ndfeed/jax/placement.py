@@ -179,7 +179,7 @@ def _shape(field: Field) -> tuple[int, ...]:
     if field.shape is None or None in field.shape:
         raise ValueError(
             f"field {field.name!r} has samples of different shapes {field.shape_text}, and a "
-            'sharding cuts arrays of one; say ragged="pad" and '
+            'sharding cuts arrays of one; pass ragged="pad" and '
             f"pad_to={{{json.dumps(field.name)}: length}}, or leave it out with fields="
         )
     return field.lengths

@@ -140,7 +140,7 @@ class _OneLane:
 
 @dataclass(frozen=True, slots=True)
 class Sequential(_OneLane):
-    """Rows as they lie."""
+    """Rows in the order in which they are stored."""
 
     shuffled: ClassVar[bool] = False
     by_file: ClassVar[bool] = False
@@ -247,15 +247,15 @@ class Blocks(_OneLane):
 class Windows:
     """Files in a permuted order, ``files`` of them open and mixed at a time.
 
-    For rows that cannot be read alone: every file is decoded once, whole, and let go when the
-    window has passed it.
+    For rows that cannot be read alone: every file is decoded once per epoch and released when the
+    window has moved past it.
 
-    With ``ranks`` above 1 files are divided among so many ranks, anew in every epoch and in equal
-    numbers of rows, and each rank has a window over its own. It decodes no others, but for files
-    in which one of the ``ranks - 1`` cuts falls: those are decoded on both sides of it. The world
-    size should divide ``ranks``. With any other, every sample still comes exactly once, but ranks
-    decode files of each other's. Only ``ranks`` is a part of the order, not the world size, so
-    that a run may be resumed with another one.
+    With ``ranks`` > 1, files are divided among that many ranks, differently in every epoch and in
+    equal numbers of rows, and each rank has a window over its own files. It decodes no others,
+    except at the ``ranks - 1`` boundaries between ranks: a file at a boundary is decoded by both
+    ranks. The world size should divide ``ranks``. With any other world size, every sample is still
+    read exactly once per epoch, but several ranks may decode the same file. Only ``ranks`` is part
+    of the order, not the world size, so a run can be resumed with another world size.
     """
 
     files: int = 16
@@ -354,7 +354,7 @@ def _check_length(n: int) -> int:
 
 
 class _SequentialEpoch:
-    """Rows as they lie."""
+    """Rows in the order in which they are stored."""
 
     def __init__(self, n: int) -> None:
         self.n = n

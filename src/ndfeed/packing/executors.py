@@ -240,7 +240,7 @@ def _retry(
         tries[task] += 1
         if tries[task] >= _TRIES:
             raise WorkerError(
-                f"a worker died {_TRIES} times over {describe(task)}: {_one_line(error)}",
+                f"a worker died {_TRIES} times while running {describe(task)}: {_one_line(error)}",
                 "it is out of memory or crashes, or a script that packs in processes lacks "
                 "if __name__ == '__main__'; rerun to resume",
             ) from error

@@ -246,14 +246,14 @@ class _PackRun:
 
     def _describe_task(self, task: Task) -> str:
         """Describe a task for people: its rows, and the files they come from."""
-        name = f"piece {name_task(task)!r}"
+        name = f"task {name_task(task)!r}"
         if not isinstance(task, RowsTask | PlaceTask):
             return name
         start, end = self._plan.pieces[task.number :][:2]
         at = np.array([start, end - 1])
         rows = self._plan.rows_of(at if self._order is None else self._order[at])
         first, last = (shown(self._source.path_of(int(row))) for row in rows)
-        return f"{name}, {end - start} rows of {first} to {last}"
+        return f"{name} ({end - start} rows of {first} to {last})"
 
     def _prepare(self) -> None:
         """Make folders, files of their final size with their headers, and last the plan."""

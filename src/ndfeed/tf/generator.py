@@ -158,7 +158,7 @@ class Generator:
             forgotten = begun == place and self._whole and not self._state.in_fit
             if forgotten and len(self.loader) > _MANY:
                 raise RuntimeError(
-                    "a pass was used and no batch of it was counted; call state.advance() behind "
+                    "a pass was used and no batch of it was counted; call state.advance() after "
                     "each batch, or give fit the callback ndfeed.keras.Resume(state)"
                 )
             self._begun, self._whole = place, False
@@ -172,8 +172,10 @@ class Generator:
         loader = self.loader
         share = loader.share
         if self._form.full and not share.drop_last and (share.n - start) % share.together:
+            ranks = f" times {share.world} ranks" if share.world > 1 else ""
             raise ResumeError(
-                f"batches of {share.batch_size} do not come out after {start} samples",
+                f"the samples left after {start} are not a multiple of batch_size "
+                f"{share.batch_size}{ranks}",
                 "restore the state before the dataset is made, or use drop_last=True",
             )
         batches = loader.at(epoch, start)
