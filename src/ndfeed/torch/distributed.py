@@ -101,7 +101,7 @@ def _wait(store: Store, keys: Sequence[str], rank: int, world: int) -> None:
         if waited > PATIENCE and not warned:
             warned = True
             # The warning is for the line that asked for the first batch.
-            warnings.warn(_describe_wait(store, rank, world, waited), RuntimeWarning, stacklevel=6)
+            warnings.warn(_describe_wait(store, rank, world, waited), RuntimeWarning, stacklevel=8)
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
