@@ -35,6 +35,7 @@ def finish(child, timeout=250):
         out, err = child.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         child.kill()
+        child.communicate()  # or what is left of it would be the next test's
         raise
     assert child.returncode == 0, f"exit status {child.returncode}\n{err}"
     return out
