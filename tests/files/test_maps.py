@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 from children import finish, run, short_lease_breaks, start
+from loading.making import eventually
 
 import ndfeed
 from ndfeed.files import map_guard
@@ -51,14 +52,6 @@ def leases():
     own = f" {os.getpid()} "
     with open("/proc/locks") as locks:
         return sum("LEASE" in line and own in line for line in locks)
-
-
-def eventually(condition, seconds=60):
-    """Wait until it holds, for as long as a loaded machine may need."""
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.01)
-    return condition()
 
 
 needs_leases = pytest.mark.skipif(not can.lease, reason="leases are Linux's")

@@ -285,6 +285,6 @@ def _refuse_odd(table: Table, name: str, arrays: Ints) -> NoReturn:
     raise SchemaError(
         table.path(int(table.file[arrays[kinds.index(odd)]])),
         f"field {name!r} is {delivered(odd)}, in {agree} it is {delivered(usual)}",
-        remedy=f"to read all as "
-        f"one type, open with dtype={{{name!r}: {str(delivered(usual))!r}}}{hint and f'; {hint}'}",
+        remedy=f"to read all as one type, open with "
+        f"dtype={{{name!r}: {str(delivered(usual))!r}}}{hint and f'; {hint}'}",
     )

@@ -95,6 +95,6 @@ def _unknown(path: bytes, head: bytes) -> FormatError:
     return FormatError(
         path,
         f"not a known array format (first bytes {head[:8].hex(' ')})",
-        remedy="if it is a raw file, pass "
-        "dtype= and shape= (of one sample), otherwise it is damaged",
+        remedy="if it is a raw file, pass dtype= and shape= (of one sample), otherwise it is "
+        "damaged",
     )

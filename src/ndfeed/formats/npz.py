@@ -121,8 +121,8 @@ def _refuse_sparse(path: bytes, arrays: list[Array]) -> None:
         raise UnsupportedError(
             path,
             f"holds a sparse matrix of {library}, whose rows are not stored as arrays",
-            remedy=f"save it "
-            f"dense: np.save(new_path, {library}.load_npz(path).{_DENSE[library]}())",
+            remedy="save it dense: "
+            f"np.save(new_path, {library}.load_npz(path).{_DENSE[library]}())",
         )
 
 
@@ -161,8 +161,8 @@ def _stream(file: File, member: ziparchive.Member) -> Stream:
         raise UnsupportedError(
             file.path,
             f"member {member.name!r} is compressed with {how}",
-            remedy="only stored "
-            "and deflate are supported: save it again with np.savez or np.savez_compressed",
+            remedy="only stored and deflate are supported: save it again with np.savez or "
+            "np.savez_compressed",
         )
     if size > MOST_RATIO * stored + 1024:
         raise LimitError(

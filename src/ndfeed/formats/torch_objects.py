@@ -152,7 +152,7 @@ def flatten_object(pickle: bytes, big: bool, wanted: Wanted | None = None) -> Pl
     names = {array.name for array in walk.arrays}
     if len(names) != len(walk.arrays):
         problem = "two arrays have one name once their keys are joined by '/'"
-        raise UnsupportedError("", f"{problem}", remedy="rename a key before torch.save")
+        raise UnsupportedError("", problem, remedy="rename a key before torch.save")
     notes = walk.notes + walk.waste()
     more = len(notes) - _MOST_NOTES
     if more > 0:
@@ -206,7 +206,7 @@ class _Walk:
         self.steps += 1
         if self.steps > _MOST_STEPS:
             problem = f"expected at most {_MOST_STEPS:,} values, found more"
-            raise LimitError("", f"{problem}", remedy="save lists of numbers as tensors")
+            raise LimitError("", problem, remedy="save lists of numbers as tensors")
         if depth > _DEEPEST:
             raise LimitError(
                 "",
@@ -281,7 +281,7 @@ class _Walk:
         """Return the big-endian counterpart of ``dtype``."""
         if EXTENDED.get(dtype, 1) > 1:
             problem = f"{_quote(name)} is big-endian {dtype}, which is not read"
-            raise UnsupportedError("", f"{problem}", remedy="save it on a little-endian machine")
+            raise UnsupportedError("", problem, remedy="save it on a little-endian machine")
         return dtype.replace("<", ">")
 
     def storage(self, value: Storage, name: str) -> None:

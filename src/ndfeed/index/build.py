@@ -286,7 +286,7 @@ def _holding(file: File, found: Description) -> Description:
     """Return the description of a file, which must contain arrays to have samples."""
     if not found.arrays:
         problem = f"a valid .{found.format} file without any arrays"
-        raise UnsupportedError(file.path, f"{problem}", remedy="exclude it, or save arrays in it")
+        raise UnsupportedError(file.path, problem, remedy="exclude it, or save arrays in it")
     return found
 
 
