@@ -492,7 +492,7 @@ def test_ctrl_c_at_any_moment_leaves_nothing_held(tmp_path):
     while time.monotonic() < until:
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.0003 + 0.00001 * (count % 50))
-            while True:
+            for _ in range(1000):  # Python itself may lose one, in a callback of a weak reference
                 ds.read([5, 700, 1100])
         except KeyboardInterrupt:
             count += 1
@@ -502,7 +502,7 @@ def test_ctrl_c_at_any_moment_leaves_nothing_held(tmp_path):
     print("saved", count > 100)
     """
 
-    assert run(code, tmp_path, timeout=40) == "saved True\n"
+    assert run(code, tmp_path) == "saved True\n"
 
 
 def test_no_descriptor_is_left(tmp_path, monkeypatch):

@@ -241,6 +241,11 @@ os.truncate(names[0], 5000)
 time.sleep(0.05)
 """
     child = start(UNLEASED + code, tmp_path, "small rows")
+    out, err = child.communicate(timeout=250)
 
-    assert child.communicate(timeout=250) == ("", "")
-    assert child.returncode == 0
+    if sys.version_info < (3, 14) and child.returncode == -signal.SIGABRT:
+        # Python ended a daemon thread inside NumPy's C++ code, which cannot be unwound
+        # (python/cpython#87135): nothing of a map.
+        assert (out, err) == ("", "terminate called without an active exception\n")
+    else:
+        assert (out, err, child.returncode) == ("", "", 0)

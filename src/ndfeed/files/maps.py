@@ -195,8 +195,14 @@ class Maps:
         if not self._complete:
             ready = self._ready[files]
             if np.count_nonzero(ready) != ready.size:
-                self._map(np.unique(files).tolist())
+                self._map(self._each(files))
         return until
+
+    def _each(self, files: int | NDArray[np.int64]) -> list[int]:
+        """Each of ``files`` once (np.unique would import modules at the first read)."""
+        wanted = np.zeros(len(self._ready), bool)
+        wanted[files] = True
+        return np.flatnonzero(wanted).tolist()
 
     def _distrust(self) -> float:
         """Check again after a long time, as when the process was stopped: leases may be gone."""
@@ -215,7 +221,7 @@ class Maps:
 
     def recheck(self, files: int | NDArray[np.int64]) -> None:
         """Compare ``files`` again: what was copied may be torn, or zeros."""
-        for number in np.unique(files).tolist() if self._guarded else ():
+        for number in self._each(files) if self._guarded else ():
             one = self._maps[number]
             if one is not None:
                 one.look()
