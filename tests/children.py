@@ -13,9 +13,10 @@ from contextlib import contextmanager
 import psutil
 
 PRELUDE = """
-import os, resource, sys, time
+import os, resource, signal, sys, time
 import numpy as np
 import ndfeed
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 args = sys.argv[1:]
 """
 

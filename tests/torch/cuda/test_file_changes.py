@@ -68,7 +68,8 @@ def test_a_file_that_changes_is_an_error_and_no_wrong_batch(tmp_path, device, ch
 def test_nothing_is_registered_after_close(tmp_path):
     """Registered pages are pinned: they would be missing everywhere else."""
     loader = ndfeed.torch.loader(ndfeed.open(sevens(tmp_path / "x.npy")), 256, device="cuda")
-    next(iter(loader))
+    batches = iter(loader)
+    next(batches)
     during = loader.report().way
     loader.close()
 
