@@ -113,9 +113,13 @@ class Shared:
 
 
 class Block(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """Memory that several processes write to, as bytes; ``handle`` is for the others."""
+    """Memory that several processes write to, as bytes.
+
+    ``handle`` is for the others, and ``fd`` its descriptor, for a process it is sent to.
+    """
 
     handle: Handle
+    fd: int
 
     @classmethod
     def of(cls, size: int) -> "Block":
@@ -128,7 +132,7 @@ class Block(np.ndarray[tuple[int], np.dtype[np.uint8]]):
             if not can.memfd:
                 _remove(path, os.getpid())
             raise
-        made.handle = _handle(fd, path, size)
+        made.handle, made.fd = _handle(fd, path, size), fd
         weakref.finalize(made, close_quietly, fd)
         if not can.memfd:
             weakref.finalize(made, _remove, path, os.getpid())

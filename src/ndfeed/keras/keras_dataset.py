@@ -143,7 +143,7 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Kera
     shard: Sequence[int] | None = None,
     memory: int | str | None = None,
     threads: int | None = None,
-    processes: int = 0,
+    processes: int | None = None,
     pad_to: PadTo | None = None,
     pad_value: PadValue | None = None,
     on_error: OnError = "raise",

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ndfeed.dataset.map_steps import Batch
-from ndfeed.loading.batch_maker import Source
+from ndfeed.loading.batch_builder import Source
 from ndfeed.loading.buffer_pool import Bytes
 from ndfeed.loading.engine import Delivered
 from ndfeed.loading.host_source import HostSource

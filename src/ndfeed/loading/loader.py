@@ -352,7 +352,7 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares
     shard: Sequence[int] | None = None,
     memory: int | str | None = None,
     threads: int | None = None,
-    processes: int = 0,
+    processes: int | None = None,
     ragged: Ragged = "list",
     pad_to: PadTo | None = None,
     pad_value: PadValue | None = None,

@@ -169,7 +169,7 @@ class Options:
     structure: Structure = field(default_factory=Structure)
     memory: int = 0
     threads: int | None = None
-    processes: int = 0
+    processes: int | None = None
     ragged: Ragged = "list"
     on_error: OnError = "raise"
     pads: Pads = field(default_factory=dict)
@@ -199,7 +199,7 @@ def settle(  # noqa: PLR0913 - the arguments that every loader shares
     fields: Fields | None,
     memory: int | str | None,
     threads: int | None,
-    processes: int,
+    processes: int | None,
     ragged: Ragged,
     on_error: OnError,
     pad_to: PadTo | None = None,
@@ -218,7 +218,7 @@ def settle(  # noqa: PLR0913 - the arguments that every loader shares
         structure,
         as_bytes(memory),
         as_threads(threads),
-        as_count("processes", processes, 0, _MOST_THREADS),
+        None if processes is None else as_count("processes", processes, 0, _MOST_THREADS),
         ragged,
         on_error,
         pads,

@@ -40,6 +40,7 @@ class Report:
     consumer_waiting: float = 0.0
     threads: int = 0
     processes: int = 0
+    obstacle: str = ""
     ready: int = 0  # batches ready to be taken
     depth: int = 0  # most batches that may be in progress
     batch_bytes: int = 0
@@ -123,6 +124,8 @@ class Snapshot:
     total: Timing
     consumer_waiting: float
     threads: int
+    processes: int  # that build batches now
+    obstacle: str  # why there are none, where they might help
     ready: int
     depth: int
     batch_bytes: int
@@ -159,7 +162,8 @@ def make_report(
         waiting_for_consumer=done.idle,
         consumer_waiting=found.consumer_waiting,
         threads=found.threads,
-        processes=options.processes,
+        processes=found.processes,
+        obstacle=found.obstacle,
         ready=found.ready,
         depth=found.depth,
         batch_bytes=found.batch_bytes,

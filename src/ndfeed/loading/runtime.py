@@ -17,20 +17,30 @@ from typing import Any
 import numpy as np
 
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.map_steps import try_steps
 from ndfeed.files import platform_calls
 from ndfeed.files.shared_memory import Block
+from ndfeed.loading import process_server
 from ndfeed.loading.adapter import Adapter, Arrays
-from ndfeed.loading.batch_maker import BatchMaker, Skipped, Transform, list_skipped
+from ndfeed.loading.batch_builder import BatchBuilder, Builder
+from ndfeed.loading.batch_maker import BatchMaker, Skipped, list_skipped
 from ndfeed.loading.budget import Budget, batch_bytes, make_budget
 from ndfeed.loading.buffer_pool import Pool
 from ndfeed.loading.engine import Delivered, Engine, Failure
 from ndfeed.loading.epoch_batches import EpochBatches, Pass
 from ndfeed.loading.host_source import HostSource
-from ndfeed.loading.map_processes import Processes
 from ndfeed.loading.map_rng import Key, SampleSeeds, key_of
 from ndfeed.loading.options import Options, Request, stored_fields
 from ndfeed.loading.plan import Plan, make_plan
+from ndfeed.loading.process_choice import (
+    Switch,
+    Trial,
+    find_obstacle,
+    is_portable,
+    opens_files,
+    share_of_cores,
+    start_in_background,
+)
+from ndfeed.loading.process_pool import Processes, make_job
 from ndfeed.loading.report import Snapshot
 from ndfeed.loading.thread_count import Tuner, guess_threads
 from ndfeed.loading.timing import Disk, Timing
@@ -74,23 +84,34 @@ class Runtime:
         self._plan = plan
         self._budget = budget_for(ds, options, plan, batch_bytes, adapter)
         self._decoded = plan.make_cache(self._budget.streams)
-        self._processes: Processes | None = None
-        transform: Transform = try_steps
-        allocate = adapter.allocate
-        if options.processes and ds.steps:
-            transform = self._processes = Processes(options.processes, ds.steps)
-            allocate = Block.of
+        shared = bool(options.processes and ds.steps and plan.coded)  # threads read for processes
+        allocate = Block.of if shared else adapter.allocate
         self._pool = Pool(_KEPT) if allocate is None else Pool(_KEPT, allocate)
-        source = adapter.source(HostSource(ds, options, self._pool, self._decoded))
-        self._maker = BatchMaker(ds, options, self._budget, self._pool, source, adapter, transform)
+        host = HostSource(ds, options, self._pool, self._decoded)
+        source = adapter.source(host)
+        local = BatchBuilder(ds, options, self._pool, source)
+        self._shared = Pool(_KEPT, Block.of)
+        self._processes: Processes | None = None
+        self._obstacle = ""  # why there are no processes
+        if source is host:
+            self._processes = self._make_processes(ds, options, plan, local)
+        builder: Builder = local
+        if self._processes is not None:
+            builder = self._switch = Switch(local, self._processes, wanted=bool(options.processes))
+            if options.processes and ds.steps:
+                builder = self._processes  # where maps run was said, so they run nowhere else
+        self._maker = BatchMaker(options, self._budget, self._pool, local, builder, adapter)
         # A thread waits while a worker process has its batch: one more thread reads meanwhile.
-        fixed = options.threads or (options.processes + 1 if self._processes else None)
-        fixed = fixed or adapter.threads
+        asked = 0 if self._processes is None else options.processes or 0
+        fixed = options.threads or (asked + 1 if asked else adapter.threads)
         threads = fixed or guess_threads(ds)
         # Weak: engine threads must not keep buffers alive.
         own = weakref.ref(self)
         self._engine = Engine(threads, lambda: _depth_of(own()))
         self._tuner = None if fixed else Tuner(threads, self._engine.set_threads)
+        self._trial: Trial | None = None
+        if self._processes is not None and options.processes is None:
+            self._trial = Trial(self._switch, self._processes, threads, self._engine.set_threads)
         self._before = Timing()  # what was done before the current pass
         self._waited_before = 0.0
         self._began = self._ended = 0.0
@@ -106,6 +127,23 @@ class Runtime:
         # The next epoch is started early unless somebody could notice: a function that runs, a
         # stream that is decoded, a sample that is listed as skipped.
         self._continues = not (ds.steps or plan.coded or options.on_error == "skip")
+
+    def _make_processes(
+        self, ds: Dataset, options: Options, plan: Plan, local: BatchBuilder
+    ) -> Processes | None:
+        """Return processes that are not started yet, or ``None`` where they are of no use."""
+        asked = options.processes
+        if asked == 0 or not (ds.steps or (opens_files(ds) and not plan.coded)):
+            return None
+        if asked is None:
+            if plan.coded or share_of_cores() == 1:
+                return None
+            self._obstacle = find_obstacle(ds.steps)
+            if self._obstacle:
+                return None
+        lean = not process_server.why_not() and is_portable(ds.steps)
+        job, count = make_job(ds, options), asked or share_of_cores()
+        return Processes(count, job, self._shared, local, reads=not plan.coded, lean=lean)
 
     @property
     def skipped(self) -> Skipped:
@@ -126,21 +164,31 @@ class Runtime:
         self._waited_before = self._engine.waited
         now = time.perf_counter()
         # Short consecutive epochs count as one period: each alone would be too short to judge.
-        if self._tuner is not None and (prepared is None or now - self._ended >= _PAUSE):
-            self._tuner.restart(self._before.rows, self._engine.waited)
+        if prepared is None or now - self._ended >= _PAUSE:
+            for one in (self._tuner, self._trial):
+                if one is not None:
+                    one.restart(self._before.rows, self._engine.waited)
         if self._began:  # else nothing was read since the runtime was made
             self._disk = Disk()
         self._began, self._ended = now, 0.0
         self._pass, self._count, self._taken = wanted, batches.count, 0
         self._sent.clear()
-        if self._processes is not None:
-            self._processes.start()  # before our own threads exist: forking is safer without them
+        if self._processes is not None and (self._trial is None or self._switch.wanted):
+            self._start_processes(self._processes)
         self._engine.begin(batches)
         if self._continues:
             coming = wanted._replace(epoch=wanted.epoch + 1, start=0)
             self._ahead = coming, self._batches_of(coming)
             self._engine.prepare(self._ahead[1])
         return batches.count
+
+    def _start_processes(self, processes: Processes) -> None:
+        if processes.ready:
+            return
+        if processes.lean:
+            start_in_background(processes)
+        else:
+            processes.start()  # before our own threads exist: forking is safer without them
 
     def _batches_of(self, wanted: Pass) -> EpochBatches:
         return EpochBatches(wanted, self._ds, self._plan, self._budget, self._decoded, self._maker)
@@ -168,8 +216,17 @@ class Runtime:
         """Adjust the number of threads, and note the rate of the disk."""
         self._look_at = time.perf_counter() + _LOOK_EVERY
         self._disk.look()
-        if self._tuner is not None:
+        if self._trial is not None and not self._trial.over:
+            size = 1 if self._pass is None else self._pass.share.size
+            self._trial.look(self.timing().rows, self._engine.waited, size)
+        elif self._tuner is not None and not self._uses_processes:
             self._tuner.look(self.timing().rows, self._engine.waited)
+
+    @property
+    def _uses_processes(self) -> bool:
+        """Do processes build the batches now?"""
+        found = self._processes
+        return found is not None and found.ready and self._switch.wanted
 
     def timing(self) -> Timing:
         """Return the timing of all threads together."""
@@ -191,8 +248,10 @@ class Runtime:
             ready=engine.ready,
             depth=self.depth(),
             batch_bytes=self._maker.largest,
-            buffers=self._pool.made,
-            buffers_idle=self._pool.idle,
+            processes=self._processes.count if self._processes and self._uses_processes else 0,
+            obstacle=self._processes.problem if self._processes else self._obstacle,
+            buffers=self._pool.made + self._shared.made,
+            buffers_idle=self._pool.idle + self._shared.idle,
             decoded=decoded.held,
             window=self._plan.window,
             decodes_again=decoded.large is None and self._plan.window > decoded.limit,
@@ -238,6 +297,7 @@ class Runtime:
         self._engine.join(threads)
         self._decoded.clear()
         self._pool.clear()
+        self._shared.clear()
 
 
 def _depth_of(runtime: Runtime | None) -> int:
@@ -287,8 +347,8 @@ class BatchesByNumber:
     def _make_maker(self) -> BatchMaker:
         pool, decoded = Pool(_KEPT), self._plan.make_cache(self._budget.streams)
         ds, options = self.dataset, self._request.options
-        source = HostSource(ds, options, pool, decoded)
-        return BatchMaker(ds, options, self._budget, pool, source, self._adapter)
+        local = BatchBuilder(ds, options, pool, HostSource(ds, options, pool, decoded))
+        return BatchMaker(options, self._budget, pool, local, local, self._adapter)
 
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:

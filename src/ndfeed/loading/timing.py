@@ -32,6 +32,17 @@ class Timing:
         names = [field.name for field in fields(Timing)]
         return Timing(*(getattr(self, name) - getattr(other, name) for name in names))
 
+    def stages(self) -> tuple[float, ...]:
+        """Return the seconds of what a worker process does, for ``add_stages``."""
+        return self.read, self.inflate, self.copy, self.transform
+
+    def add_stages(self, spent: tuple[float, ...]) -> None:
+        """Add what a worker process has spent."""
+        self.read += spent[0]
+        self.inflate += spent[1]
+        self.copy += spent[2]
+        self.transform += spent[3]
+
     def reading(self) -> "_Reading":
         """Time a block as reading, inflating, and copying for the rest."""
         return _Reading(self)

@@ -36,13 +36,13 @@ Message: TypeAlias = Any  # whatever can be pickled
 Main = Callable[["Parent", Any], None]
 
 # One at a time: a child must not inherit the end of a pipe that is meant for another.
-_starting = threading.Lock()
+starting = threading.Lock()
 _pipes: "weakref.WeakSet[Pipe]" = weakref.WeakSet()
 
 
 def _in_forked_child() -> None:
-    global _starting
-    _starting = threading.Lock()
+    global starting
+    starting = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -142,16 +142,19 @@ class Child:
                 self._using.release()
 
     def _has_ended(self) -> bool:
-        if self._status is None and self._process is not None:
-            self._status = self._process.exitcode
-        elif self._status is None:
-            try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else has waited for it
-                pid, status = self.pid, 0
-            if pid:
-                self._status = os.waitstatus_to_exitcode(status)
+        if self._status is None:
+            self._status = self._find_status()
         return self._status is not None
+
+    def _find_status(self) -> int | None:
+        """Return the exit status; ``None`` while the process runs."""
+        if self._process is not None:
+            return self._process.exitcode
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:  # somebody else has waited for it
+            return 0
+        return os.waitstatus_to_exitcode(status) if pid else None
 
 
 def start_child(main: Main, argument: object) -> Child:
@@ -159,15 +162,21 @@ def start_child(main: Main, argument: object) -> Child:
 
     Not for a thread that may be interrupted: nobody would know of the process.
     """
-    with _starting:
-        ours, theirs = multiprocessing.Pipe()
-        _pipes.add(ours)
+    with starting:
+        ours, theirs = new_pipe()
         try:
             if not hasattr(os, "fork"):
                 return _spawn(main, argument, ours, theirs)
             return Child(ours, _fork(main, argument, theirs))
         finally:
             theirs.close()
+
+
+def new_pipe() -> tuple[Pipe, Pipe]:
+    """Return both ends of a pipe. Forked children close the first, which is for this process."""
+    ours, theirs = multiprocessing.Pipe()
+    _pipes.add(ours)
+    return ours, theirs
 
 
 def _fork(main: Main, argument: object, pipe: Pipe) -> int:
@@ -183,12 +192,12 @@ def _fork(main: Main, argument: object, pipe: Pipe) -> int:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         pid = os.fork()
         if not pid:
-            _run_child(main, argument, pipe, parent, blocked)
+            run_child(main, argument, pipe, parent, blocked)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return pid
 
 
-def _run_child(
+def run_child(
     main: Main, argument: object, pipe: Pipe, parent: int, mask: Iterable[int]
 ) -> NoReturn:
     """Run a forked child from start to end."""

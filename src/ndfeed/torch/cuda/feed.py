@@ -20,7 +20,7 @@ from ndfeed.dataset.row_selection import select_rows
 from ndfeed.dataset.samples import size as shown
 from ndfeed.files import platform_calls
 from ndfeed.loading.adapter import Adapter
-from ndfeed.loading.batch_maker import Source
+from ndfeed.loading.batch_builder import Source
 from ndfeed.loading.buffer_pool import Bytes
 from ndfeed.loading.host_source import HostSource
 from ndfeed.torch.batch_format import Batch, BatchFormat, Tensors, Values

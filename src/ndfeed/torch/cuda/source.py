@@ -11,7 +11,7 @@ from ndfeed.dataset.map_steps import Batch
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import select_rows
 from ndfeed.files.maps import Maps, Unmappable
-from ndfeed.loading.batch_maker import Source
+from ndfeed.loading.batch_builder import Source
 from ndfeed.order.permutation import Ints
 from ndfeed.torch.cuda.driver import PIECE, Driver, Refused, Registered
 from ndfeed.torch.cuda.in_flight import Side, resolve

@@ -1,0 +1,186 @@
+"""Decides whether batches are built by threads or by processes.
+
+Threads are enough where reading is large copies, or where the consumer is slower anyway. Opening
+many files, decoding small ones and most maps hold the GIL: there processes are faster, by as much
+as there are cores. What is faster is measured: processes are started when the consumer has to
+wait for threads, and kept if they deliver more.
+"""
+
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.map_steps import Batch, Step
+from ndfeed.files import platform_calls
+from ndfeed.loading import process_server
+from ndfeed.loading.batch_builder import BatchBuilder
+from ndfeed.loading.map_rng import SampleSeeds
+from ndfeed.loading.process_pool import Processes
+from ndfeed.loading.timing import Timing
+from ndfeed.order.permutation import Ints
+
+_MAY_WAIT = 0.1  # share of the time that the consumer may wait before anything is tried
+_GAIN = 1.1
+_LEAST = 0.4  # seconds that either is measured for
+_LONGEST = 5.0  # and at most, if batches are slow
+_FEW = 8  # batches that are enough to judge
+
+
+def share_of_cores() -> int:
+    """Return how many cores this process may use, if its host has several ranks, its part."""
+    cores = platform_calls.cores()
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(cores // int(ranks), 1) if ranks.isdecimal() and int(ranks) > 1 else cores
+
+
+def opens_files(ds: Dataset) -> bool:
+    """Is a file opened for every sample, so that reading holds the GIL?"""
+    return any(group.by_file for group in ds.groups)
+
+
+def is_portable(steps: Sequence[Step]) -> bool:
+    """Can the functions given to map be found by name in a fresh process?"""
+    try:
+        return b"__main__" not in pickle.dumps(steps)
+    except Exception:  # noqa: BLE001 - a lambda, or whatever an object raises
+        return False
+
+
+def why_not_fork() -> str:
+    """Say why this process should not be forked unless asked to; empty if it can be."""
+    if sys.platform != "linux":
+        return "forking is not safe on this system"
+    for name in ("jax", "tensorflow"):
+        if name in sys.modules:
+            return f"forking is not safe with {name}"
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        return "forking is not safe once CUDA is in use"
+    return ""
+
+
+def find_obstacle(steps: Sequence[Step]) -> str:
+    """Say why processes cannot be chosen for these maps without being asked for."""
+    if is_portable(steps):
+        return process_server.why_not()
+    found = why_not_fork()
+    if not found:
+        return ""
+    return (
+        f"{found}, and a function given to map() cannot be found by name in another process: "
+        "define it in a module"
+    )
+
+
+class Switch:
+    """Builds batches by processes if they are wanted and run, otherwise in this process."""
+
+    def __init__(self, local: BatchBuilder, processes: Processes, *, wanted: bool) -> None:
+        self.wanted = wanted
+        self._local = local
+        self._processes = processes
+
+    @property
+    def now(self) -> BatchBuilder | Processes:
+        """What builds batches now."""
+        return self._processes if self.wanted and self._processes.ready else self._local
+
+    def read(self, rows: Ints, timing: Timing) -> Batch:
+        """Return the stored fields of ``rows``."""
+        return self.now.read(rows, timing)
+
+    def build(
+        self, rows: Ints, seeds: SampleSeeds | None, timing: Timing, batch: Batch | None = None
+    ) -> Batch:
+        """Return the batch of ``rows``."""
+        return self.now.build(rows, seeds, timing, batch)
+
+    def build_several(
+        self, rows: Sequence[Ints], seeds: Sequence[SampleSeeds], timing: Timing
+    ) -> list[Batch] | None:
+        """Return several small batches that maps make; ``None`` where that is no faster."""
+        return self.now.build_several(rows, seeds, timing)
+
+
+def start_in_background(processes: Processes) -> None:
+    """Start processes while batches are built otherwise."""
+    threading.Thread(target=processes.start, name="ndfeed-starts", daemon=True).start()
+
+
+class Trial:
+    """Tries processes once the consumer waits for threads, and keeps what delivers more.
+
+    Threads, then processes, and unless these were faster threads once more: on a busy machine a
+    single comparison would often be wrong. ``look`` is called now and then by one thread.
+    """
+
+    def __init__(
+        self, switch: Switch, processes: Processes, threads: int, set_threads: Callable[[int], None]
+    ) -> None:
+        self.over = False
+        self._switch = switch
+        self._processes = processes
+        self._threads = threads
+        self._set_threads = set_threads
+        self._at = time.perf_counter()
+        self._rows = 0
+        self._waited = 0.0
+        self._rates = [0.0, 0.0]  # of the threads and of the processes
+        self._settling = True
+        self._started = False
+
+    def restart(self, rows: int, waited: float) -> None:
+        """Start over after a pause: neither the pause counts nor the first batches."""
+        self._settling = True
+        self._at, self._rows, self._waited = time.perf_counter(), rows, waited
+
+    def look(self, rows: int, waited: float, batch: int) -> None:
+        """Judge what was delivered since the last call, in batches of ``batch`` rows."""
+        taken = time.perf_counter() - self._at
+        made = rows - self._rows
+        waits = (waited - self._waited) / taken > _MAY_WAIT
+        if self._settling:
+            self.restart(rows, waited)  # what was in progress before does not count
+            self._settling = False
+            return
+        measured = taken >= _LEAST and made >= _FEW * batch
+        if not measured and taken < _LONGEST:
+            return
+        self._rates[self._switch.wanted] = made / taken
+        self.restart(rows, waited)
+        self._settling = False
+        if self._rates[1]:
+            self._judge()
+        elif self._processes.problem:
+            self.over = True
+        elif self._processes.ready:
+            self._use_processes()
+        elif waits and not self._started:
+            self._started = True
+            start_in_background(self._processes)
+
+    def _judge(self) -> None:
+        threads, processes = self._rates
+        if self._switch.wanted and processes < threads * _GAIN:
+            self._use_threads()
+        elif not self._switch.wanted and processes >= threads * _GAIN:
+            self._use_processes()
+            self.over = True
+        else:
+            self.over = True
+            if not self._switch.wanted:
+                threading.Thread(target=self._processes.close, daemon=True).start()
+
+    def _use_processes(self) -> None:
+        self._switch.wanted = self._settling = True
+        self._set_threads(self._processes.count + 1)
+
+    def _use_threads(self) -> None:
+        self._switch.wanted = False
+        self._settling = True
+        self._set_threads(self._threads)

@@ -1,0 +1,319 @@
+"""Worker processes that build batches, for work that holds the GIL: opening files, decoding, maps.
+
+A thread borrows a process and asks it for some rows. The process reads them and runs the maps,
+straight into shared memory where possible; only small values go through a pipe. The shared memory
+has no name: it disappears with the processes that have it mapped.
+
+Guarantees:
+
+- A batch is the same as if it were built in a thread: same rows, same generators.
+- A map that draws from a global generator (``np.random``, ``random``, ``torch``) draws numbers
+  fixed by the seed, the epoch and the position of the batch, whichever process runs it.
+- A process that dies is replaced, and its batch is built once more; then it is an error.
+- Processes end when told to and when the process that started them is gone.
+- Where no process can be started, batches are built in threads, and ``problem`` says why.
+"""
+
+import heapq
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count as count_up
+from queue import SimpleQueue
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset.column import Group
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.map_steps import Batch, SampleFailed, Step
+from ndfeed.dataset.row_selection import Rows
+from ndfeed.errors import Error, WorkerError
+from ndfeed.files.shared_memory import Block, Handle
+from ndfeed.loading.batch_builder import BatchBuilder, format_rows
+from ndfeed.loading.buffer_pool import SMALL, Pool, buffer_of
+from ndfeed.loading.map_rng import SampleSeeds
+from ndfeed.loading.options import Options
+from ndfeed.loading.pool_worker import Job, Location, Task, address, align, array_at, serve
+from ndfeed.loading.process_server import Payload, Server, ServerError
+from ndfeed.loading.timing import Timing
+from ndfeed.loading.uninterrupted import uninterrupted
+from ndfeed.loading.worker_process import Child, Died, start_child
+from ndfeed.order.permutation import Ints
+
+_MOST_LENT = 128
+
+
+class Processes:
+    """Builds batches in ``count`` processes, each used by one thread at a time.
+
+    ``reads`` says whether they read the rows themselves; otherwise threads do, and processes run
+    the maps. ``local`` builds batches in this process where none can be started. They are forks of
+    a lean process, or of this one where ``lean`` is false.
+    """
+
+    def __init__(
+        self, count: int, job: Job, pool: Pool, local: BatchBuilder, *, reads: bool, lean: bool
+    ) -> None:
+        self.count = count
+        self.problem = ""  # why there are none
+        self._job = job
+        self._pool = pool
+        self._local = local
+        self._reads = reads
+        self.lean = lean
+        self._mapped = bool(job.ds.steps)
+        self._lock = threading.Lock()
+        self._idle: list[Child] = []
+        self._all: list[Child] = []
+        self._server: Server | None = None
+        # A heap of the positions of batches that wait for a process, each with its queue.
+        self._waiting: list[tuple[int, int, SimpleQueue[Child | None]]] = []
+        self._number = count_up()
+        self._room = 0  # bytes that results needed so far
+        self._fields = [] if self._mapped or not reads else _row_sizes(job.ds)
+        self._closed = False
+
+    @property
+    def ready(self) -> bool:
+        """Do all processes run?"""
+        return len(self._all) == self.count
+
+    def start(self) -> None:
+        """Start all processes that are not running; where that fails, ``problem`` says why."""
+        self._closed = False
+        if not self.ready:
+            uninterrupted(self._start)
+
+    def _start(self) -> None:
+        with self._lock:
+            try:
+                while len(self._all) < self.count and not self._closed:
+                    self._add()
+            except (OSError, ServerError, Error) as error:
+                self._give_up(f"{error}")
+
+    def _give_up(self, problem: str) -> None:
+        """Go on with the processes there are; without any, in threads. The lock is held."""
+        self.count = len(self._all)
+        self.problem = problem
+        if not self._all:
+            self._turn_away()
+
+    def _turn_away(self) -> None:
+        for _, _, handed in self._waiting:
+            handed.put(None)
+        self._waiting.clear()
+
+    def _add(self) -> None:
+        """Start a process; the lock is held."""
+        made = self._start_served() if self.lean else start_child(serve, self._job)
+        self._all.append(made)
+        self._hand_over(made)
+
+    def _start_served(self) -> Child:
+        if self._server is not None:
+            try:
+                return self._server.start_child()
+            except ServerError:
+                self._server.close()
+        self._server = Server(Payload(serve, self._job))
+        return self._server.start_child()
+
+    def _hand_over(self, process: Child) -> None:
+        """Give the process to the earliest batch that waits, if any; the lock is held."""
+        if self._waiting:
+            heapq.heappop(self._waiting)[2].put(process)
+        else:
+            self._idle.append(process)
+
+    # What a ``Builder`` has.
+
+    def read(self, rows: Ints, timing: Timing) -> Batch:
+        """Return the stored fields of ``rows``, which are several batches."""
+        if self._mapped or not self._reads:
+            return self._local.read(rows, timing)
+        return self._build([Task(rows, None)], timing)[0]
+
+    def build(
+        self, rows: Ints, seeds: SampleSeeds | None, timing: Timing, batch: Batch | None = None
+    ) -> Batch:
+        """Return the batch of ``rows``."""
+        if not self._mapped and (batch is not None or not self._reads):
+            return self._local.build(rows, seeds, timing, batch)
+        return self._build([Task(rows, seeds, batch)], timing)[0]
+
+    def build_several(
+        self, rows: Sequence[Ints], seeds: Sequence[SampleSeeds], timing: Timing
+    ) -> list[Batch] | None:
+        """Return several small batches that maps make; ``None`` where threads read them."""
+        if not self._reads:
+            return None
+        return self._build(list(map(Task, rows, seeds)), timing)
+
+    def _build(self, tasks: list[Task], timing: Timing) -> list[Batch]:
+        try:
+            return self._try_building(tasks, timing)
+        except Died:  # read again: a map may have modified its batch
+            tasks = [task._replace(batch=None) for task in tasks]
+        try:
+            return self._try_building(tasks, timing)
+        except Died as died:
+            rows = np.concatenate([task.rows for task in tasks])
+            does = "running map() on" if self._mapped else "reading"
+            problem = f"{died} while {does} {format_rows(rows)}, as did the one before it"
+            if self._mapped:
+                remedy = "check whether the function crashes or runs out of memory"
+            else:
+                remedy = "check whether the machine runs out of memory"
+            raise WorkerError(problem, remedy) from None
+
+    def _try_building(self, tasks: list[Task], timing: Timing) -> list[Batch]:
+        if not self._reads:
+            tasks = [
+                t if t.batch is not None else t._replace(batch=self._local.read(t.rows, timing))
+                for t in tasks
+            ]
+        seeds = tasks[0].seeds
+        process = self._borrow(0 if seeds is None else seeds.first)
+        if process is None:
+            return [self._local.build(*task[:2], timing, task.batch) for task in tasks]
+        alive = False
+        try:
+            made = self._ask(process, tasks, timing)
+            alive = True
+            return made
+        except Died:
+            raise
+        except BaseException:
+            alive = True  # an error of a map or a file: the process is still usable
+            raise
+        finally:
+            self._return(process, alive)
+
+    def _borrow(self, position: int) -> Child | None:
+        """Return an idle process, the earliest waiting batch first; ``None`` if there are none."""
+        handed: SimpleQueue[Child | None] = SimpleQueue()
+        with self._lock:
+            if self._closed or (self.problem and not self._all):
+                handed.put(None)
+            elif self._idle:  # so nobody waits
+                handed.put(self._idle.pop())
+            else:
+                heapq.heappush(self._waiting, (position, next(self._number), handed))
+        found = handed.get()
+        if found is None and self._closed:
+            raise WorkerError("the loader was closed")
+        return found
+
+    def _return(self, process: Child, alive: bool) -> None:
+        with self._lock:
+            if alive and not self._closed:
+                self._hand_over(process)
+                return
+            if process in self._all:
+                self._all.remove(process)
+            if not self._closed:
+                try:
+                    self._add()
+                except (OSError, ServerError, Error) as error:
+                    self._give_up(f"{error}")
+        process.reap()
+
+    def _ask(self, process: Child, tasks: list[Task], timing: Timing) -> list[Batch]:
+        blocks: list[Handle] = []
+        sent = [task._replace(batch=_prepare_to_send(task.batch, blocks)) for task in tasks]
+        # The sizes of stored fields are known, unlike those of what maps make.
+        rows = sum(len(task.rows) for task in tasks)
+        self._room = max(self._room, sum(align(rows * size) for size in self._fields))
+        room = self._pool.lend(self._room) if self._room >= SMALL else None
+        answer = process.ask((sent, blocks, _get_handle(room)))
+        if answer[0] == "room":
+            self._room = max(answer[1], self._room)
+            room = self._pool.lend(self._room)
+            answer = process.ask(_get_handle(room))
+        if answer[0] == "error":
+            _raise(*answer[1:])
+        _, found, spent = answer
+        timing.add_stages(spent)
+        made = [{name: _unpack(value, room) for name, value in one.items()} for one in found]
+        if self._pool.lent > _MOST_LENT:
+            # Shared memory takes file descriptors: a consumer that keeps many batches gets copies.
+            return [
+                {k: np.array(v) if one[k] is not v else v for k, v in batch.items()}
+                for batch, one in zip(made, found, strict=True)
+            ]
+        return made
+
+    def close(self) -> None:
+        """End all processes; threads that wait for one get an error."""
+        with self._lock:
+            self._closed = True
+            ending, self._all, self._idle = self._all, [], []
+            server, self._server = self._server, None
+            self._turn_away()
+        for process in ending:
+            process.terminate()
+        for process in ending:
+            process.reap()
+        if server is not None:
+            server.close()
+
+
+def make_job(ds: Dataset, options: Options) -> Job:
+    """Return what worker processes need, without what this process has open."""
+    groups = tuple(
+        Group(group.starts, tuple(map(replace, group.columns)), group.mapped, group.checks)
+        for group in ds.groups
+    )
+    return Job(_restore(groups, ds.rows, ds.steps, ds.names), options)
+
+
+def _restore(
+    groups: tuple[Group, ...], rows: Rows, steps: tuple[Step, ...], names: tuple[str, ...]
+) -> Dataset:
+    made = _restore, (groups, rows, steps, names)
+    return Dataset(groups, made, rows=rows, steps=steps, names=names)
+
+
+def _row_sizes(ds: Dataset) -> list[int]:
+    """Return the bytes of a sample's fields; nothing where samples differ."""
+    fields = [column.field for group in ds.groups for column in group.columns]
+    if any(field.ragged for field in fields):
+        return []
+    return [math.prod(field.lengths) * field.dtype.itemsize for field in fields]
+
+
+def _get_handle(room: NDArray[np.uint8] | None) -> Handle | None:
+    block = None if room is None else buffer_of(room)
+    return block.handle if isinstance(block, Block) else None
+
+
+def _prepare_to_send(batch: Batch | None, blocks: list[Handle]) -> Batch | None:
+    """Replace arrays in shared memory by their locations; add the blocks they lie in."""
+    if batch is None:
+        return None
+    sent: Batch = {}
+    for name, value in batch.items():
+        block = buffer_of(value) if isinstance(value, np.ndarray) else None
+        if isinstance(block, Block):
+            start = address(value) - address(block)
+            sent[name] = len(blocks), Location(start, value.dtype, value.shape)
+            blocks.append(block.handle)
+        else:
+            sent[name] = -1, value
+    return sent
+
+
+def _unpack(value: object, room: NDArray[np.uint8] | None) -> object:
+    if isinstance(value, Location) and room is not None:
+        return array_at(room, value)
+    return value
+
+
+def _raise(error: Exception, trace: str, at: int | None) -> None:
+    """Raise an error of a worker process, which a function had for sample ``at`` if for one."""
+    if trace:
+        error.add_note(f"in a process of the loader:\n{trace}")
+    raise error if at is None else SampleFailed(at, error)
