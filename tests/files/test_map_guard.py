@@ -2,10 +2,10 @@
 
 import gc
 import threading
-import time
 import weakref
 
 import pytest
+from loading.making import eventually
 
 from ndfeed.files import map_guard as module
 from ndfeed.files import platform_calls
@@ -37,10 +37,7 @@ class Holder:
 
 def ended(keeper):
     """Wait until the keeper's thread is gone."""
-    until = time.monotonic() + 20
-    while keeper._thread is not None and time.monotonic() < until:
-        time.sleep(0.005)
-    return keeper._thread is None
+    return eventually(lambda: keeper._thread is None)
 
 
 def test_descriptors_are_lent_up_to_half_of_what_there_are():
@@ -87,12 +84,11 @@ def test_who_reads_again_in_between_is_kept():
     keeper = Keeper()
     holder = Holder(1, used=True)
     keeper.keep(holder)
-    time.sleep(0.1)
+
+    assert eventually(lambda: holder.looks < -1)  # idle since 0, and looked at again
     assert keeper._thread is not None
     holder.used = False
-
     assert ended(keeper)
-    assert holder.looks < -1
 
 
 def test_it_keeps_nobody_alive():
@@ -132,11 +128,8 @@ def test_leases_in_use_during_a_fork_stay_with_the_parent():
     keeper.before_fork()
     keeper.after_fork_in_parent()
     looks = holder.looks
-    until = time.monotonic() + 20
-    while holder.looks == looks and time.monotonic() < until:
-        time.sleep(0.005)
 
-    assert holder.looks < looks
+    assert eventually(lambda: holder.looks < looks)
     holder.reading = False
     keeper.before_fork()
 
