@@ -151,9 +151,8 @@ def _column(data: memoryview, name: str, place: object) -> NDArray[Any]:
     if type(place) is not list or len(place) != 3 or type(place[1]) is not list:
         raise ValueError(f"the place of column {name:.40} is malformed")
     dtype, shape, start = place
-    if type(dtype) is not str or dtype not in _DTYPES:
-        raise ValueError(f"column {name:.40} has another dtype")
-    if (dtype, len(shape)) != _COLUMNS.get(name, (dtype, 1)):
+    kind = _DTYPES.get(dtype) if type(dtype) is str else None
+    if kind is None or (dtype, len(shape)) != _COLUMNS.get(name, (dtype, 1)):
         raise ValueError(f"column {name:.40} has another dtype or rank")
     count = 1
     for number in shape:
@@ -162,7 +161,6 @@ def _column(data: memoryview, name: str, place: object) -> NDArray[Any]:
         count *= number
     if type(start) is not int or start < 0:
         raise ValueError(f"column {name:.40} has a place below 0")
-    kind = _DTYPES[dtype]
     if start + count * kind.itemsize > len(data) or start % 8:
         raise ValueError(f"column {name:.40} reaches beyond the end")
     if not count:  # NumPy accepts no empty buffer

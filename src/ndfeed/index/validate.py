@@ -78,14 +78,14 @@ def _check_range(what: str, column: NDArray[np.integer], low: int, high: int) ->
 
 def _any(column: NDArray[np.integer] | NDArray[np.bool_]) -> bool:
     """Return whether any number of a column differs from 0."""
-    return any(column.tolist()) if len(column) <= _FEW else np.count_nonzero(column) > 0
+    return any(column.tolist()) if len(column) <= _FEW else bool(np.count_nonzero(column))
 
 
 def _any_negative(column: Ints) -> bool:
     """Return whether any number of a column is below 0."""
     if len(column) <= _FEW:
         return min(column.tolist(), default=0) < 0
-    return np.count_nonzero(column < 0) > 0
+    return bool(np.count_nonzero(column < 0))
 
 
 def _check_order(problem: str, column: NDArray[np.integer], *, least: int = 0) -> None:
@@ -94,7 +94,7 @@ def _check_order(problem: str, column: NDArray[np.integer], *, least: int = 0) -
         wrong = any(b - a < least for a, b in pairwise(column.tolist()))
     else:
         before, after = column[:-1], column[1:]  # not subtracted: that could overflow
-        wrong = np.count_nonzero(after <= before if least else after < before) > 0
+        wrong = bool(np.count_nonzero(after <= before if least else after < before))
     if wrong:
         _refuse(problem)
 
@@ -110,7 +110,7 @@ def _check_counts(table: Table) -> None:
         table.name, table.dtype, table.shape, table.strides, table.offset, table.length,
         table.skip, table.decoded, table.crc, table.coding,
     )  # fmt: skip
-    if set(map(len, columns)) != {arrays}:
+    if {len(column) for column in columns} != {arrays}:
         _refuse("columns over arrays differ in length")
     _check_order("arrays are not in the order of their files", table.file)
     if arrays and not 0 <= table.file[0] <= table.file[-1] < files:  # they are in order
@@ -221,9 +221,7 @@ def _check_codings(table: Table, inline: NDArray[np.bool_]) -> None:
         _refuse("no checksum where there is one")
 
 
-def _check_elements(
-    table: Table, lengths: Ints, sizes: Ints, held: Ints, plain: bool
-) -> None:
+def _check_elements(table: Table, lengths: Ints, sizes: Ints, held: Ints, plain: bool) -> None:
     """Check that all elements of an array are within its stream."""
     _check_range("shapes", table.shape, 0, len(lengths))
     _check_range("strides", table.strides, -1, len(lengths))
@@ -251,9 +249,10 @@ def _check_elements(
 def _check_products(lengths: Ints, sizes: Ints, table: Table) -> None:
     """No array has 2**63 bytes or more; an empty one must be possible but for its zeros."""
     bound = _LARGE / max(sizes.tolist(), default=1)  # whichever shape has whichever type
-    if lengths.size <= _FEW:
-        if all(math.prod(n or 1 for n in row) < bound for row in lengths.tolist()):
-            return
+    if lengths.size <= _FEW and all(
+        math.prod(n or 1 for n in row) < bound for row in lengths.tolist()
+    ):
+        return
     most = np.maximum(lengths, 1).prod(axis=1, dtype=np.float64)
     if not np.count_nonzero(most >= bound):
         return
