@@ -38,7 +38,7 @@ from packing.making import same
 import ndfeed
 from ndfeed.formats import raw
 from ndfeed.formats.manifest import parse
-from ndfeed.index import cache
+from ndfeed.index import cache, validate
 from ndfeed.index.source import spell_source
 from ndfeed.packing.journal import checksum, parse_journal, seal_line
 from ndfeed.packing.staging_folder import find_unfinished
@@ -95,6 +95,15 @@ def rows(folder, **options):
     return {name: [(str(r.dtype), r.shape, r.tobytes()) for r in some] for name, some in found}
 
 
+def load_as_large(place, spellings):
+    """Load a cache whose numbers are checked as those of a large table, by NumPy."""
+    few, validate._FEW = validate._FEW, 0
+    try:
+        return cache.load(place, spellings)
+    finally:
+        validate._FEW = few
+
+
 def caches(root, count, *, forged):
     """Edit the index of some files; whether it is built again, or what is read by it."""
     folder = root / "data"
@@ -115,6 +124,10 @@ def caches(root, count, *, forged):
             path.write_bytes(edit)
             kept = found.attempt(cache.load, place, spell_source(folder))
             found["built again"] += kept is None
+            if forged:
+                path.write_bytes(edit)
+                large = found.attempt(load_as_large, place, spell_source(folder))
+                assert (kept is None) == (large is None)
             if kept is not None or number % 50 == 0:
                 path.write_bytes(edit)
                 read = found.attempt(rows, folder)

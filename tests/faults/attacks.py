@@ -166,6 +166,7 @@ def costly_files(place):
     for name, make, count in (
         ("keys.pt", test_growth.pt_colliding_keys, 240_000),
         ("fields.npy", test_growth.npy_fields, 99_000),
+        ("tensors.safetensors", test_growth.safetensors_tensors, 99_000),
         ("members.npz", test_growth.npz_members, 200_000),
     ):
         make(place / name, count)

@@ -22,7 +22,7 @@ from index.lists import same
 import ndfeed
 from ndfeed.files import cache_files
 from ndfeed.files.listing import Folders
-from ndfeed.index import cache, codec
+from ndfeed.index import cache, codec, validate
 from ndfeed.index.open import open_table
 from ndfeed.index.source import spell_source
 
@@ -636,9 +636,14 @@ FORGERIES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("few", [0, 32], ids=["by NumPy", "in lists"])
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_a_signed_cache_is_still_checked(tmp_path, folder, forgery):
-    """Number by number: no process dies of it, and no byte comes from outside the files."""
+def test_a_signed_cache_is_still_checked(tmp_path, folder, monkeypatch, forgery, few):
+    """Number by number: no process dies of it, and no byte comes from outside the files.
+
+    Small tables and large ones are checked in different ways.
+    """
+    monkeypatch.setattr(validate, "_FEW", few)
     values(folder)
     forge(tmp_path, **FORGERIES[forgery])
     (message,) = warned(folder)

@@ -59,6 +59,58 @@ def test_a_damaged_source(tmp_path, save):
     assert os.listdir(tmp_path) == ["x.npz"]
 
 
+@pytest.mark.parametrize("what", ["pack", "a pool that is passed", "verify"])
+def test_ctrl_c_finds_no_lock_that_it_could_leave_held(tmp_path, what):
+    """Locks written in Python are used in other threads only: interrupted there, all would hang."""
+    ds = making.npz_of_rows(tmp_path / "source", files=8, rows=100)
+    done = ndfeed.pack(ds, tmp_path / "done")
+    calls = set()
+
+    def note(frame, event, _):
+        if event == "call":
+            calls.add((os.path.basename(frame.f_code.co_filename), frame.f_code.co_qualname))
+
+    with ThreadPoolExecutor(2) as pool:
+        sys.setprofile(note)  # of this thread
+        try:
+            if what == "verify":
+                ndfeed.verify(tmp_path / "done", threads=2)
+            else:
+                executor = None if what == "pack" else pool
+                done = ndfeed.pack(ds, tmp_path / "new", executor=executor, memory=2000)
+        finally:
+            sys.setprofile(None)
+
+    assert calls
+    kinds = ("Condition.", "Event.", "Thread.", "Future.", "Queue.")
+    assert not [c for c in calls if c[1].startswith(kinds) or "Executor.s" in c[1]]
+    assert same(done, ds)
+
+
+def test_ctrl_c_ends_a_pack_after_the_tasks_that_are_running(tmp_path):
+    """Those that wait for a thread are not run first."""
+    np.save(tmp_path / "x.npy", np.zeros((1000, 16)))
+    code = """
+    import signal, threading
+    begun = []
+    def slow(batch):
+        if threading.current_thread() is threading.main_thread():
+            return batch  # tried once, before packing begins
+        begun.append(None)
+        if len(begun) == 2:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        time.sleep(0.5)
+        return batch
+    ds = ndfeed.open(os.path.join(args[0], "x.npy")).map(lambda batch: slow(batch), batched=True)
+    try:
+        ndfeed.pack(ds, os.path.join(args[0], "packed"), workers=2, memory=10_000)
+    except KeyboardInterrupt as error:
+        print("rerun to resume" in error.__notes__[0], len(begun) < 10)
+    """
+
+    assert run(code, tmp_path) == "True True\n"
+
+
 def test_ctrl_c_keeps_what_is_done(tmp_path):
     """The next run does the rest and no more."""
     ds = making.npz_of_rows(tmp_path / "source", files=8, rows=100)

@@ -195,14 +195,8 @@ class Maps:
         if not self._complete:
             ready = self._ready[files]
             if np.count_nonzero(ready) != ready.size:
-                self._map(self._each(files))
+                self._map(_list_files(files, len(self._ready)))
         return until
-
-    def _each(self, files: int | NDArray[np.int64]) -> list[int]:
-        """Each of ``files`` once (np.unique would import modules at the first read)."""
-        wanted = np.zeros(len(self._ready), bool)
-        wanted[files] = True
-        return np.flatnonzero(wanted).tolist()
 
     def _distrust(self) -> float:
         """Check again after a long time, as when the process was stopped: leases may be gone."""
@@ -221,7 +215,7 @@ class Maps:
 
     def recheck(self, files: int | NDArray[np.int64]) -> None:
         """Compare ``files`` again: what was copied may be torn, or zeros."""
-        for number in self._each(files) if self._guarded else ():
+        for number in _list_files(files, len(self._ready)) if self._guarded else ():
             one = self._maps[number]
             if one is not None:
                 one.look()
@@ -360,3 +354,10 @@ def _close(maps: list[MappedFile | None], cost: int, generation: int) -> None:
                 one.give_up()
             one.file.close()
     keeper.release(cost, generation)
+
+
+def _list_files(files: int | NDArray[np.int64], count: int) -> list[int]:
+    """List each of ``files`` once, out of ``count`` (np.unique would import modules)."""
+    wanted = np.zeros(count, bool)
+    wanted[files] = True
+    return np.flatnonzero(wanted).tolist()

@@ -11,16 +11,12 @@ manifest is the cache. Names in a manifest cannot lead out of the dataset's own 
 link below it is refused, even one that stays inside.
 """
 
-import _thread
-import itertools
 import os
 import struct
 import sys
-import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from queue import SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +37,7 @@ from ndfeed.errors import (
 from ndfeed.files import listing, platform_calls
 from ndfeed.files.file import File, Identity
 from ndfeed.files.listing import common_folder
+from ndfeed.files.threads import map_in_threads
 from ndfeed.formats import detect, npy, raw
 from ndfeed.formats.description import MOST_DIMENSIONS, Array, Description, Wanted
 from ndfeed.formats.inflate import crc32
@@ -52,7 +49,6 @@ from ndfeed.progress import Bar
 _FIRST = 128
 _CHUNK = 1024
 _THREADS = 16
-_MOMENT = 0.001  # seconds
 _WAITS_PER_FILE = 0.25  # above this, the disk is the bottleneck
 FORMATS = ("npy", "npz", "npy.gz", "pt", "safetensors", "raw", "pt list", "memory")
 RAW = FORMATS.index("raw")
@@ -211,51 +207,9 @@ def _describe_all(files: Files, demand: Demand) -> Generator[Chunk, None, None]:
         for start in starts:
             yield _chunk(files, demand, start, start + _CHUNK)
         return
-    yield from _describe_in_threads(files, demand, starts)
-
-
-def _describe_in_threads(files: Files, demand: Demand, starts: range) -> Iterator[Chunk]:
-    """Yield the same from threads. After Ctrl-C only chunks that were begun are finished.
-
-    Without ``ThreadPoolExecutor``: a Ctrl-C can leave its locks, and those of ``Thread``, held for
-    ever. What the main thread does here are single steps in C, which cannot be cut in two.
-    """
-    numbers, results = itertools.count(), SimpleQueue[tuple[int, Chunk | BaseException]]()
-    begun: list[None] = []
-    ended: list[None] = []
-    stopping: list[None] = []
-
-    def work() -> None:
-        begun.append(None)
-        try:
-            while not stopping and (at := next(numbers)) < len(starts):
-                results.put((at, _chunk(files, demand, starts[at], starts[at] + _CHUNK)))
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for it
-            results.put((-1, error))
-        finally:
-            ended.append(None)
-
-    try:
-        for _ in range(_THREADS):
-            _thread.start_new_thread(work, ())
-        yield from _in_order(results, len(starts))
-    finally:
-        stopping.append(None)
-        while len(ended) < len(begun):
-            time.sleep(_MOMENT)
-
-
-def _in_order(
-    results: "SimpleQueue[tuple[int, Chunk | BaseException]]", count: int
-) -> Iterator[Chunk]:
-    ready: dict[int, Chunk] = {}
-    for at in range(count):
-        while at not in ready:
-            number, made = results.get()
-            if isinstance(made, BaseException):
-                raise made
-            ready[number] = made
-        yield ready.pop(at)
+    yield from map_in_threads(
+        lambda start: _chunk(files, demand, start, start + _CHUNK), starts, _THREADS
+    )
 
 
 def _chunk(files: Files, demand: Demand, start: int, stop: int) -> Chunk:

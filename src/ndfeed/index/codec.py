@@ -18,7 +18,6 @@ columns and the types of values are a closed set, so nothing in the bytes choose
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -98,12 +97,13 @@ def decode(
         raise ValueError("the checksum is wrong")
     if int.from_bytes(data[12:16], "little") != VERSION:
         raise ValueError(f"not an index of version {VERSION}")
-    found = _header(bytes(data[_FIXED:end]))
-    values, columns = found["values"], found["columns"]
+    values, extra, columns = _header(bytes(data[_FIXED:end]))
     rest = memoryview(data)[end:]
     for name, place in columns.items():
-        values[name] = _column(rest, name, place)
-    extra = {name[1:]: values.pop(name) for name in [n for n in values if n[:1] == "+"]}
+        if name in _COLUMNS:
+            values[name] = _column(rest, name, place)
+        else:
+            extra[name[1:]] = _column(rest, name, place)
     values["base"] = values["base"].encode("latin-1")
     for name in _TEXTS:
         values[name] = tuple(values[name])
@@ -111,8 +111,11 @@ def decode(
     return Table(**values, caches=caches), extra
 
 
-def _header(text: bytes) -> dict[str, Any]:
-    """Parse a header, which must have all that a table needs and nothing else."""
+def _header(text: bytes) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Parse a header, which must have all that a table needs and nothing else.
+
+    Returns the table's values, the values stored with it, and the columns of both.
+    """
     try:
         found = json.loads(text.decode())  # as text: from bytes, json would guess the encoding
     except RecursionError:
@@ -122,15 +125,16 @@ def _header(text: bytes) -> dict[str, Any]:
     values, columns = found["values"], found["columns"]
     if type(values) is not dict or type(columns) is not dict:
         raise ValueError("values and columns must be objects")
-    own = {name for name in values if name[:1] != "+"}
-    if own | {"digest"} != _VALUES.keys():
+    extra = {name[1:]: values.pop(name) for name in values.keys() - _VALUES if name[:1] == "+"}
+    if values.keys() | {"digest"} != _VALUES.keys():
         raise ValueError("the values are not those of a table")
-    if {name for name in columns if name[:1] != "+"} != _COLUMNS.keys():
+    others = columns.keys() - _COLUMNS
+    if len(columns) - len(others) < len(_COLUMNS) or any(name[:1] != "+" for name in others):
         raise ValueError("the columns are not those of a table")
-    if [type(values[name]) for name in own] != [_VALUES[name] for name in own]:
+    if any(type(value) is not _VALUES[name] for name, value in values.items()):
         raise ValueError("a value has another type")
     _check_texts(values)
-    return found
+    return values, extra, columns
 
 
 def _check_texts(values: dict[str, Any]) -> None:
@@ -147,20 +151,21 @@ def _column(data: memoryview, name: str, place: object) -> NDArray[Any]:
     if type(place) is not list or len(place) != 3 or type(place[1]) is not list:
         raise ValueError(f"the place of column {name:.40} is malformed")
     dtype, shape, start = place
-    if type(dtype) is not str or dtype not in _DTYPES:
-        raise ValueError(f"column {name:.40} has another dtype")
-    if (dtype, len(shape)) != _COLUMNS.get(name, (dtype, 1)):
+    kind = _DTYPES.get(dtype) if type(dtype) is str else None
+    if kind is None or (dtype, len(shape)) != _COLUMNS.get(name, (dtype, 1)):
         raise ValueError(f"column {name:.40} has another dtype or rank")
-    for number in (start, *shape):
+    count = 1
+    for number in shape:
         if type(number) is not int or number < 0:
-            raise ValueError(f"column {name:.40} has a place or length below 0")
-    kind, count = _DTYPES[dtype], math.prod(shape)
+            raise ValueError(f"column {name:.40} has a length below 0")
+        count *= number
+    if type(start) is not int or start < 0:
+        raise ValueError(f"column {name:.40} has a place below 0")
     if start + count * kind.itemsize > len(data) or start % 8:
         raise ValueError(f"column {name:.40} reaches beyond the end")
     if not count:  # NumPy accepts no empty buffer
         return np.zeros([min(n, 1 << 32) for n in shape], kind)
-    found = np.frombuffer(data, kind, count, start)
-    return found if len(shape) == 1 else found.reshape(shape)
+    return np.ndarray(shape, kind, data, start)
 
 
 def fingerprint(table: Table) -> str:

@@ -92,7 +92,7 @@ def _unpickle(
         return Opened(table, spellings, demand, fields)
     table, _ = codec.decode(memory.view().data, checked=False)
     if spellings is None:
-        spellings = Paths(table.paths_of(np.arange(table.files)))
+        spellings = Paths(table.paths())
     table = replace(table, caches=caches, skipped=skipped)
     opened = Opened(table, spellings, demand, fields)
     opened._memory = memory

@@ -11,6 +11,7 @@ same files give the same table, however it was made. A table is never changed on
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,14 @@ class Table:
         """Return the path of a file."""
         start, end = self.path_ends[file], self.path_ends[file + 1]
         return self.base + self.path_bytes[start:end].tobytes()
+
+    def paths(self) -> Iterator[bytes]:
+        """Yield the paths of all files."""
+        if self.files > _FEW:
+            yield from self.paths_of(np.arange(self.files))
+            return
+        text, base = self.path_bytes.tobytes(), self.base
+        yield from [base + text[a:b] for a, b in pairwise(self.path_ends.tolist())]
 
     def paths_of(self, files: Ints) -> Iterator[bytes]:
         """Yield the paths of some files."""
@@ -194,8 +203,8 @@ class Assembly:
         )
         if b"/" not in self._text[: int(ends[:2][-1])]:
             return made  # the first file is directly in the base, which cannot be longer
-        base = common_folder(made.paths_of(np.arange(made.files)))
-        paths = _paths(base, made.paths_of(np.arange(made.files)))
+        base = common_folder(made.paths())
+        paths = _paths(base, made.paths())
         return made if base == self.base else replace(made, base=base, **paths)
 
 
@@ -207,7 +216,7 @@ def concat(tables: Sequence[Table]) -> Table:
     for table in tables:
         part = _fields(table)
         if table.base != made.base:
-            part |= _paths(made.base, table.paths_of(np.arange(table.files)))
+            part |= _paths(made.base, table.paths())
         made.add(part)
     return replace(made.table(), **_inherit(tables))
 
@@ -283,7 +292,7 @@ def places(table: Table, paths: Paths) -> Ints:
     if not table.files:
         return np.full(len(paths), -1)
     # By hash, not in a dict, which would take more memory than the table itself.
-    own = np.fromiter(map(hash, table.paths_of(np.arange(table.files))), np.int64, table.files)
+    own = np.fromiter(map(hash, table.paths()), np.int64, table.files)
     order = np.argsort(own, kind="stable")
     theirs = np.fromiter(map(hash, paths), np.int64, len(paths))
     found = order[np.minimum(np.searchsorted(own[order], theirs), len(own) - 1)]

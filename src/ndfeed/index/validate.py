@@ -7,12 +7,11 @@ and those are within the source. It may still describe them wrongly: only a sign
 
 Everything is a ``ValueError``, and costs a few passes over each column. Most tables are small, so
 what counts is the number of calls: ``np.count_nonzero`` of a comparison takes a fraction of the
-time of ``any`` or of a reduction.
+time of ``any`` or of a reduction, and up to ``_FEW`` numbers are faster to check as a list.
 """
 
 import math
 import os
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import NoReturn
 
@@ -43,6 +42,7 @@ _SPARE = 1024  # bytes of deflate's own, as allowed by formats
 _WIDE, _TIMES = 1 << 30, 1000  # elements that share bytes and exceed both are a bomb
 _LARGE = float(1 << 62)  # floating-point products beyond this are recomputed exactly
 _AT_ONCE = 1 << 16
+_FEW = 32
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 4, 8)}
 
 
@@ -54,8 +54,9 @@ def check(table: Table, formats: tuple[str, ...]) -> None:
     _check_notes(table)
     lengths = _lengths(table.dims)
     sizes = np.array([itemsize(name) for name in table.dtypes], np.int64)
-    held = _check_streams(table)
-    _check_elements(table, lengths, sizes, held)
+    plain = not _any(table.coding)
+    held = _check_streams(table, plain)
+    _check_elements(table, lengths, sizes, held, plain)
 
 
 def _refuse(problem: str) -> NoReturn:
@@ -64,10 +65,38 @@ def _refuse(problem: str) -> NoReturn:
 
 def _check_range(what: str, column: NDArray[np.integer], low: int, high: int) -> None:
     """Refuse numbers outside of ``[low, high)``."""
+    if len(column) <= _FEW:
+        numbers = column.tolist()
+        if numbers and not low <= min(numbers) <= max(numbers) < high:
+            _refuse(f"{what} out of bounds")
+        return
     # In one pass: counted from ``low`` as unsigned numbers, those below it are large.
     counted = (column - low if low else column).view(_UNSIGNED[column.itemsize])
     if np.count_nonzero(counted >= high - low):
         _refuse(f"{what} out of bounds")
+
+
+def _any(column: NDArray[np.integer] | NDArray[np.bool_]) -> bool:
+    """Return whether any number of a column differs from 0."""
+    return any(column.tolist()) if len(column) <= _FEW else bool(np.count_nonzero(column))
+
+
+def _any_negative(column: Ints) -> bool:
+    """Return whether any number of a column is below 0."""
+    if len(column) <= _FEW:
+        return min(column.tolist(), default=0) < 0
+    return bool(np.count_nonzero(column < 0))
+
+
+def _check_order(problem: str, column: NDArray[np.integer], *, least: int = 0) -> None:
+    """Refuse numbers that do not grow by ``least`` at least from one to the next."""
+    if len(column) <= _FEW:
+        wrong = any(b - a < least for a, b in pairwise(column.tolist()))
+    else:
+        before, after = column[:-1], column[1:]  # not subtracted: that could overflow
+        wrong = bool(np.count_nonzero(after <= before if least else after < before))
+    if wrong:
+        _refuse(problem)
 
 
 def _check_counts(table: Table) -> None:
@@ -83,11 +112,10 @@ def _check_counts(table: Table) -> None:
     )  # fmt: skip
     if {len(column) for column in columns} != {arrays}:
         _refuse("columns over arrays differ in length")
-    if np.count_nonzero(table.file[1:] < table.file[:-1]):
-        _refuse("arrays are not in the order of their files")
+    _check_order("arrays are not in the order of their files", table.file)
     if arrays and not 0 <= table.file[0] <= table.file[-1] < files:  # they are in order
         _refuse("files out of bounds")
-    if np.count_nonzero(table.identity[:, 2] < 0):
+    if _any_negative(table.identity[:, 2]):
         _refuse("sizes out of bounds")
 
 
@@ -95,8 +123,7 @@ def _check_paths(table: Table) -> None:
     ends, text = table.path_ends, table.path_bytes
     if len(ends) != table.files + 1 or ends[0] != 0 or ends[-1] != len(text):
         _refuse("paths do not end where their text does")
-    if np.count_nonzero(ends[1:] <= ends[:-1]):
-        _refuse("paths overlap")
+    _check_order("paths overlap", ends, least=1)
     if b"\0" in table.base or np.count_nonzero(text) != len(text):
         _refuse("a path with a zero byte")
 
@@ -119,7 +146,10 @@ def _check_names(table: Table, formats: tuple[str, ...]) -> None:
 def _check_uses(what: str, numbers: NDArray[np.int32], count: int) -> None:
     """Refuse numbers outside of ``[0, count)``, and any in it that does not occur."""
     _check_range(what, numbers, 0, count)
-    unused = not len(numbers) if count == 1 else not np.bincount(numbers, minlength=count).all()
+    if len(numbers) <= _FEW:
+        unused = len(set(numbers.tolist())) < count
+    else:
+        unused = count > 1 and not np.bincount(numbers, minlength=count).all()
     if unused:
         _refuse(f"{what} that no array has")
 
@@ -141,11 +171,10 @@ def _lengths(dims: Ints) -> Ints:
     if dims.ndim != 2 or not dims.shape[1]:
         _refuse("shapes without a rank")
     width, lengths = dims.shape[1] - 1, dims[:, 1:]
-    if np.count_nonzero(dims < 0):
+    if _any_negative(dims.reshape(-1)):
         _refuse("lengths out of bounds")
-    if np.count_nonzero(dims[:, 0] > min(width, MOST_DIMENSIONS)):
-        _refuse("ranks out of bounds")
-    if not np.count_nonzero(dims[:, 0] != width):
+    _check_range("ranks", dims[:, 0], 0, min(width, MOST_DIMENSIONS) + 1)
+    if not _any(dims[:, 0] != width):
         return lengths
     unused = np.arange(width) >= dims[:, :1]
     if np.count_nonzero(lengths * unused):
@@ -153,20 +182,22 @@ def _lengths(dims: Ints) -> Ints:
     return np.where(unused, 1, lengths)
 
 
-def _check_streams(table: Table) -> Ints:
-    """Per array: bytes of its stream when decoded, which lies within its file."""
-    plain = not np.count_nonzero(table.coding != RAW)
+def _check_streams(table: Table, plain: bool) -> Ints:
+    """Per array: bytes of its stream when decoded, which lies within its file.
+
+    ``plain`` if none is coded.
+    """
     inline = table.coding == INLINE
     offset = table.offset if plain else np.where(inline, 0, table.offset)
     # Of numbers combined with "or", the sign bit is set if it is in any of them.
-    if np.count_nonzero((offset | table.length | table.skip | table.decoded) < 0):
+    if _any_negative(offset | table.length | table.skip | table.decoded):
         _refuse("offsets or lengths out of bounds")
     # Compared by subtraction: sums could overflow. Where an offset is beyond the end, less than
     # nothing is left, and a length is 0 at least.
-    if np.count_nonzero(table.length > table.identity[:, 2].take(table.file) - offset):
+    if _any(table.length > table.identity[:, 2].take(table.file) - offset):
         _refuse("a stream beyond the end of its file")
     if plain:
-        if np.count_nonzero(table.decoded):
+        if _any(table.decoded):
             _refuse("a decoded length of what is not coded")
         return table.length
     _check_codings(table, inline)
@@ -190,14 +221,14 @@ def _check_codings(table: Table, inline: NDArray[np.bool_]) -> None:
         _refuse("no checksum where there is one")
 
 
-def _check_elements(table: Table, lengths: Ints, sizes: Ints, held: Ints) -> None:
+def _check_elements(table: Table, lengths: Ints, sizes: Ints, held: Ints, plain: bool) -> None:
     """Check that all elements of an array are within its stream."""
     _check_range("shapes", table.shape, 0, len(lengths))
     _check_range("strides", table.strides, -1, len(lengths))
     size = sizes.take(table.dtype)
     _check_products(lengths, sizes, table)
     extent = lengths.prod(axis=1).take(table.shape) * size
-    if np.count_nonzero(table.coding != RAW):
+    if not plain:
         inline = table.coding == INLINE
         if table.dims[table.shape[inline], 0].any():
             _refuse("a number with axes")
@@ -205,21 +236,26 @@ def _check_elements(table: Table, lengths: Ints, sizes: Ints, held: Ints) -> Non
         if (table.decoded[text] != extent[text]).any() or table.skip[text].any():
             _refuse("text of another length than its array")
     strided = table.strides >= 0
-    if np.count_nonzero(strided):
+    if _any(strided):
         every = np.flatnonzero(strided)
         for start in range(0, len(every), _AT_ONCE):
             some = every[start : start + _AT_ONCE]
             extent[some] = _strided_extents(table, lengths, some, extent[some], size[some])
     # Where more is skipped than the stream holds, less than nothing is left.
-    if np.count_nonzero(extent > held - table.skip):
+    if _any(extent > held - table.skip):
         _refuse("elements beyond the end of their stream")
 
 
 def _check_products(lengths: Ints, sizes: Ints, table: Table) -> None:
     """No array has 2**63 bytes or more; an empty one must be possible but for its zeros."""
+    bound = _LARGE / max(sizes.tolist(), default=1)  # whichever shape has whichever type
+    if lengths.size <= _FEW and all(
+        math.prod(n or 1 for n in row) < bound for row in lengths.tolist()
+    ):
+        return
     most = np.maximum(lengths, 1).prod(axis=1, dtype=np.float64)
-    if not np.count_nonzero(most >= _LARGE / max(sizes.tolist(), default=1)):
-        return  # whichever shape has whichever type
+    if not np.count_nonzero(most >= bound):
+        return
     every = most[table.shape] * sizes[table.dtype]
     for array in np.flatnonzero(every >= _LARGE).tolist():
         shape, size = lengths[table.shape[array]], sizes[table.dtype[array]]
@@ -254,7 +290,7 @@ def check_source(table: Table, spellings: Paths) -> None:
     # Files are in the order of the source: each below the same root as the last, or a later one.
     left = iter(roots)
     root = next(left, None)
-    for path in _paths(table):
+    for path in table.paths():
         while root is not None and not (path + b"/").startswith(root):
             root = next(left, None)
         if root is None:
@@ -265,11 +301,7 @@ def _leads_upwards(table: Table) -> bool:
     """Is any part of a path ``..``? Spellings have none: they are absolute and normalized."""
     if b".." not in table.base and b".." not in table.path_bytes.tobytes():
         return False
-    return any(b".." in path.split(b"/") for path in _paths(table))
-
-
-def _paths(table: Table) -> Iterator[bytes]:
-    return table.paths_of(np.arange(table.files))
+    return any(b".." in path.split(b"/") for path in table.paths())
 
 
 def _is_list_of(table: Table, spellings: Paths) -> bool:

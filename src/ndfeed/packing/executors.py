@@ -33,12 +33,14 @@ from typing import NamedTuple, Self
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.errors import WorkerError
 from ndfeed.files import platform_calls
+from ndfeed.files.threads import run_apart
 from ndfeed.packing.journal import Record
 from ndfeed.packing.plan import RowsTask, Task
 from ndfeed.packing.tasks import Job, Stopped, run_task
 
 _TRIES = 3
 _MOST = 16
+_LOOK_EVERY = 0.2  # seconds between looks for Ctrl-C
 _AHEAD = 64  # tasks submitted before others are done; recording them may take a while
 _WORTH_IT = 4.0  # seconds of work for which processes are started
 # Modules whose errors say that a worker is lost, not that the task failed.
@@ -57,7 +59,7 @@ class Worker:
         self._id = _PROCESS, os.getpid(), next(_numbers)  # no other worker anywhere has the same
         self._job: Job | None = None
         self._lock = threading.Lock()
-        self._stopped = False
+        self.stopped = False
 
     def run(self, task: Task, sync: bool = True) -> Record:
         """Run a task; unless ``sync``, the rows that it writes are synced by the caller."""
@@ -65,13 +67,13 @@ class Worker:
             if self._job is None:
                 where = self.folder, self.digest
                 self._job = Job(*where, self.ds, seeds_globals=self.is_copy)
-        if self._stopped:
+        if self.stopped:
             raise Stopped
         return run_task(self._job, task, sync=sync)
 
     def stop(self) -> None:
         """Have tasks in threads of this process end with ``Stopped``."""
-        self._stopped = True
+        self.stopped = True
         if self._job is not None:
             self._job.stopped = True
 
@@ -142,17 +144,26 @@ class WorkerPool:
         return self._given is None
 
     def run(self, stage: Stage) -> None:
-        """Run the tasks of a stage, in any order."""
+        """Run the tasks of a stage, in any order.
+
+        Futures are handled in a thread of their own: Ctrl-C could leave their locks held.
+        """
+        waiting = deque(stage.tasks)
+        if self._undecided and len(waiting) > 1 and isinstance(waiting[0], RowsTask):
+            self._choose_kind(stage, waiting.popleft(), len(waiting))
+        run_apart(lambda: self._run_futures(stage, waiting), stage.worker.stop)
+
+    def _run_futures(self, stage: Stage, waiting: "deque[Task]") -> None:
         running: dict[Future[Record], Task] = {}
-        waiting, tries = deque(stage.tasks), Counter[Task]()
+        tries = Counter[Task]()
         try:
-            if self._undecided and len(waiting) > 1 and isinstance(waiting[0], RowsTask):
-                self._choose_kind(stage, waiting.popleft(), len(waiting))
             while waiting or running:
+                if stage.worker.stopped:
+                    raise Stopped
                 while waiting and len(running) < max(2 * self.workers, _AHEAD):
                     task = waiting.popleft()
                     running[self._submit(stage, task)] = task
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                done, _ = wait(running, _LOOK_EVERY, FIRST_COMPLETED)
                 lost = _collect({future: running.pop(future) for future in done}, stage.record)
                 _retry(lost, tries, waiting, stage.describe)
         except BaseException:
@@ -163,7 +174,11 @@ class WorkerPool:
     def _choose_kind(self, stage: Stage, task: Task, others: int) -> None:
         """Run the first task here, and choose processes if the others would take long."""
         began = time.perf_counter()
-        stage.record([stage.worker.run(task, stage.sync)])
+        try:
+            stage.record([stage.worker.run(task, stage.sync)])
+        except BaseException:
+            stage.worker.stop()
+            raise
         self._undecided = False
         self._processes = (time.perf_counter() - began) * others > _WORTH_IT
 
@@ -197,7 +212,8 @@ class WorkerPool:
 
     def __exit__(self, *error: object) -> None:
         if self._own is not None:
-            self._own.shutdown(wait=True, cancel_futures=True)
+            own = self._own
+            run_apart(lambda: own.shutdown(wait=True, cancel_futures=True), lambda: None)
 
 
 def _collect(

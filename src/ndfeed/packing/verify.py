@@ -8,6 +8,7 @@ a mebibyte of memory for each thread, whatever the size of the data.
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from ndfeed.errors import ChecksumError, Error, MissingError, shown
 from ndfeed.files import platform_calls, write
 from ndfeed.files.folder import Folder, read_contents
+from ndfeed.files.threads import map_in_threads
 from ndfeed.formats.checksums import block_rows, block_span, find_damaged
 from ndfeed.formats.manifest import Column, Field, Manifest, Part
 from ndfeed.index.build import REMEDY, check_header, folder_of, open_column, read_manifest
@@ -177,18 +179,13 @@ def _check_columns(
     work: list[_ColumnCheck], threads: int, at_once: int, advance: Callable[[int], None]
 ) -> list[_DamagedBlock]:
     """Find every damaged block of every column, in several threads."""
-    # Imported late: it imports logging, which ``import ndfeed`` can do without.
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
-
     found: list[_DamagedBlock] = []
-    pool = ThreadPoolExecutor(threads, "ndfeed-verify")
-    try:
-        pieces = [piece for one in work for piece in _cut_column(one, at_once)]
-        for damaged, nbytes in pool.map(_check_blocks, pieces):
+    pieces = [piece for one in work for piece in _cut_column(one, at_once)]
+    # Closed, so that Ctrl-C waits for one task per thread at most.
+    with closing(map_in_threads(_check_blocks, pieces, threads)) as checked:
+        for damaged, nbytes in checked:
             found += damaged
             advance(nbytes)
-    finally:
-        pool.shutdown(cancel_futures=True)  # Ctrl-C waits for one task per thread at most
     broken = {one.at for one in found}
     for one in work:
         if one.offsets is not None and one.at not in broken:
