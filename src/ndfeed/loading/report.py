@@ -124,8 +124,6 @@ class Snapshot:
     total: Timing
     consumer_waiting: float
     threads: int
-    processes: int  # that build batches now
-    obstacle: str  # why there are none, where they might help
     ready: int
     depth: int
     batch_bytes: int
@@ -140,6 +138,8 @@ class Snapshot:
     transfer: str  # how batches get to where they are used
     cores: int
     machine_memory: int
+    processes: int = 0  # that build batches now
+    obstacle: str = ""  # why there are none, where they might help
 
 
 def make_report(

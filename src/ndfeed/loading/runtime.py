@@ -93,6 +93,7 @@ class Runtime:
         self._shared = Pool(_KEPT, Block.of)
         self._processes: Processes | None = None
         self._obstacle = ""  # why there are no processes
+        self._had_processes = 0  # how many built the batches of a pass that was stopped
         if source is host:
             self._processes = self._make_processes(ds, options, plan, local)
         builder: Builder = local
@@ -170,7 +171,7 @@ class Runtime:
                     one.restart(self._before.rows, self._engine.waited)
         if self._began:  # else nothing was read since the runtime was made
             self._disk = Disk()
-        self._began, self._ended = now, 0.0
+        self._began, self._ended, self._had_processes = now, 0.0, 0
         self._pass, self._count, self._taken = wanted, batches.count, 0
         self._sent.clear()
         if self._processes is not None and (self._trial is None or self._switch.wanted):
@@ -219,14 +220,13 @@ class Runtime:
         if self._trial is not None and not self._trial.over:
             size = 1 if self._pass is None else self._pass.share.size
             self._trial.look(self.timing().rows, self._engine.waited, size)
-        elif self._tuner is not None and not self._uses_processes:
+        elif self._tuner is not None and not self._count_processes():
             self._tuner.look(self.timing().rows, self._engine.waited)
 
-    @property
-    def _uses_processes(self) -> bool:
-        """Do processes build the batches now?"""
+    def _count_processes(self) -> int:
+        """Return how many processes build batches now."""
         found = self._processes
-        return found is not None and found.ready and self._switch.wanted
+        return found.count if found is not None and found.ready and self._switch.wanted else 0
 
     def timing(self) -> Timing:
         """Return the timing of all threads together."""
@@ -248,7 +248,7 @@ class Runtime:
             ready=engine.ready,
             depth=self.depth(),
             batch_bytes=self._maker.largest,
-            processes=self._processes.count if self._processes and self._uses_processes else 0,
+            processes=self._count_processes() or self._had_processes,
             obstacle=self._processes.problem if self._processes else self._obstacle,
             buffers=self._pool.made + self._shared.made,
             buffers_idle=self._pool.idle + self._shared.idle,
@@ -283,6 +283,7 @@ class Runtime:
         if self._stopped:
             return
         self._ended = self._ended or time.perf_counter()
+        self._had_processes = self._count_processes()
         self._ahead = None
         self._taken = self._engine.taken or self._taken
         self._sent.clear()
