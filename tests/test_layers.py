@@ -84,6 +84,7 @@ THEMES = {
     "formats/golden_torch": "files that released versions of torch and safetensors wrote",
     "jax/grain_source": "needs Grain, which the other tests of ``jax_loader`` do without",
     "jax/processes": "several processes of one JAX, from arguments to arrays on devices",
+    "jax/shardings": "``adapter`` as it is; ``test_adapter`` takes the CPU for another device",
     "keras/fit": "training with every backend, from ``fit`` down to the loader",
     "loading/by_rank": "compressed files divided among ranks: plan, decode schedule and order",
     "loading/loader_contract": "``tests/loader_contract.py``, which all frameworks share",

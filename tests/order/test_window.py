@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ndfeed.order import window as module
+from ndfeed.order.epoch import Share
 from ndfeed.order.orders import Blocks, Windows
 from ndfeed.order.permutation import EqualParts, ListedParts
-from ndfeed.order.rank_share import Share
 from ndfeed.order.window import WindowWalk, make_lanes
 
 counts_of_files = st.one_of(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ndfeed.dataset import provenance, samples
+from ndfeed.dataset import samples
 from ndfeed.dataset.arguments import as_count, as_fractions
 from ndfeed.dataset.column import Field, Group
 from ndfeed.dataset.destination import check_fits
@@ -30,7 +30,6 @@ from ndfeed.dataset.map_steps import (
     fields_of,
     is_hidden,
 )
-from ndfeed.dataset.provenance import Origin, join_origins
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import (
     Rows,
@@ -42,7 +41,7 @@ from ndfeed.dataset.row_selection import (
     split_rows,
     take_rows,
 )
-from ndfeed.dataset.stored import Stored
+from ndfeed.dataset.stored import Origin, Stored, join_fingerprints, join_origins
 from ndfeed.errors import Error, FieldError
 from ndfeed.files import platform_calls
 from ndfeed.index.table import Ints
@@ -355,7 +354,7 @@ def _sum(first: Dataset, second: Dataset, *, alike: bool) -> dict[str, Any]:
         mine, theirs = (select_rows(d.rows, np.arange(len(d))) for d in (first, second))
         rows = np.concatenate([mine, theirs + len(first.groups[0])])
     if first._identity or second._identity or not alike:
-        identity = provenance.of_both(first.fingerprint, second.fingerprint)
+        identity = join_fingerprints(first.fingerprint, second.fingerprint)
     if first._origins or second._origins or not alike:
         origins = join_origins(first._all_origins(), second._all_origins())
     why = first.why if first.why == second.why else f"{first.why}; {second.why}"

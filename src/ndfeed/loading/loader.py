@@ -30,8 +30,8 @@ from ndfeed.loading.report import Report, make_report
 from ndfeed.loading.runtime import Runtime
 from ndfeed.loading.state import LARGEST_EPOCH, State
 from ndfeed.loading.uninterrupted import clean_up
+from ndfeed.order.epoch import Share
 from ndfeed.order.orders import Order
-from ndfeed.order.rank_share import Share
 
 
 class Batches(Iterator[Delivered]):

@@ -26,9 +26,9 @@ from ndfeed.files import scratch
 from ndfeed.formats.description import INLINE, RAW
 from ndfeed.loading.budget import SMALL
 from ndfeed.loading.options import Shuffle
+from ndfeed.order.epoch import Share
 from ndfeed.order.orders import ORDERS, Epoch, Exact, Order, Sequential, Windows, is_order
 from ndfeed.order.permutation import Ints
-from ndfeed.order.rank_share import Share
 
 
 class Coded:

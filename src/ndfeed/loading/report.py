@@ -7,7 +7,7 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.samples import size
 from ndfeed.loading.options import Options
 from ndfeed.loading.timing import Timing
-from ndfeed.order.rank_share import Share
+from ndfeed.order.epoch import Share
 
 _CONSUMER = 0.1  # below this share of waiting, the consumer is the bottleneck
 _FROM_DISK = 0.3  # above this share of the bytes, the disk is busy

@@ -24,9 +24,9 @@ from ndfeed.dataset.decoding import Decoded, verify
 from ndfeed.dataset.destination import Arrays
 from ndfeed.dataset.global_rng import seed_globals
 from ndfeed.dataset.map_steps import Batch, apply_steps
-from ndfeed.dataset.provenance import Origin
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import select_rows
+from ndfeed.dataset.stored import Origin
 from ndfeed.errors import ChangedError
 from ndfeed.files.file import File, Identity, changed, refuse
 from ndfeed.formats.description import DEFLATE, GZIP, INLINE, RAW

@@ -24,8 +24,7 @@ from ndfeed.loading.batch_maker import Source
 from ndfeed.loading.buffer_pool import Bytes
 from ndfeed.loading.host_source import HostSource
 from ndfeed.torch.batch_format import Batch, BatchFormat, Tensors, Values
-from ndfeed.torch.cuda.in_flight import Sent, Side, resolve
-from ndfeed.torch.cuda.pinned import Pieces
+from ndfeed.torch.cuda.copies import Pieces, Sent, Side, resolve
 from ndfeed.torch.cuda.source import LARGE, Files, Kernel, Resident
 
 _PROBES = 64
