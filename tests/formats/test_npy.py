@@ -411,7 +411,7 @@ def test_bytes_behind_the_array_are_ignored_with_a_remark(write, spare):
     path = write(saved(np.arange(3)) + bytes(spare))
 
     assert same(rows(path), {"data": np.arange(3)})
-    assert describe(path).notes == (f"{spare} bytes behind the array are ignored",)
+    assert describe(path).notes == (f"{spare} bytes after the array are ignored",)
 
 
 def test_second_array_in_a_file_is_ignored(write):

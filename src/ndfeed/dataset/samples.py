@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ndfeed.dataset import arguments
 from ndfeed.dataset.column import Column, Field, Group
 from ndfeed.dataset.layout import Layout, Sample, all_raw
-from ndfeed.errors import AmbiguousError, SchemaError, shown
+from ndfeed.errors import AmbiguousError, SchemaError, shown, shown_size
 from ndfeed.formats.description import CODINGS
 from ndfeed.formats.dtypes import delivered
 from ndfeed.index.table import Ints, Table
@@ -161,19 +161,6 @@ _TABLE_FIELDS = 100
 _ODD = 0.9  # if this share of the files has one shape, the others are odd
 
 
-def size(count: float) -> str:
-    """Bytes for people.
-
-    >>> size(0), size(2047), size(3_500_000)
-    ('0 B', '2.05 kB', '3.5 MB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
 def codings(ds: "Dataset", names: Iterable[str]) -> dict[str, str]:
     """Say how the bytes of some fields are stored."""
     columns = {column.field.name: column for group in ds.groups for column in group.columns}
@@ -252,7 +239,7 @@ def table(ds: "Dataset") -> str:
     """Return the text of ``repr``."""
     files = len(ds.files)
     head = (
-        f"ndfeed.Dataset: {len(ds):,} sample{'s' * (len(ds) != 1)}, {size(ds.nbytes)}, "
+        f"ndfeed.Dataset: {len(ds):,} sample{'s' * (len(ds) != 1)}, {shown_size(ds.nbytes)}, "
         f"{files:,} file{'s' * (files != 1)}"
     )
     fields = list(islice(ds.fields.values(), _TABLE_FIELDS))
