@@ -25,6 +25,12 @@ import ndfeed.torch.framework_hacks
 LOST = "lost the others"
 
 
+def first(ds, **words):
+    """The first batch, of all samples."""
+    with ndfeed.torch.loader(ds, max(len(ds), 1), **words) as loader:
+        return next(iter(loader))
+
+
 def texts(folder, lengths, width=()):
     """A file a sample, of as many elements as its length says."""
     folder.mkdir(exist_ok=True, parents=True)

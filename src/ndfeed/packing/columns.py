@@ -380,7 +380,6 @@ class ScatteredStore(_OpenColumns):
 
 
 Store = OrderedStore | ScatteredStore
-OFFSETS: tuple[Role, Role] = ("offsets", "shapes")
 
 
 def as_bytes(array: NDArray[Any]) -> Bytes:
