@@ -11,7 +11,7 @@ from typing import TypedDict
 import numpy as np
 
 from ndfeed.dataset import samples
-from ndfeed.dataset.column import Column
+from ndfeed.dataset.column import Column, columns_of
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.reader import reader_of
 from ndfeed.errors import shown_size
@@ -132,10 +132,6 @@ def _tables(ds: Dataset) -> list[Table]:
     return list({id(group.table): group.table for group in ds.groups}.values())
 
 
-def _columns(ds: Dataset) -> list[Column]:
-    return [column for group in ds.groups for column in group.columns]
-
-
 def _count_formats(tables: Sequence[Table]) -> dict[str, int]:
     """Count the files of each format."""
     found: dict[str, int] = {}
@@ -171,7 +167,7 @@ def _describe_fields(ds: Dataset) -> Iterator[FieldFacts]:
 
 def find_advice(ds: Dataset) -> list[Advice]:
     """Find what costs time at every read, and suggest what to do about it."""
-    columns = _columns(ds)
+    columns = columns_of(ds.groups)
     tables = _tables(ds)
     found = [
         ("compressed-rows", _find_compressed(columns)),

@@ -105,9 +105,8 @@ def _print(out: Console, found: Facts) -> None:
         print_line(out, f"{_format_count(found['samples'] or 0, 'sample')}, {size} decoded")
         print_line(out, f"{samples.READINGS[found['sample'] or 'both']} ({found['why']})")
     formats = ", ".join(f"{count:,} {name}" for name, count in found["formats"].items())
-    print_line(
-        out, f"{_format_count(found['files'], 'file')} ({formats}), {_disk_size(found)} on disk"
-    )
+    size = shown_size(found["bytes_on_disk"])
+    print_line(out, f"{_format_count(found['files'], 'file')} ({formats}), {size} on disk")
     _print_remarks(out, found)
     if found["advice"]:
         print_line(out, "what would make it faster:", "bold")
@@ -118,10 +117,6 @@ def _print(out: Console, found: Facts) -> None:
 
 def _format_count(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
-
-
-def _disk_size(found: Facts) -> str:
-    return shown_size(found["bytes_on_disk"])
 
 
 def _format_shape(field: FieldFacts) -> str:

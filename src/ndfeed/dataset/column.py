@@ -8,6 +8,7 @@ of the same files: they are located once and, where files are read whole, opened
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
@@ -269,3 +270,8 @@ class Group:
             return Place(*np.divmod(samples, self.even))
         part = np.searchsorted(self.starts, samples, side="right") - 1
         return Place(part, samples - self.starts[part])
+
+
+def columns_of(groups: Iterable[Group]) -> list[Column]:
+    """Return the columns of all groups, in order."""
+    return [column for group in groups for column in group.columns]

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ndfeed.dataset import samples
 from ndfeed.dataset.arguments import as_count, as_fractions
-from ndfeed.dataset.column import Field, Group
+from ndfeed.dataset.column import Field, Group, columns_of
 from ndfeed.dataset.destination import check_fits
 from ndfeed.dataset.in_memory import Held, Room, hold, load_in_memory
 from ndfeed.dataset.join import agreed_names, join_groups, rename_fields, renamed_names, route_steps
@@ -79,7 +79,7 @@ class Dataset(Stored):
         super().__init__(groups, rows, identity, origins, skipped)
         self.steps = steps
         self.why = why
-        self.names = names or tuple(c.field.name for group in groups for c in group.columns)
+        self.names = names or tuple(c.field.name for c in columns_of(groups))
         self._made = made
         self._numbered = numbered  # are there fields that number the files of these samples?
         self._empty: Batch = dict.fromkeys(self.names)
@@ -93,7 +93,7 @@ class Dataset(Stored):
         if self._fields is None and self.steps and len(self):
             self._fields = learn_fields(self, self._read_and_map)
         elif self._fields is None:
-            stored = {column.field.name: column.field for column in self._columns()}
+            stored = {column.field.name: column.field for column in columns_of(self.groups)}
             shown = (n for n in self.names if not (self.steps and is_hidden(n)))
             self._fields = {name: stored[name] for name in shown}
         return dict(self._fields)
@@ -175,7 +175,7 @@ class Dataset(Stored):
             self._parts[names].read_into(wanted, out)
             return
         samples = select_rows(self.rows, wanted)
-        for column in self._columns():
+        for column in columns_of(self.groups):
             check_fits(column.field, out[column.field.name], len(wanted))
         for group in self.groups:
             reader_of(group).fill(group, samples, out)

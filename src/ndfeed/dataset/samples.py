@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset import arguments
-from ndfeed.dataset.column import Column, Field, Group
+from ndfeed.dataset.column import Column, Field, Group, columns_of
 from ndfeed.dataset.layout import Layout, Sample, all_raw
 from ndfeed.errors import AmbiguousError, SchemaError, shown, shown_size
 from ndfeed.formats.description import CODINGS
@@ -163,7 +163,7 @@ _ODD = 0.9  # if this share of the files has one shape, the others are odd
 
 def codings(ds: "Dataset", names: Iterable[str]) -> dict[str, str]:
     """Say how the bytes of some fields are stored."""
-    columns = {column.field.name: column for group in ds.groups for column in group.columns}
+    columns = {column.field.name: column for column in columns_of(ds.groups)}
     return {
         name: ", ".join(CODINGS[c] for c in np.unique(columns[name].coding).tolist())
         for name in names
@@ -182,7 +182,7 @@ READINGS = {
 
 def sample_kind(ds: "Dataset") -> str:
     """Return how samples were interpreted: one of ``READINGS``."""
-    columns = [column for group in ds.groups for column in group.columns]
+    columns = columns_of(ds.groups)
     # Computed fields say nothing, unless everything was loaded into memory.
     found = [c.whole[_in_files(c)] for c in columns]
     found = found if any(map(len, found)) else [c.whole for c in columns]
@@ -206,7 +206,7 @@ def reading(ds: "Dataset") -> str:
 
 def odd_shapes(ds: "Dataset") -> list[str]:
     """For each field that is ragged because of few files: name the first, and how many agree."""
-    columns = [column for group in ds.groups for column in group.columns]
+    columns = columns_of(ds.groups)
     return [odd_shape(c) for c in columns if c.field.ragged and c.offsets is None and _is_odd(c)]
 
 

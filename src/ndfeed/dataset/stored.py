@@ -300,9 +300,6 @@ class Stored:
     def __len__(self) -> int:
         return self._count
 
-    def _columns(self) -> list[Column]:
-        return [column for group in self.groups for column in group.columns]
-
     @property
     def nbytes(self) -> int:
         """Bytes of all samples as read, before any ``map``."""

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ndfeed.dataset.column import columns_of
 from ndfeed.dataset.map_steps import Batch
 from ndfeed.loading.host_source import HostSource
 from ndfeed.order.permutation import Ints
@@ -205,7 +206,7 @@ class Pieces:
         self._room: SimpleQueue[None] = SimpleQueue()  # an entry for every piece not in use
         for _ in range(self._count):
             self._room.put(None)
-        fields = {c.field.name: c.field for group in ds.groups for c in group.columns}
+        fields = {c.field.name: c.field for c in columns_of(ds.groups)}
         self._fields = [(name, fields[name].lengths, form.dtypes[name]) for name in ds.names]
         self._thread: threading.Thread | None = None
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # the thread's own

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ndfeed.dataset import readahead
-from ndfeed.dataset.column import Group
+from ndfeed.dataset.column import Group, columns_of
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import select_rows
@@ -142,7 +142,7 @@ class Feed(Adapter):
             return f"through pinned memory to {self._side.device}: {self._reason}"
         if self._files.refused:
             return f"through pinned memory to {self._side.device}: {self._files.refused}"
-        sizes = [c.size for group in self._ds.groups for c in group.columns]
+        sizes = [column.size for column in columns_of(self._ds.groups)]
         by = "its copy engines" if min(sizes) >= LARGE else "a kernel"
         by = "both" if min(sizes) < LARGE <= max(sizes) else by
         registered = shown_size(self._files.nbytes)
