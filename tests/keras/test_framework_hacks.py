@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("keras")
 
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-from keras_making import Recorder
+from keras_recorder import Recorder
 from loading.making import chained, images, labels
 from tf_making import run
 

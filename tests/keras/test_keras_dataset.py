@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("keras")
 
 import keras
-from keras_making import Recorder
+from keras_recorder import Recorder
 from loader_contract import ArgumentContract, EpochContract, Feed
 from loading.making import MADE, compressed, epoch_of, images, labels, made, noisy, numbers
 from tf_making import run, same
