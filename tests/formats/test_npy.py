@@ -31,18 +31,7 @@ from ndfeed.formats.npy import preamble
 
 GOLDEN = Path(__file__).parent / "golden"
 FEW = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@pytest.fixture
-def write(tmp_path):
-    """Put bytes into a file and say where."""
-
-    def write(data, name="x.npy"):
-        path = tmp_path / name
-        path.write_bytes(data)
-        return path
-
-    return write
+FILE = "x.npy"
 
 
 # What NumPy writes
