@@ -159,6 +159,15 @@ def epoch_of(ds, batch_size=5, **options):
         return list(loader)
 
 
+def refused(loader):
+    """What is raised when a pass begins."""
+    try:
+        next(iter(loader))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def assert_same(found, expected):
     """Bit for bit: types, shapes and the kinds of containers included."""
     assert type(found) is type(expected)

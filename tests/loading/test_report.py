@@ -13,7 +13,7 @@ from ndfeed.files.platform_calls import can
 from ndfeed.loading.options import Options
 from ndfeed.loading.report import Snapshot, make_report
 from ndfeed.loading.timing import Timing
-from ndfeed.order.rank_share import Share
+from ndfeed.order.epoch import Share
 
 
 def test_before_during_and_after(tmp_path):

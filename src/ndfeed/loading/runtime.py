@@ -22,7 +22,7 @@ from ndfeed.files import platform_calls
 from ndfeed.files.shared_memory import Block
 from ndfeed.loading.adapter import Adapter, Arrays
 from ndfeed.loading.batch_maker import BatchMaker, Skipped, Transform, list_skipped
-from ndfeed.loading.budget import Budget, batch_bytes, make_budget
+from ndfeed.loading.budget import Budget, estimate_batch_bytes, make_budget
 from ndfeed.loading.buffer_pool import Pool
 from ndfeed.loading.engine import Delivered, Engine, Failure
 from ndfeed.loading.epoch_batches import EpochBatches, Pass
@@ -264,7 +264,7 @@ class BatchesByNumber:
         self._request = request
         self._adapter = adapter or Arrays(options.structure)
         self._plan = make_plan(ds, request.shuffle, share)
-        size = batch_bytes(ds, share.batch_size, options.memory)
+        size = estimate_batch_bytes(ds, share.batch_size, options.memory)
         self._budget = budget_for(ds, options, self._plan, size, self._adapter)
         self._plan.make_cache(self._budget.streams)  # refuses streams that do not fit
         self._makers: dict[int, BatchMaker] = {}  # by process: one that was forked needs its own

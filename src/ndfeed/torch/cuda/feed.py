@@ -13,19 +13,18 @@ from typing import Any
 import torch
 
 from ndfeed.dataset import readahead
-from ndfeed.dataset.column import Group
+from ndfeed.dataset.column import Group, columns_of
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import select_rows
-from ndfeed.dataset.samples import size as shown
+from ndfeed.errors import shown_size
 from ndfeed.files import platform_calls
 from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.batch_maker import Source
 from ndfeed.loading.buffer_pool import Bytes
 from ndfeed.loading.host_source import HostSource
 from ndfeed.torch.batch_format import Batch, BatchFormat, Tensors, Values
-from ndfeed.torch.cuda.in_flight import Sent, Side, resolve
-from ndfeed.torch.cuda.pinned import Pieces
+from ndfeed.torch.cuda.copies import Pieces, Sent, Side, resolve
 from ndfeed.torch.cuda.source import LARGE, Files, Kernel, Resident
 
 _PROBES = 64
@@ -143,12 +142,11 @@ class Feed(Adapter):
             return f"through pinned memory to {self._side.device}: {self._reason}"
         if self._files.refused:
             return f"through pinned memory to {self._side.device}: {self._files.refused}"
-        sizes = [c.size for group in self._ds.groups for c in group.columns]
+        sizes = [column.size for column in columns_of(self._ds.groups)]
         by = "its copy engines" if min(sizes) >= LARGE else "a kernel"
         by = "both" if min(sizes) < LARGE <= max(sizes) else by
-        return (
-            f"{self._side.device} reads the files by {by}, {shown(self._files.nbytes)} registered"
-        )
+        registered = shown_size(self._files.nbytes)
+        return f"{self._side.device} reads the files by {by}, {registered} registered"
 
     def close(self) -> None:
         """Release registered pages. Resident data is released with the loader itself."""
@@ -209,6 +207,6 @@ def check_fits(ds: Dataset, device: torch.device) -> None:
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if ds.nbytes > free * _MOST_OF_DEVICE:
         raise ValueError(
-            f"resident=True needs {shown(ds.nbytes)} on {device}, of which {shown(free)} are free; "
-            "select fewer fields, or leave it out"
+            f"resident=True needs {shown_size(ds.nbytes)} on {device}, of which "
+            f"{shown_size(free)} are free; select fewer fields, or leave it out"
         )
