@@ -14,7 +14,7 @@ import numpy as np
 from children import all_ended
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from loading.making import eventually, labels
+from loading.making import eventually, labels, refused
 
 import ndfeed
 import ndfeed.jax
@@ -30,15 +30,6 @@ def table(folder, n=ROWS):
     x = np.arange(n * 8, dtype="<f4").reshape(n, 8)
     np.savez(folder / "table.npz", x=x, label=np.arange(n))
     return ndfeed.open(folder / "table.npz")
-
-
-def refused(loader):
-    """What is raised when a pass begins."""
-    try:
-        next(iter(loader))
-    except RuntimeError as error:
-        return str(error)
-    return ""
 
 
 def meshes():

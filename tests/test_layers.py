@@ -78,6 +78,32 @@ DISK = {
 COMPARES = {"cli/baseline.py"}
 
 
+# Test modules are named after the module they test, except for these, which cross modules.
+THEMES = {
+    "cli/main": "the command as a whole: ``cli/__init__.py`` and how every subcommand fails",
+    "formats/golden_torch": "files that released versions of torch and safetensors wrote",
+    "jax/grain_source": "needs Grain, which the other tests of ``jax_loader`` do without",
+    "jax/processes": "several processes of one JAX, from arguments to arrays on devices",
+    "jax/shardings": "``adapter`` as it is; ``test_adapter`` takes the CPU for another device",
+    "keras/fit": "training with every backend, from ``fit`` down to the loader",
+    "loading/by_rank": "compressed files divided among ranks: plan, decode schedule and order",
+    "loading/loader_contract": "``tests/loader_contract.py``, which all frameworks share",
+    "loading/seams": "rules for the source of every module of this package",
+    "loading/shutdown": "every way in which a pass can end: threads, processes and memory",
+    "packing/attacks": "links and hard links in the way of everything that packing writes",
+    "packing/frozen": "plans, journals and manifests, as other versions wrote them",
+    "packing/interruptions": "other writers, changes, Ctrl-C and full disks, through ``pack``",
+    "packing/kills": "a pack killed at any moment, and resumed",
+    "tf/distribute": "``tf.distribute`` strategies over everything in this package",
+    "tf/other_processes": "datasets that TensorFlow takes to other processes",
+    "torch/accelerate": "Accelerate's ``prepare``",
+    "torch/lightning": "Lightning's ``Trainer``",
+    "torch/nodes": "nodes of torchdata",
+    "torch/cuda/file_changes": "files that change while the GPU reads them",
+    "torch/cuda/races": "the values of every batch on the GPU, at any pace",
+}
+
+
 def imports(tree):
     """(line, full name, name it is bound to) of everything imported, at any depth."""
     for node in ast.walk(tree):
@@ -235,6 +261,20 @@ def test_architecture_names_every_module():
     }
 
     assert named == modules
+
+
+def test_tests_mirror_the_sources():
+    """Who changes a module finds its tests by its name."""
+    tests = Path(__file__).parent
+    packages = {path.parent.relative_to(ROOT) for path in ROOT.glob("*/**/*.py")}
+    named = {
+        (package / path.stem.removeprefix("test_")).as_posix()
+        for package in packages
+        for path in (tests / package).glob("test_*.py")
+    }
+    modules = {path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.rglob("*.py")}
+
+    assert named - modules == THEMES.keys()
 
 
 def test_nothing_hides_a_module():

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from children import all_ended
-from loading.making import eventually, labels
+from loading.making import eventually, labels, refused
 
 import ndfeed
 import ndfeed.torch
@@ -23,6 +23,12 @@ import ndfeed.torch.distributed
 import ndfeed.torch.framework_hacks
 
 LOST = "lost the others"
+
+
+def first(ds, **words):
+    """The first batch, of all samples."""
+    with ndfeed.torch.loader(ds, max(len(ds), 1), **words) as loader:
+        return next(iter(loader))
 
 
 def texts(folder, lengths, width=()):
@@ -102,15 +108,6 @@ def join_group(rank, world, folder):
         world_size=world,
         timeout=timedelta(seconds=60),
     )
-
-
-def refused(loader):
-    """What is raised when a pass begins."""
-    try:
-        next(iter(loader))
-    except RuntimeError as error:
-        return str(error)
-    return ""
 
 
 def share_and_agree(rank, world, folder, source):

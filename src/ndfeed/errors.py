@@ -79,6 +79,19 @@ def shown(text: str | bytes | PathLike[str]) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def shown_size(count: float) -> str:
+    """Return a number of bytes as people write it.
+
+    >>> shown_size(0), shown_size(2047), shown_size(3_500_000)
+    ('0 B', '2.05 kB', '3.5 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
 class Error(Exception):
     """Base of every error that ndfeed raises on purpose.
 

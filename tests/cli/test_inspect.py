@@ -289,9 +289,9 @@ def test_remarks_name_the_file(facts, invoke, tmp_path):
     assert found["remarks_total"] == 3
     assert found["remarks"][0] == {
         "file": os.fspath(tmp_path / "0.npy"),
-        "text": "4 bytes behind the array are ignored",
+        "text": "4 bytes after the array are ignored",
     }
-    assert f"- {tmp_path / '0.npy'} and 2 more: 4 bytes behind the array are ignored" in text
+    assert f"- {tmp_path / '0.npy'} and 2 more: 4 bytes after the array are ignored" in text
 
 
 def test_nothing_is_told_twice(facts, invoke, tmp_path):

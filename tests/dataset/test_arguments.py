@@ -1,10 +1,10 @@
-"""A lazy property is computed once, kept, and never in anybody's way."""
+"""What is computed lazily is computed once, kept, and never in anybody's way."""
 
 from dataclasses import dataclass
 
 from children import run
 
-from ndfeed.dataset.arguments import lazy
+from ndfeed.dataset.arguments import computed_once, lazy
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,28 @@ def test_it_is_computed_at_its_first_use_and_kept():
     assert (two.area, two.area, three.area) == (4, 4, 9)
     assert asked == [2, 3]
     assert Square.area.__doc__ == "Side times side."
+
+
+def test_a_function_of_one_object_is_computed_once_for_each():
+    """Also in frozen objects, and where the result is ``None``."""
+    asked = []
+
+    @computed_once
+    def area(square):
+        asked.append(square.side)
+
+    @computed_once
+    def twice(square):
+        """Side and side."""
+        return square.side * 2
+
+    two, three = Square(2, asked), Square(3, asked)
+
+    assert [area(two), area(two), area(three)] == [None] * 3
+    assert [twice(two), twice(two), twice(three)] == [4, 4, 6]
+    assert asked == [2, 3]
+    assert two.area == 4
+    assert twice.__doc__ == "Side and side."
 
 
 def test_a_child_forked_while_it_is_computed_does_not_wait():

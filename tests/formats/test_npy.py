@@ -31,18 +31,7 @@ from ndfeed.formats.npy import preamble
 
 GOLDEN = Path(__file__).parent / "golden"
 FEW = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@pytest.fixture
-def write(tmp_path):
-    """Put bytes into a file and say where."""
-
-    def write(data, name="x.npy"):
-        path = tmp_path / name
-        path.write_bytes(data)
-        return path
-
-    return write
+FILE = "x.npy"
 
 
 # What NumPy writes
@@ -411,7 +400,7 @@ def test_bytes_behind_the_array_are_ignored_with_a_remark(write, spare):
     path = write(saved(np.arange(3)) + bytes(spare))
 
     assert same(rows(path), {"data": np.arange(3)})
-    assert describe(path).notes == (f"{spare} bytes behind the array are ignored",)
+    assert describe(path).notes == (f"{spare} bytes after the array are ignored",)
 
 
 def test_second_array_in_a_file_is_ignored(write):

@@ -31,18 +31,7 @@ from ndfeed.formats.description import DEFLATE, RAW
 GOLDEN = Path(__file__).parent / "golden"
 FEW = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 A = np.arange(12, dtype="<f4").reshape(4, 3)
-
-
-@pytest.fixture
-def write(tmp_path):
-    """Put bytes into a file and say where."""
-
-    def write(data, name="x.npz"):
-        path = tmp_path / name
-        path.write_bytes(data)
-        return path
-
-    return write
+FILE = "x.npz"
 
 
 def written(writer=np.savez, **members):

@@ -18,18 +18,7 @@ from ndfeed.files.file import File
 from ndfeed.formats import ziparchive
 
 FEW = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@pytest.fixture
-def write(tmp_path):
-    """Put bytes into a file and say where."""
-
-    def write(data):
-        path = tmp_path / "x.zip"
-        path.write_bytes(data)
-        return path
-
-    return write
+FILE = "x.zip"
 
 
 def listed(path):

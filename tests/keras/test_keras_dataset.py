@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("keras")
 
 import keras
+from keras_recorder import Recorder
 from loader_contract import ArgumentContract, EpochContract, Feed
 from loading.making import MADE, compressed, epoch_of, images, labels, made, noisy, numbers
 from tf_making import run, same
@@ -29,19 +30,6 @@ class TestArguments(ArgumentContract):
     make = staticmethod(ndfeed.keras.dataset)
     listed = tuple if keras.backend.backend() == "tensorflow" else list
     padded = {}  # always  # noqa: RUF012
-
-
-class Recorder(keras.Model):
-    """Trains on nothing, and keeps the batches that ``fit`` gives it."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-        self.compile(run_eagerly=True)
-
-    def train_step(self, data):
-        self.seen.append(keras.tree.map_structure(keras.ops.convert_to_numpy, data))
-        return {"loss": 0.0}
 
 
 class Interrupted(Exception):

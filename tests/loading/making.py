@@ -4,13 +4,16 @@ Maps that run in other processes or are given to several tests live here too: a 
 spawned imports this module and no test.
 """
 
+import gzip
 import itertools
 import os
+import sys
 import threading
 import time
 
 import numpy as np
 import psutil
+import safetensors.numpy
 from dataset.layouts import COUNT, open_layout, samples
 
 import ndfeed
@@ -159,6 +162,15 @@ def epoch_of(ds, batch_size=5, **options):
         return list(loader)
 
 
+def refused(loader):
+    """What is raised when a pass begins."""
+    try:
+        next(iter(loader))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def assert_same(found, expected):
     """Bit for bit: types, shapes and the kinds of containers included."""
     assert type(found) is type(expected)
@@ -259,3 +271,30 @@ def with_half(batch):
 def cropped(sample):
     """Crops of different lengths out of equal rows, of one sample."""
     return {"x": sample["data"][: 1 + sample["data"][0] % 3]}
+
+
+def one_per_file(folder, kind, n=40, shape=(40, 40), ragged=False):
+    """A file for each sample, in a format; large enough that batches go by shared memory."""
+    folder.mkdir(exist_ok=True)
+    for i in range(n):
+        rows = shape[0] + (i % 5 if ragged else 0)
+        x, path = np.full((rows, *shape[1:]), i, "<f4"), folder / f"{i:03}"
+        if kind == "npy":
+            np.save(path, x)
+        elif kind == "npz":
+            np.savez(path, x=x, y=np.int64(i), name=np.array(f"sample {i}"))
+        elif kind == "deflated npz":
+            np.savez_compressed(path, x=x, y=np.int64(i))
+        elif kind == "npy.gz":
+            with gzip.open(f"{path}.npy.gz", "wb") as file:
+                np.save(file, x)
+        elif kind == "safetensors":
+            safetensors.numpy.save_file({"x": x, "y": np.array([i])}, f"{path}.safetensors")
+    return ndfeed.open(folder, sample="file")
+
+
+def modules(batch):
+    """Which of some modules the process that runs this has imported."""
+    names = [name for name in ("torch", "tensorflow", "jax", "pytest") if name in sys.modules]
+    count = len(next(iter(batch.values())))
+    return {"pid": np.full(count, os.getpid()), "names": [" ".join(names)] * count}

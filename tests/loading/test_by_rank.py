@@ -9,7 +9,7 @@ from audit import opened_in
 from loading.making import assert_same, compressed, epoch_of
 
 import ndfeed
-from ndfeed.order.rank_share import Share
+from ndfeed.order.epoch import Share
 
 FILES, ROWS = 24, 20
 

@@ -13,7 +13,7 @@ from ndfeed.files.platform_calls import can
 from ndfeed.loading.options import Options
 from ndfeed.loading.report import Snapshot, make_report
 from ndfeed.loading.timing import Timing
-from ndfeed.order.rank_share import Share
+from ndfeed.order.epoch import Share
 
 
 def test_before_during_and_after(tmp_path):
@@ -232,8 +232,8 @@ def test_the_bottleneck_follows_from_what_was_measured(tmp_path, measured, limit
 def test_a_slow_map_gets_more_processes_up_to_the_cores(tmp_path, processes, cores, remedy):
     """More than one for each core would only wait for each other."""
     ds = numbers(tmp_path, 100).map(dict)
-    found = snapshot(stages={"transform": 3.0}, cores=cores)
-    report = make_report("", ds, Options(processes=processes), Share(100, 10), found)
+    found = snapshot(stages={"transform": 3.0}, cores=cores, processes=processes)
+    report = make_report("", ds, Options(), Share(100, 10), found)
 
     assert report.limit == f"your transform takes 75% of the time; {remedy}"
 

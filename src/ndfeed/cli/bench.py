@@ -40,8 +40,7 @@ from ndfeed.cli.options import (
     make_opener,
     report_bad_options,
 )
-from ndfeed.dataset.samples import size
-from ndfeed.errors import SourceError
+from ndfeed.errors import SourceError, shown_size
 
 _WIDEST = 16  # characters of a bar: the table then has 80
 _MOST = 12.0  # times the shortest bar; longer ones are cut
@@ -228,7 +227,7 @@ def _print(out: Console, case: Case, found: Findings, plot: str | None) -> None:
     row = ds.nbytes / len(ds)
     print_line(
         out,
-        f"{len(ds):,} samples of {size(row)}, {found.order}, batches of {case.batch_size:,}, "
+        f"{len(ds):,} samples of {shown_size(row)}, {found.order}, batches of {case.batch_size:,}, "
         f"{found.loader.threads} thread{'s' * (found.loader.threads != 1)}",
     )
     out.print(_make_table(found, row))
@@ -262,7 +261,7 @@ def _make_table(found: Findings, row: float) -> Table:
         table.add_row(
             one.label,
             format_rate(rate),
-            size(rate * _sample_bytes(one.name, found, row)),
+            shown_size(rate * _sample_bytes(one.name, found, row)),
             "" if one.share is None else f"{one.share:.0%}",
             _draw_bar(rate, top) + " ◀ bottleneck" * limits,
             style="bold red" if limits else "",
@@ -270,7 +269,7 @@ def _make_table(found: Findings, row: float) -> Table:
     table.add_section()
     for label, rate in _list_loaders(found):
         table.add_row(
-            label, format_rate(rate), size(rate * row), "", _draw_bar(rate, top), style="bold"
+            label, format_rate(rate), shown_size(rate * row), "", _draw_bar(rate, top), style="bold"
         )
     return table
 
@@ -326,4 +325,4 @@ def _make_chart(case: Case, found: Findings) -> chart.Chart:
 def _describe_bar(rate: float, row: float, loader: float) -> str:
     """Return the text beside a bar: its value, and its ratio to the loader."""
     ratio = f", {rate / loader:.1f}× the loader" if loader else ""
-    return f"{format_rate(rate)} rows/s, {size(rate * row)}/s{ratio}"
+    return f"{format_rate(rate)} rows/s, {shown_size(rate * row)}/s{ratio}"

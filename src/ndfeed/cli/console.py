@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping
 from typing import Any, Self, TextIO
 
-import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -26,8 +25,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from ndfeed.dataset.samples import size
-from ndfeed.errors import BadFilesError, Error, shown
+from ndfeed.errors import BadFilesError, Error, shown, shown_size
 
 # Arguments of the library that are options here, at the end of a remedy or with their value.
 _ARGUMENTS = re.compile(
@@ -65,7 +63,7 @@ def format_rate(count: float) -> str:
 
 
 def name_options(text: str) -> str:
-    """Replace arguments of the library by the options of the command, and mark what has none.
+    """Replace arguments in a remedy by the options of the command, and mark what has none.
 
     >>> name_options('choose one: sample="row" or another; check dtype= and shape=')
     'choose one: --sample row or another; check --dtype and --shape'
@@ -92,21 +90,13 @@ def describe_error(error: Error) -> str:
 
 def complain(problem: object, file: TextIO | None = None) -> None:
     """Print a problem on standard error. Only errors of the library may have several lines."""
-    if isinstance(problem, Error):
-        text = describe_error(problem)
-    else:
-        text = name_options(shown(str(problem)))
+    text = describe_error(problem) if isinstance(problem, Error) else shown(str(problem))
     print(f"ndfeed: {text}", file=file or sys.stderr)
 
 
 def print_json(facts: Mapping[str, Any]) -> None:
     """Print one line of JSON in ASCII; JSON itself escapes all control characters but one."""
     print(json.dumps(facts).replace("\x7f", "\\u007f"))
-
-
-def bad_option(problem: object) -> typer.BadParameter:
-    """Make the error for an option that cannot be used."""
-    return typer.BadParameter(name_options(shown(str(problem))))
 
 
 def warn(
@@ -117,8 +107,11 @@ def warn(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning without the line of code it comes from."""
-    complain(f"warning: {message}", file)
+    """Print a warning without the line of code it comes from, and with the options of the command.
+
+    Warnings are texts of our own; a remedy is a part of them.
+    """
+    complain(f"warning: {name_options(str(message))}", file)
 
 
 _PATIENCE = 1.0
@@ -166,7 +159,7 @@ class Meter:
     def _rate(self) -> str:
         took = max(time.monotonic() - self._began, 1e-9)
         new = self.nbytes - (self._known or (0, 0))[1]
-        return f"{size(self.nbytes)}, {size(new / took)}/s"
+        return f"{shown_size(self.nbytes)}, {shown_size(new / took)}/s"
 
     def _show(self) -> None:
         if self._bar is None:

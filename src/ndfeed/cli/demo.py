@@ -25,8 +25,7 @@ from ndfeed.cli.baseline import Loop
 from ndfeed.cli.console import Meter, format_rate, literal, make_console, print_json
 from ndfeed.cli.options import JsonOption
 from ndfeed.cli.throughput import length, run
-from ndfeed.dataset.samples import size
-from ndfeed.errors import DeniedError, MissingError, SpaceError
+from ndfeed.errors import DeniedError, MissingError, SpaceError, shown_size
 from ndfeed.progress import Bar
 
 _BATCH = 128
@@ -154,7 +153,7 @@ def _run_demo(made: Path, files: int, seconds: float, say: Console | None) -> Fa
     }
     if say is not None:
         say.print(_make_table(ways))
-        before, after = (size(found["bytes"][name]) for name in ("npz", "packed"))
+        before, after = (shown_size(found["bytes"][name]) for name in ("npz", "packed"))
         say.print(f"packing took {took:.1f} s, once: {before} before, {after} now")
     found["training"] = _train(packed, batch, seconds, say)
     return found

@@ -11,9 +11,10 @@ from typing import TypedDict
 import numpy as np
 
 from ndfeed.dataset import samples
-from ndfeed.dataset.column import Column
+from ndfeed.dataset.column import Column, columns_of
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.reader import reader_of
+from ndfeed.errors import shown_size
 from ndfeed.formats.description import CODINGS, DEFLATE, GZIP, LATIN1, RAW
 from ndfeed.formats.dtypes import itemsize
 from ndfeed.index.table import Table
@@ -131,10 +132,6 @@ def _tables(ds: Dataset) -> list[Table]:
     return list({id(group.table): group.table for group in ds.groups}.values())
 
 
-def _columns(ds: Dataset) -> list[Column]:
-    return [column for group in ds.groups for column in group.columns]
-
-
 def _count_formats(tables: Sequence[Table]) -> dict[str, int]:
     """Count the files of each format."""
     found: dict[str, int] = {}
@@ -170,7 +167,7 @@ def _describe_fields(ds: Dataset) -> Iterator[FieldFacts]:
 
 def find_advice(ds: Dataset) -> list[Advice]:
     """Find what costs time at every read, and suggest what to do about it."""
-    columns = _columns(ds)
+    columns = columns_of(ds.groups)
     tables = _tables(ds)
     found = [
         ("compressed-rows", _find_compressed(columns)),
@@ -199,7 +196,7 @@ def _find_compressed(columns: Sequence[Column]) -> str:
         return ""
     most = max(int(c.table.decoded[c.arrays[packed[c]]].max()) for c in used)
     return (
-        f"rows of {_list_names(used)} lie inside compressed members of up to {samples.size(most)}: "
+        f"rows of {_list_names(used)} lie inside compressed members of up to {shown_size(most)}: "
         f"reading one row decodes its whole member; run ndfeed pack once, or save with np.savez "
         f"or np.save, which do not compress"
     )
@@ -262,7 +259,7 @@ def _find_tiny(tables: Sequence[Table]) -> str:
     if files <= _MANY or mean >= _TINY:
         return ""
     return (
-        f"{files:,} files of {samples.size(mean)} on average take longer to open than to read; "
+        f"{files:,} files of {shown_size(mean)} on average take longer to open than to read; "
         f"run ndfeed pack once: it stores all samples of a field in one .npy file"
     )
 
@@ -298,7 +295,7 @@ def _find_unused(tables: Sequence[Table]) -> str:
     if held <= 2 * used + _SPARE:
         return ""
     return (
-        f"tensors use {samples.size(used)} of the {samples.size(held)} in their .pt files, being "
+        f"tensors use {shown_size(used)} of the {shown_size(held)} in their .pt files, being "
         f"views of larger tensors; call clone() before torch.save to store only what is used"
     )
 

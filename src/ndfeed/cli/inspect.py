@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ndfeed.cli import description
-from ndfeed.cli.console import bad_option, complain, literal, make_console, print_json, print_line
+from ndfeed.cli.console import complain, literal, make_console, print_json, print_line
 from ndfeed.cli.description import Facts, FieldFacts, Reading
 from ndfeed.cli.options import (
     DtypeOption,
@@ -19,9 +19,10 @@ from ndfeed.cli.options import (
     SampleOption,
     ShapeOption,
     make_opener,
+    report_bad_options,
 )
 from ndfeed.dataset import samples
-from ndfeed.errors import AmbiguousError, Error
+from ndfeed.errors import AmbiguousError, Error, shown_size
 
 _SHOWN_FIELDS = 100
 _SHOWN_REMARKS = 10
@@ -61,15 +62,12 @@ def inspect(
     failed = False
     for path in paths:
         try:
-            found = describe(path, sample.value, opened)
+            with report_bad_options():
+                found = describe(path, sample.value, opened)
         except (Error, OSError) as error:
             complain(error)
             failed = True
             continue
-        except ValueError as error:
-            if dtype is None:
-                raise
-            raise bad_option(error) from None  # --dtype for a file that has one
         if as_json:
             print_json(found)
         else:
@@ -103,13 +101,12 @@ def _print(out: Console, found: Facts) -> None:
         _print_readings(out, found["readings"])
     else:
         out.print(_make_field_table(found["fields"]))
-        size = samples.size(found["bytes"] or 0)
+        size = shown_size(found["bytes"] or 0)
         print_line(out, f"{_format_count(found['samples'] or 0, 'sample')}, {size} decoded")
         print_line(out, f"{samples.READINGS[found['sample'] or 'both']} ({found['why']})")
     formats = ", ".join(f"{count:,} {name}" for name, count in found["formats"].items())
-    print_line(
-        out, f"{_format_count(found['files'], 'file')} ({formats}), {_disk_size(found)} on disk"
-    )
+    size = shown_size(found["bytes_on_disk"])
+    print_line(out, f"{_format_count(found['files'], 'file')} ({formats}), {size} on disk")
     _print_remarks(out, found)
     if found["advice"]:
         print_line(out, "what would make it faster:", "bold")
@@ -120,10 +117,6 @@ def _print(out: Console, found: Facts) -> None:
 
 def _format_count(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
-
-
-def _disk_size(found: Facts) -> str:
-    return samples.size(found["bytes_on_disk"])
 
 
 def _format_shape(field: FieldFacts) -> str:

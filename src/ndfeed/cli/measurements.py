@@ -17,6 +17,7 @@ import ndfeed
 from ndfeed.cli import diagnosis, throughput
 from ndfeed.cli.diagnosis import Remedy, Stage, Trial
 from ndfeed.cli.throughput import Ran, run
+from ndfeed.dataset.column import columns_of
 from ndfeed.errors import SpaceError
 from ndfeed.files import platform_calls
 from ndfeed.formats.manifest import NAME
@@ -218,7 +219,7 @@ def _choose_rows(case: Case) -> tuple[Ints, Ints]:
     some = min(max(most, 1), _ON_DISK, count)
     first = (count - some) // 2
     together = np.arange(first, first + some)
-    by_row = all(column.plain for group in case.ds.groups for column in group.columns)
+    by_row = all(column.plain for column in columns_of(case.ds.groups))
     if not case.shuffle or not by_row or 4 * some > count:
         return together, together
     # Not among the consecutive ones: those will be in the page cache.

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 import ndfeed
-from ndfeed.cli.console import bad_option
+from ndfeed.errors import shown
 from ndfeed.formats.dtypes import named
 
 
@@ -77,13 +77,13 @@ def make_opener(
 
 @contextmanager
 def report_bad_options() -> Iterator[None]:
-    """Report wrong arguments of the library as wrong options."""
+    """Report wrong arguments of the library as wrong options. Our own errors are not about them."""
     try:
         yield
+    except ndfeed.Error:
+        raise
     except (TypeError, ValueError) as error:
-        if isinstance(error, ndfeed.Error):
-            raise
-        raise bad_option(error) from None
+        raise typer.BadParameter(shown(str(error))) from None
 
 
 class ChosenExecutor(NamedTuple):

@@ -22,7 +22,7 @@ from ndfeed.cli.options import (
     report_bad_options,
 )
 from ndfeed.cli.throughput import run_epochs
-from ndfeed.dataset.samples import size
+from ndfeed.errors import shown_size
 
 _BATCH = 256
 _AT_LEAST = 1.0  # seconds of whole epochs, before and after: less is unreliable
@@ -237,8 +237,8 @@ def _show(found: Facts, as_json: bool) -> None:
     if not found["written"]:
         print_line(out, f"{what}, already packed from this source: nothing was written")
         return
-    rate = size(found["bytes"] / max(found["seconds"], 1e-9))
-    before, after = size(found["source_bytes"]), size(found["bytes"])
+    rate = shown_size(found["bytes"] / max(found["seconds"], 1e-9))
+    before, after = shown_size(found["source_bytes"]), shown_size(found["bytes"])
     print_line(out, f"{what}, {before} before, {after} now, in {found['seconds']:.1f} s ({rate}/s)")
     if found["unmeasured"] is not None:
         print_line(out, f"shuffled batches: {found['unmeasured']}")
@@ -260,9 +260,9 @@ def _show_forecast(out: Console, what: str, found: Facts) -> None:
     if found["state"] == "done":
         print_line(out, f"already has {what} of this source: nothing would be written")
         return
-    free = "" if found["free"] is None else f", {size(found['free'])} free"
+    free = "" if found["free"] is None else f", {shown_size(found['free'])} free"
     verb = "get" if found["appended"] else "have"
-    print_line(out, f"would {verb} {what}, and need {size(found['bytes'])}{free}")
+    print_line(out, f"would {verb} {what}, and need {shown_size(found['bytes'])}{free}")
     if not found["fits"]:
         print_line(
             out, "not enough disk space: free some, or choose a target elsewhere", "bold red"

@@ -9,8 +9,7 @@ from rich.table import Table
 import ndfeed
 from ndfeed.cli.console import complain, literal, make_console, print_json
 from ndfeed.cli.options import JsonLinesOption
-from ndfeed.dataset import samples
-from ndfeed.errors import Error
+from ndfeed.errors import Error, shown_size
 
 _SHOWN = 100
 
@@ -76,9 +75,9 @@ def _describe(found: ndfeed.Verified) -> dict[str, object]:
 
 def _print(out: Console, found: ndfeed.Verified) -> None:
     out.print(literal(found.path, "bold"))
-    rate = samples.size(found.nbytes / max(found.seconds, 1e-9))
+    rate = shown_size(found.nbytes / max(found.seconds, 1e-9))
     out.print(
-        f"  {found.rows:,} rows in {found.columns:,} columns, {samples.size(found.nbytes)} read in "
+        f"  {found.rows:,} rows in {found.columns:,} columns, {shown_size(found.nbytes)} read in "
         f"{found.seconds:.1f} s ({rate}/s)",
         soft_wrap=True,
     )

@@ -1,5 +1,6 @@
 """Check the arguments that callers write, and compute properties on first use."""
 
+import functools
 import math
 import operator
 import os
@@ -147,6 +148,7 @@ def suggest_field_dict(table: Table) -> str:
     return f"if each file is a field, write ndfeed.open({{{fields}}})"
 
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -177,3 +179,18 @@ class lazy(Generic[T]):
         value: T = self._function(instance)
         instance.__dict__[self._name] = value
         return value
+
+
+def computed_once(function: Callable[[S], T]) -> Callable[[S], T]:
+    """Compute a function of one object once for each object, like ``lazy`` outside of its class."""
+    key = f"{function.__module__}.{function.__qualname__}"  # no attribute has such a name
+
+    @functools.wraps(function)
+    def compute(instance: S) -> T:
+        known = instance.__dict__
+        if key not in known:
+            known[key] = function(instance)
+        value: T = known[key]
+        return value
+
+    return compute

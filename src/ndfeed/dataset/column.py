@@ -8,6 +8,7 @@ of the same files: they are located once and, where files are read whole, opened
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
@@ -15,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset.arguments import lazy
+from ndfeed.dataset.arguments import computed_once, lazy
 from ndfeed.errors import shown
 from ndfeed.formats.description import RAW
 from ndfeed.formats.dtypes import EXTENDED, delivered, itemsize, plain, swapped
@@ -162,14 +163,11 @@ class Column:
         return int((self.nbytes * counts).sum())
 
 
+@computed_once
 def is_converted(column: Column) -> bool:
-    """Does any part have another dtype than the field, apart from byte order? Computed once."""
-    found: bool | None = column.__dict__.get("_is_converted")
-    if found is None:
-        other = _sizes(column.table).plain != column.field.type
-        found = bool(other.any() and other[column.table.dtype[column.arrays]].any())
-        column.__dict__["_is_converted"] = found
-    return found
+    """Does any part have another dtype than the field, apart from byte order?"""
+    other = _sizes(column.table).plain != column.field.type
+    return bool(other.any() and other[column.table.dtype[column.arrays]].any())
 
 
 def widest_stored(column: Column) -> int:
@@ -185,14 +183,13 @@ def with_type(column: Column, kind: str) -> Column:
 
 def as_stored(column: Column) -> Column:
     """Return the column before any conversion, where all parts have one dtype."""
-    if not is_converted(column):
-        return column
-    found: Column | None = column.__dict__.get("_as_stored")
-    if found is None:
-        kinds = np.unique(_sizes(column.table).plain[column.table.dtype[column.arrays]])
-        found = with_type(column, str(kinds[0])) if len(kinds) == 1 else column
-        column.__dict__["_as_stored"] = found
-    return found
+    return _undo_conversion(column) if is_converted(column) else column
+
+
+@computed_once
+def _undo_conversion(column: Column) -> Column:
+    kinds = np.unique(_sizes(column.table).plain[column.table.dtype[column.arrays]])
+    return with_type(column, str(kinds[0])) if len(kinds) == 1 else column
 
 
 class _Sizes(NamedTuple):
@@ -273,3 +270,8 @@ class Group:
             return Place(*np.divmod(samples, self.even))
         part = np.searchsorted(self.starts, samples, side="right") - 1
         return Place(part, samples - self.starts[part])
+
+
+def columns_of(groups: Iterable[Group]) -> list[Column]:
+    """Return the columns of all groups, in order."""
+    return [column for group in groups for column in group.columns]

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ndfeed.dataset import provenance, samples
+from ndfeed.dataset import samples
 from ndfeed.dataset.arguments import as_count, as_fractions
-from ndfeed.dataset.column import Field, Group
+from ndfeed.dataset.column import Field, Group, columns_of
 from ndfeed.dataset.destination import check_fits
 from ndfeed.dataset.in_memory import Held, Room, hold, load_in_memory
 from ndfeed.dataset.join import agreed_names, join_groups, rename_fields, renamed_names, route_steps
@@ -30,7 +30,6 @@ from ndfeed.dataset.map_steps import (
     fields_of,
     is_hidden,
 )
-from ndfeed.dataset.provenance import Origin, join_origins
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import (
     Rows,
@@ -42,7 +41,7 @@ from ndfeed.dataset.row_selection import (
     split_rows,
     take_rows,
 )
-from ndfeed.dataset.stored import Stored
+from ndfeed.dataset.stored import Origin, Stored, join_fingerprints, join_origins
 from ndfeed.errors import Error, FieldError
 from ndfeed.files import platform_calls
 from ndfeed.index.table import Ints
@@ -80,7 +79,7 @@ class Dataset(Stored):
         super().__init__(groups, rows, identity, origins, skipped)
         self.steps = steps
         self.why = why
-        self.names = names or tuple(c.field.name for group in groups for c in group.columns)
+        self.names = names or tuple(c.field.name for c in columns_of(groups))
         self._made = made
         self._numbered = numbered  # are there fields that number the files of these samples?
         self._empty: Batch = dict.fromkeys(self.names)
@@ -94,7 +93,7 @@ class Dataset(Stored):
         if self._fields is None and self.steps and len(self):
             self._fields = learn_fields(self, self._read_and_map)
         elif self._fields is None:
-            stored = {column.field.name: column.field for column in self._columns()}
+            stored = {column.field.name: column.field for column in columns_of(self.groups)}
             shown = (n for n in self.names if not (self.steps and is_hidden(n)))
             self._fields = {name: stored[name] for name in shown}
         return dict(self._fields)
@@ -176,7 +175,7 @@ class Dataset(Stored):
             self._parts[names].read_into(wanted, out)
             return
         samples = select_rows(self.rows, wanted)
-        for column in self._columns():
+        for column in columns_of(self.groups):
             check_fits(column.field, out[column.field.name], len(wanted))
         for group in self.groups:
             reader_of(group).fill(group, samples, out)
@@ -355,7 +354,7 @@ def _sum(first: Dataset, second: Dataset, *, alike: bool) -> dict[str, Any]:
         mine, theirs = (select_rows(d.rows, np.arange(len(d))) for d in (first, second))
         rows = np.concatenate([mine, theirs + len(first.groups[0])])
     if first._identity or second._identity or not alike:
-        identity = provenance.of_both(first.fingerprint, second.fingerprint)
+        identity = join_fingerprints(first.fingerprint, second.fingerprint)
     if first._origins or second._origins or not alike:
         origins = join_origins(first._all_origins(), second._all_origins())
     why = first.why if first.why == second.why else f"{first.why}; {second.why}"

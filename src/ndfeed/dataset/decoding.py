@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ndfeed.dataset.arguments import computed_once
 from ndfeed.dataset.column import Column
 from ndfeed.errors import FormatError
 from ndfeed.files import platform_calls
@@ -232,9 +233,7 @@ def is_inline(column: Column, part: int) -> bool:
     return int(column.coding[part]) == INLINE
 
 
+@computed_once
 def are_inline(column: Column) -> bool:
-    """Does the index hold every array of a column itself? Computed once."""
-    found: bool | None = column.__dict__.get("_are_inline")
-    if found is None:
-        found = column.__dict__["_are_inline"] = bool((column.coding == INLINE).all())
-    return found
+    """Does the index hold every array of a column itself?"""
+    return bool((column.coding == INLINE).all())

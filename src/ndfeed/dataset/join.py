@@ -12,7 +12,7 @@ from typing import NoReturn
 import numpy as np
 
 from ndfeed.dataset.block_checks import join_checks
-from ndfeed.dataset.column import Column, Field, Group
+from ndfeed.dataset.column import Column, Field, Group, columns_of
 from ndfeed.dataset.in_memory import make_constant
 from ndfeed.dataset.map_steps import Route, Routed, Step, hidden
 from ndfeed.errors import FieldError, SchemaError
@@ -188,7 +188,7 @@ def route_steps(
 
 
 def _stored_fields(groups: Sequence[Group]) -> dict[str, Field]:
-    return {column.field.name: column.field for group in groups for column in group.columns}
+    return {column.field.name: column.field for column in columns_of(groups)}
 
 
 def _place_fields(

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ndfeed.dataset.arguments import computed_once
 from ndfeed.dataset.column import Column, Group
 from ndfeed.dataset.decoding import Bytes, Decoded, Key, key_of
 from ndfeed.dataset.read_timing import inflating, spent
@@ -64,14 +65,11 @@ def stream_size(column: Column, part: int) -> int:
     return int(max(table.decoded[array], table.length[array]))
 
 
+@computed_once
 def largest_stream(column: Column) -> int:
-    """Bytes of the largest stream of a column once it is decoded; computed once."""
-    found: int | None = column.__dict__.get("_largest_stream")
-    if found is None:
-        table, arrays = column.table, column.arrays
-        found = int(np.maximum(table.decoded[arrays], table.length[arrays]).max(initial=0))
-        column.__dict__["_largest_stream"] = found
-    return found
+    """Bytes of the largest stream of a column once it is decoded."""
+    table, arrays = column.table, column.arrays
+    return int(np.maximum(table.decoded[arrays], table.length[arrays]).max(initial=0))
 
 
 def runs_forward(column: Column, part: int) -> bool:

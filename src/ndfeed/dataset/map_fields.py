@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ndfeed.dataset.column import Field, Group
+from ndfeed.dataset.column import Field, Group, columns_of
 from ndfeed.dataset.map_steps import Batch, Step, all_maps, as_samples, route_field
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import Rows, select_rows
@@ -46,7 +46,7 @@ def learn_fields(ds: Samples, make: Callable[[Ints], Batch]) -> dict[str, Field]
     # Results for single samples are stacked where possible: that says nothing about others.
     singly = _has_single_maps(ds.steps)
     certain = len(tried) > 1 or not singly
-    stored = {column.field.name: column.field for group in groups for column in group.columns}
+    stored = {column.field.name: column.field for column in columns_of(groups)}
     more = np.linspace(0, len(ds) - 1, min(len(ds), _TRIED)).astype(int) if singly else tried
     try:
         made = make(np.union1d(tried, more))
@@ -76,7 +76,7 @@ def may_differ(groups: Sequence[Group], steps: Sequence[Step]) -> bool:
 
     What a function of whole batches returns is as it makes it, unless it was given ragged samples.
     """
-    return _has_single_maps(steps) or any(c.field.ragged for group in groups for c in group.columns)
+    return _has_single_maps(steps) or any(c.field.ragged for c in columns_of(groups))
 
 
 def _has_single_maps(steps: Sequence[Step]) -> bool:

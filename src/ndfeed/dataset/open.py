@@ -14,8 +14,8 @@ from ndfeed.dataset.arguments import as_casts, as_names, check_arguments
 from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.layout import Layout, Sample, all_raw, layout
-from ndfeed.dataset.samples import Reading, size
-from ndfeed.errors import FieldError, SchemaError, UnsupportedError, shown
+from ndfeed.dataset.samples import Reading
+from ndfeed.errors import FieldError, SchemaError, UnsupportedError, shown, shown_size
 from ndfeed.formats import raw
 from ndfeed.formats.description import Wanted
 from ndfeed.index.build import Demand
@@ -384,9 +384,9 @@ def warn_of_scattered_rows(group: Group) -> None:
             if len(strides) > 1 and strides[0] < max(strides[1:]) and column.nbytes[part] > 0:
                 warnings.warn(
                     f"{shown(table.path(int(column.file[part])))}: Fortran order: a row of "
-                    f"{size(int(column.nbytes[part]))} is scattered over "
-                    f"{size(int(table.length[array]))}; save np.ascontiguousarray(array) to read "
-                    f"rows at full speed",
+                    f"{shown_size(int(column.nbytes[part]))} is scattered over "
+                    f"{shown_size(int(table.length[array]))}; save "
+                    "np.ascontiguousarray(array) to read rows at full speed",
                     UserWarning,
                     stacklevel=4,
                 )

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset import arguments
-from ndfeed.dataset.column import Column, Field, Group
+from ndfeed.dataset.column import Column, Field, Group, columns_of
 from ndfeed.dataset.layout import Layout, Sample, all_raw
-from ndfeed.errors import AmbiguousError, SchemaError, shown
+from ndfeed.errors import AmbiguousError, SchemaError, shown, shown_size
 from ndfeed.formats.description import CODINGS
 from ndfeed.formats.dtypes import delivered
 from ndfeed.index.table import Ints, Table
@@ -161,22 +161,9 @@ _TABLE_FIELDS = 100
 _ODD = 0.9  # if this share of the files has one shape, the others are odd
 
 
-def size(count: float) -> str:
-    """Bytes for people.
-
-    >>> size(0), size(2047), size(3_500_000)
-    ('0 B', '2.05 kB', '3.5 MB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
 def codings(ds: "Dataset", names: Iterable[str]) -> dict[str, str]:
     """Say how the bytes of some fields are stored."""
-    columns = {column.field.name: column for group in ds.groups for column in group.columns}
+    columns = {column.field.name: column for column in columns_of(ds.groups)}
     return {
         name: ", ".join(CODINGS[c] for c in np.unique(columns[name].coding).tolist())
         for name in names
@@ -195,7 +182,7 @@ READINGS = {
 
 def sample_kind(ds: "Dataset") -> str:
     """Return how samples were interpreted: one of ``READINGS``."""
-    columns = [column for group in ds.groups for column in group.columns]
+    columns = columns_of(ds.groups)
     # Computed fields say nothing, unless everything was loaded into memory.
     found = [c.whole[_in_files(c)] for c in columns]
     found = found if any(map(len, found)) else [c.whole for c in columns]
@@ -219,7 +206,7 @@ def reading(ds: "Dataset") -> str:
 
 def odd_shapes(ds: "Dataset") -> list[str]:
     """For each field that is ragged because of few files: name the first, and how many agree."""
-    columns = [column for group in ds.groups for column in group.columns]
+    columns = columns_of(ds.groups)
     return [odd_shape(c) for c in columns if c.field.ragged and c.offsets is None and _is_odd(c)]
 
 
@@ -252,7 +239,7 @@ def table(ds: "Dataset") -> str:
     """Return the text of ``repr``."""
     files = len(ds.files)
     head = (
-        f"ndfeed.Dataset: {len(ds):,} sample{'s' * (len(ds) != 1)}, {size(ds.nbytes)}, "
+        f"ndfeed.Dataset: {len(ds):,} sample{'s' * (len(ds) != 1)}, {shown_size(ds.nbytes)}, "
         f"{files:,} file{'s' * (files != 1)}"
     )
     fields = list(islice(ds.fields.values(), _TABLE_FIELDS))

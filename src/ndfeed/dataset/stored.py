@@ -1,18 +1,280 @@
-"""Stored samples: columns of files, and a selection of their rows."""
+"""Stored samples: how many, how large, in which files and rows, and a fingerprint of the data.
 
+Two datasets have the same fingerprint if they hold the same arrays of files of the same names,
+sizes and dtypes, and the same selection of rows. The folder they lie in, their times, the chosen
+fields and functions given to ``map`` do not count: row 7 is the same row.
+
+An ``Origin`` tells where samples come from, as they are numbered in a dataset's groups; a dataset
+has one for each set of files that its samples are assembled from. The first of them is the one that
+distinguishes samples best: there a sample is a file, or there are the most files. A dataset loaded
+into memory keeps the origins it had.
+"""
+
+import hashlib
 import math
 import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ndfeed.dataset import provenance
-from ndfeed.dataset.column import Column, Group
-from ndfeed.dataset.provenance import Files, Origin, make_origins
+from ndfeed.dataset.arguments import lazy
+from ndfeed.dataset.column import Column, Group, Place
 from ndfeed.dataset.reader import reader_of
-from ndfeed.dataset.row_selection import Rows, as_rows, select_rows
+from ndfeed.dataset.row_selection import Rows, Travelling, as_rows, select_rows
 from ndfeed.errors import Error
-from ndfeed.index.table import Ints
+from ndfeed.files.shared_memory import Shared
+from ndfeed.index import codec
+from ndfeed.index.table import Ints, Table, concat
+
+
+def fingerprint_groups(groups: Sequence[Group]) -> str:
+    """Return the fingerprint of all the samples of some groups."""
+    digest = hashlib.sha256()
+    for table in {id(group.table): group.table for group in groups}.values():
+        digest.update(codec.fingerprint(table).encode())
+    whole = [bool(group.columns[0].whole.all()) for group in groups]
+    digest.update(f"{len(groups[0])} {sorted(set(whole))}".encode())
+    return digest.hexdigest()[:16]
+
+
+def fingerprint_rows(all_of_them: str, rows: Rows) -> str:
+    """Return that of a selection of ``rows`` of samples whose fingerprint is known."""
+    if rows is None:
+        return all_of_them
+    digest = hashlib.sha256(all_of_them.encode())
+    if isinstance(rows, range):
+        rows = np.arange(rows.start, rows.stop, rows.step)
+    digest.update(np.ascontiguousarray(rows, np.int64).view(np.uint8).data)
+    return digest.hexdigest()[:16]
+
+
+def join_fingerprints(first: str, second: str) -> str:
+    """Return that of two datasets, one after the other."""
+    return hashlib.sha256(f"{first}+{second}".encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """Samples in parts of files. ``files`` has a row for each part: the files that hold it."""
+
+    table: Table
+    starts: Ints  # the first sample of each part, and the end
+    files: Ints
+    each: bool  # is every sample a whole file?
+    rows: Rows = None  # which of these samples they are
+
+    def __len__(self) -> int:
+        return int(self.starts[-1]) if self.rows is None else len(self.rows)
+
+    def locate(self, samples: Ints) -> Place:
+        """Find the part of each sample, and its row there."""
+        return self._parts.locate(select_rows(self.rows, samples))
+
+    def files_of(self, samples: Ints) -> Ints:
+        """Return the number of each sample's file in the table."""
+        found: Ints = self.files[self.locate(samples).part, 0]
+        return found
+
+    @lazy
+    def _parts(self) -> Group:
+        return Group(self.starts, ())
+
+    def listed(self, rows: Rows) -> Ints:
+        """Return the files of some samples by number: one per sample, or each file once.
+
+        In the latter case they come in the order in which samples first need them.
+        """
+        if rows is None and self.rows is None:
+            return self.files[:, 0] if self.each else _first_of_each(self.files.reshape(-1))
+        count = len(self) if rows is None else len(rows)
+        part = self.locate(select_rows(rows, np.arange(count))).part
+        if self.each:
+            file: Ints = self.files[part, 0]
+            return file
+        return _first_of_each(self.files[_first_of_each(part)].reshape(-1))
+
+    @lazy
+    def _travelling(self) -> tuple[Any, ...]:
+        """Return its state for other processes; cached, since it lives no longer than this."""
+        return (
+            Shared.of(codec.encode(self.table)),
+            Travelling(self.starts),
+            Travelling(self.files.reshape(-1)),
+            self.each,
+            None if self.rows is None else Travelling(self.rows),
+        )
+
+    def __reduce__(self) -> tuple[Callable[..., "Origin"], tuple[Any, ...]]:
+        return _unpickle, self._travelling
+
+
+def _unpickle(
+    table: Shared, starts: Travelling, files: Travelling, each: bool, rows: Travelling | None
+) -> Origin:
+    parts = len(starts.rows) - 1
+    return Origin(
+        codec.decode(table.view().data, checked=False)[0],
+        np.asarray(starts.rows),
+        np.asarray(files.rows).reshape(parts, -1),
+        each,
+        None if rows is None else rows.rows,
+    )
+
+
+def make_origins(groups: Sequence[Group]) -> tuple[Origin, ...]:
+    """Return the origins of the samples of some groups, the most informative first."""
+    # Computed fields have their group in memory.
+    stored = [group for group in groups if not group.table.sealed] or groups
+    found: list[list[Group]] = []
+    for group in stored:
+        for same in found:
+            if same[0].table is group.table and np.array_equal(same[0].starts, group.starts):
+                same.append(group)
+                break
+        else:
+            found.append([group])
+    made = [
+        Origin(same[0].table, same[0].starts, _files_of(same), same[0].by_file) for same in found
+    ]
+    return tuple(sorted(made, key=lambda one: (not one.each, -len(one.starts))))
+
+
+def _files_of(groups: Sequence[Group]) -> Ints:
+    """Per part: the files of some groups of the same parts, each file once."""
+    columns: list[Ints] = []
+    for group in groups:
+        column = group.columns[0]
+        others = [one for one in (column.offsets, column.extents) if one is not None]
+        columns.append(column.file)
+        columns += [np.where(at < 0, column.file, column.table.file[at]) for at in others]
+    first = columns[0]
+    more = [one for one in columns[1:] if one is not first and not np.array_equal(one, first)]
+    return np.stack([first, *more], axis=1)
+
+
+def join_origins(first: Sequence[Origin], second: Sequence[Origin]) -> tuple[Origin, ...]:
+    """Return the origins of the samples of one dataset and then those of another."""
+    # Sources that only one of the datasets has cannot say where the samples of the other are.
+    return tuple(_join(a, b) for a, b in zip(first, second, strict=False))
+
+
+def _join(a: Origin, b: Origin) -> Origin:
+    width = max(a.files.shape[1], b.files.shape[1])
+    mine, theirs = (
+        np.pad(one.files, ((0, 0), (0, width - one.files.shape[1])), mode="edge") for one in (a, b)
+    )
+    rows: Rows = None
+    if a.rows is not None or b.rows is not None:
+        some, others = (select_rows(one.rows, np.arange(len(one))) for one in (a, b))
+        rows = np.concatenate([some, others + int(a.starts[-1])])
+    return Origin(
+        concat([a.table, b.table]),
+        np.concatenate([a.starts, b.starts[1:] + a.starts[-1]]),
+        np.concatenate([mine, theirs + a.table.files]),
+        a.each and b.each,
+        rows,
+    )
+
+
+def _first_of_each(numbers: Ints) -> Ints:
+    """Return the distinct numbers, in order of first occurrence."""
+    if len(numbers) and (numbers[1:] >= numbers[:-1]).all():
+        rising: Ints = numbers[np.concatenate([[True], numbers[1:] != numbers[:-1]])]
+        return rising
+    first = np.unique(numbers, return_index=True)[1]
+    return numbers[np.sort(first)]
+
+
+class Files(Sequence[str]):
+    """The files that hold some samples, as paths that are decoded on access.
+
+    Where a sample is a whole file there is one for each sample, in the order of the samples;
+    otherwise every file is listed once, in the order in which the samples first need it. A file
+    that was opened twice is listed twice unless samples were selected.
+    """
+
+    def __init__(self, origins: Sequence[Origin], rows: Rows) -> None:
+        self._origins = origins
+        self._rows = rows
+
+    @lazy
+    def _listed(self) -> list[Ints]:
+        """For each origin, the numbers of its files."""
+        return [listed[self._distinct(at)[0]] for at, listed in enumerate(self._named)]
+
+    @lazy
+    def _named(self) -> list[Ints]:
+        """For each origin, the numbers of its files; a file that was opened twice has two."""
+        return [origin.listed(self._rows) for origin in self._origins]
+
+    def _distinct(self, at: int) -> tuple[Ints, Ints]:
+        """Say which of an origin's files are listed, and for each its place in the list."""
+        origin, named = self._origins[at], self._named[at]
+        if origin.each or (self._rows is None and origin.rows is None):
+            every = np.arange(len(named))
+            return every, every
+        return _distinct(origin.table, named)
+
+    @lazy
+    def _ends(self) -> Ints:
+        return np.cumsum([len(listed) for listed in self._listed])
+
+    @lazy
+    def _places(self) -> Ints:
+        """For every file of the first origin its place here, -1 if it has none."""
+        places = np.full(self._origins[0].table.files, -1)
+        places[self._named[0]] = self._distinct(0)[1]
+        return places
+
+    def locate(self, rows: Ints, samples: Ints) -> tuple[Ints, Ints]:
+        """Return the file of each sample as its place here, and the row there.
+
+        ``samples`` are those of ``rows`` as the groups number them.
+        """
+        origin = self._origins[0]
+        if origin.each:
+            return rows, np.zeros(len(rows), np.int64)
+        place = origin.locate(samples)
+        return self._places[origin.files[place.part, 0]], place.row
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        at = range(len(self))[index]
+        which = int(np.searchsorted(self._ends, at, side="right"))
+        listed = self._listed[which]
+        number = int(listed[at - int(self._ends[which])])  # from the end of the list
+        return os.fsdecode(self._origins[which].table.path(number))
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return "<no files>"
+        return f"<{len(self):,} file{'s' * (len(self) != 1)}, first {self[0]!r}>"
+
+
+def _distinct(table: Table, numbers: Ints) -> tuple[Ints, Ints]:
+    """Return which of ``numbers`` are of files not seen before, and each as a place among these.
+
+    The numbers differ, but a file may have several: datasets of the same files were added.
+    """
+    count = len(numbers)
+    if len(np.unique(table.identity[numbers, 1])) == count:  # the inodes
+        return np.arange(count), np.arange(count)
+    seen: dict[bytes, int] = {}
+    place = np.fromiter((seen.setdefault(p, len(seen)) for p in table.paths_of(numbers)), np.int64)
+    return np.unique(place, return_index=True)[1], place
 
 
 class Stored:
@@ -37,9 +299,6 @@ class Stored:
 
     def __len__(self) -> int:
         return self._count
-
-    def _columns(self) -> list[Column]:
-        return [column for group in self.groups for column in group.columns]
 
     @property
     def nbytes(self) -> int:
@@ -104,7 +363,7 @@ class Stored:
         A copy of the files elsewhere has the same one, and so does ``in_memory()``.
         """
         if self._fingerprint is None:
-            self._fingerprint = provenance.of_rows(self._fingerprint_all(), self.rows)
+            self._fingerprint = fingerprint_rows(self._fingerprint_all(), self.rows)
         return self._fingerprint
 
     def _fingerprint_all(self) -> str:
@@ -113,4 +372,4 @@ class Stored:
             return self._identity
         # Computed fields have their group in memory, and do not count.
         in_files = [group for group in self.groups if not group.table.sealed]
-        return provenance.of_groups(in_files or self.groups)
+        return fingerprint_groups(in_files or self.groups)

@@ -39,7 +39,11 @@ def memory(root: str = "/") -> int:
 
 def free_memory(root: str = "/") -> int | None:
     """Return the bytes available without swapping, or ``None`` if that is not known."""
-    found = [_free_on_machine(root), _free_address_space(root), _free_data(root)]
+    found = [
+        _free_on_machine(root),
+        _memory_left("RLIMIT_AS", "VmSize:", root),
+        _memory_left("RLIMIT_DATA", "VmData:", root),
+    ]
     found += [max(limit - _memory_used(group), 0) for group, limit in _find_limits(root)]
     return min((size for size in found if size is not None), default=None)
 
@@ -99,15 +103,7 @@ def _resource_limit(name: str) -> int | None:
     return None if soft == resource.RLIM_INFINITY else int(soft)
 
 
-def _free_address_space(root: str) -> int | None:
-    return _memory_left("RLIMIT_AS", root, "VmSize:")
-
-
-def _free_data(root: str) -> int | None:
-    return _memory_left("RLIMIT_DATA", root, "VmData:")
-
-
-def _memory_left(name: str, root: str, used: str) -> int | None:
+def _memory_left(name: str, used: str, root: str) -> int | None:
     limit = _resource_limit(name)
     if limit is None:
         return None

@@ -113,13 +113,9 @@ class Shared:
 
 
 class Block(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """Memory that several processes write to, as bytes.
-
-    ``handle`` is for the others, and ``fd`` its descriptor, for a process it is sent to.
-    """
+    """Memory that several processes write to, as bytes; ``handle`` is for the others."""
 
     handle: Handle
-    fd: int
 
     @classmethod
     def of(cls, size: int) -> "Block":
@@ -132,7 +128,7 @@ class Block(np.ndarray[tuple[int], np.dtype[np.uint8]]):
             if not can.memfd:
                 _remove(path, os.getpid())
             raise
-        made.handle, made.fd = _handle(fd, path, size), fd
+        made.handle = _handle(fd, path, size)
         weakref.finalize(made, close_quietly, fd)
         if not can.memfd:
             weakref.finalize(made, _remove, path, os.getpid())

@@ -216,7 +216,7 @@ def _next_member(file: File, data: bytes, offset: int, end: int) -> tuple[bytes,
         if data and not data.startswith(b"\x1f\x8b"):
             raise FormatError(
                 file.path,
-                "bytes behind the gzip stream that are no gzip member",
+                "the bytes after the gzip stream are not another gzip member",
                 offset - len(data),
             )
         return data, offset

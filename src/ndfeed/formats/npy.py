@@ -109,7 +109,7 @@ def describe(file: File) -> Description:
     if not spare:
         return header.alone
     found = arrays(file.path, "", header, Stream(0, file.size))
-    notes = (*header.alone.notes, f"{spare} bytes behind the array are ignored")
+    notes = (*header.alone.notes, f"{spare} bytes after the array are ignored")
     return Description("npy", found, notes)
 
 

@@ -29,9 +29,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.jax.adapter import device_of, feed
+from ndfeed.jax.adapter import Placement, Shardings, check_names, device_of, feed, on_the_mesh
 from ndfeed.jax.batch_format import BatchFormat, Casts
-from ndfeed.jax.placement import Placement, Shardings, check_names, on_the_mesh
 from ndfeed.loading.argument_hints import with_hints
 from ndfeed.loading.loader import Loader
 from ndfeed.loading.options import (
@@ -48,7 +47,7 @@ from ndfeed.loading.options import (
 )
 from ndfeed.loading.ragged import PadTo, PadValue, Ragged
 from ndfeed.loading.state import check_alike
-from ndfeed.order.rank_share import Share
+from ndfeed.order.epoch import Share
 
 PATIENCE = 10.0  # seconds after which a process says that it is waiting
 _ROOM = 4096  # bytes of JSON; what is compared takes a few hundred

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ndfeed.dataset.map_steps import Batch
+from ndfeed.files.shared_memory import Block
 from ndfeed.loading.batch_builder import Source
 from ndfeed.loading.buffer_pool import Bytes
 from ndfeed.loading.engine import Delivered
@@ -42,6 +43,7 @@ class Adapter:
     dicts of field name to array, and leave it in the structure that the consumer asked for.
 
     - ``allocate`` allocates memory for batches; ``None`` where any memory will do.
+      ``allocate_shared`` allocates what worker processes fill.
     - ``source`` may replace the source that reads into host memory.
     - ``joint`` says that batches which were read together are taken as one ``BatchGroup``; only
       where no field is ragged, and only if there are several. ``finish`` then returns dicts of
@@ -55,6 +57,7 @@ class Adapter:
     """
 
     allocate: Callable[[int], Bytes] | None = None
+    allocate_shared: Callable[[int], Bytes] = staticmethod(Block.of)
     threads: int | None = None  # number of threads that makes batches fastest, if known
     ahead: int = 0  # batches that are sent before they are due
     together: int = 8 << 20  # bytes of small batches that are worth making at a time

@@ -10,8 +10,7 @@ import numpy as np
 from ndfeed.dataset.column import is_converted, widest_stored
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.row_selection import select_rows
-from ndfeed.dataset.samples import size as shown_size
-from ndfeed.errors import ResourceError
+from ndfeed.errors import ResourceError, shown_size
 from ndfeed.order.permutation import Ints
 
 _IN_PROGRESS = 8  # batches that decoded streams leave room for; more if they are small
@@ -91,7 +90,7 @@ def make_budget(
     return Budget(batch_bytes, batches, memory - batches, group, group_bytes, growth)
 
 
-def batch_bytes(ds: Dataset, batch_size: int, memory: int) -> int:
+def estimate_batch_bytes(ds: Dataset, batch_size: int, memory: int) -> int:
     """Return the bytes of a batch as it is read; refuse one that exceeds the memory limit.
 
     Refuses a single sample likewise, where samples differ in size. Fields that are converted count

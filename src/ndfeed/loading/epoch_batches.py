@@ -19,8 +19,8 @@ from ndfeed.loading.engine import Delivered, count_batches
 from ndfeed.loading.map_rng import SampleSeeds, key_of
 from ndfeed.loading.plan import Plan
 from ndfeed.loading.timing import Timing
+from ndfeed.order.epoch import Share
 from ndfeed.order.permutation import Ints
-from ndfeed.order.rank_share import Share
 
 _AT_FIRST = 1 << 14  # rows computed at a time at first: fewer would cost as much
 _AT_ONCE = 1 << 18  # and later

@@ -20,7 +20,7 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.argument_hints import with_hints
 from ndfeed.loading.batch_maker import list_skipped
-from ndfeed.loading.budget import batch_bytes, make_budget
+from ndfeed.loading.budget import estimate_batch_bytes, make_budget
 from ndfeed.loading.engine import Delivered, count_batches
 from ndfeed.loading.epoch_batches import Pass
 from ndfeed.loading.options import Fields, OnError, Request, Shuffle, as_shard, settle
@@ -30,8 +30,8 @@ from ndfeed.loading.report import Report, make_report
 from ndfeed.loading.runtime import Runtime
 from ndfeed.loading.state import LARGEST_EPOCH, State
 from ndfeed.loading.uninterrupted import clean_up
+from ndfeed.order.epoch import Share
 from ndfeed.order.orders import Order
-from ndfeed.order.rank_share import Share
 
 
 class Batches(Iterator[Delivered]):
@@ -115,7 +115,7 @@ class Loader:
         self._request = request
         self._seed = options.seed
         self._plan = make_plan(ds, request.shuffle, request.share)
-        self._batch_bytes = batch_bytes(ds, request.share.size, options.memory)
+        self._batch_bytes = estimate_batch_bytes(ds, request.share.size, options.memory)
         budget = make_budget(options.memory, self._batch_bytes, decodes=bool(self._plan.coded))
         self._plan.make_cache(budget.streams)  # refuses streams that do not fit, if any does not
         self._adapt = adapt

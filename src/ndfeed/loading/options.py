@@ -35,8 +35,8 @@ from ndfeed.loading.ragged import (
     owner,
 )
 from ndfeed.loading.state import LARGEST_SEED
+from ndfeed.order.epoch import Share
 from ndfeed.order.orders import Order
-from ndfeed.order.rank_share import Share
 
 # Names of fields in tuples, lists and dicts, or the values of those fields in the same structure.
 Nest: TypeAlias = Any

@@ -20,15 +20,14 @@ from ndfeed.dataset.large_members import (
     stream_size,
 )
 from ndfeed.dataset.row_selection import Rows, select_rows
-from ndfeed.dataset.samples import size as shown_size
-from ndfeed.errors import ResourceError
+from ndfeed.errors import ResourceError, shown_size
 from ndfeed.files import scratch
 from ndfeed.formats.description import INLINE, RAW
 from ndfeed.loading.budget import SMALL
 from ndfeed.loading.options import Shuffle
+from ndfeed.order.epoch import Share
 from ndfeed.order.orders import ORDERS, Epoch, Exact, Order, Sequential, Windows, is_order
 from ndfeed.order.permutation import Ints
-from ndfeed.order.rank_share import Share
 
 
 class Coded:

@@ -6,10 +6,9 @@ as there are cores. What is faster is measured: processes are started when the c
 wait for threads, and kept if they deliver more.
 """
 
+import _thread
 import os
-import pickle
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -45,9 +44,10 @@ def opens_files(ds: Dataset) -> bool:
 def is_portable(steps: Sequence[Step]) -> bool:
     """Can the functions given to map be found by name in a fresh process?"""
     try:
-        return b"__main__" not in pickle.dumps(steps)
-    except Exception:  # noqa: BLE001 - a lambda, or whatever an object raises
+        process_server.encode(steps)
+    except process_server.ServerError:
         return False
+    return True
 
 
 def why_not_fork() -> str:
@@ -109,7 +109,8 @@ class Switch:
 
 def start_in_background(processes: Processes) -> None:
     """Start processes while batches are built otherwise."""
-    threading.Thread(target=processes.start, name="ndfeed-starts", daemon=True).start()
+    processes.reopen()
+    _thread.start_new_thread(processes.start, ())  # a single step: Ctrl-C cannot cut it short
 
 
 class Trial:
@@ -174,7 +175,7 @@ class Trial:
         else:
             self.over = True
             if not self._switch.wanted:
-                threading.Thread(target=self._processes.close, daemon=True).start()
+                _thread.start_new_thread(self._processes.close, ())
 
     def _use_processes(self) -> None:
         self._switch.wanted = self._settling = True

@@ -14,6 +14,7 @@ Guarantees:
 - Where no process can be started, batches are built in threads, and ``problem`` says why.
 """
 
+import _thread
 import heapq
 import math
 import threading
@@ -65,6 +66,7 @@ class Processes:
         self.lean = lean
         self._mapped = bool(job.ds.steps)
         self._lock = threading.Lock()
+        self._starting = threading.Lock()
         self._idle: list[Child] = []
         self._all: list[Child] = []
         self._server: Server | None = None
@@ -80,19 +82,32 @@ class Processes:
         """Do all processes run?"""
         return len(self._all) == self.count
 
-    def start(self) -> None:
-        """Start all processes that are not running; where that fails, ``problem`` says why."""
+    def reopen(self) -> None:
+        """Allow processes to be started, perhaps again after ``close``."""
         self._closed = False
-        if not self.ready:
-            uninterrupted(self._start)
+
+    def start(self) -> None:
+        """Start all processes that are not running; where that fails, ``problem`` says why.
+
+        Does nothing once they were closed.
+        """
+        uninterrupted(self._start)
 
     def _start(self) -> None:
-        with self._lock:
+        with self._starting:  # one at a time, and others may be used meanwhile
             try:
-                while len(self._all) < self.count and not self._closed:
-                    self._add()
+                if self.lean and self._server is None and not self._closed:
+                    server = Server(Payload(serve, self._job))
+                    with self._lock:
+                        self._server = server
+                with self._lock:
+                    while len(self._all) < self.count and not self._closed:
+                        self._add()
             except (OSError, ServerError, Error) as error:
-                self._give_up(f"{error}")
+                with self._lock:
+                    self._give_up(f"{error}")
+            if self._closed:  # meanwhile
+                self.close()
 
     def _give_up(self, problem: str) -> None:
         """Go on with the processes there are; without any, in threads. The lock is held."""
@@ -108,18 +123,14 @@ class Processes:
 
     def _add(self) -> None:
         """Start a process; the lock is held."""
-        made = self._start_served() if self.lean else start_child(serve, self._job)
+        if not self.lean:
+            made = start_child(serve, self._job)
+        elif self._server is not None:
+            made = self._server.start_child()
+        else:
+            raise ServerError("the process that starts workers is gone")
         self._all.append(made)
         self._hand_over(made)
-
-    def _start_served(self) -> Child:
-        if self._server is not None:
-            try:
-                return self._server.start_child()
-            except ServerError:
-                self._server.close()
-        self._server = Server(Payload(serve, self._job))
-        return self._server.start_child()
 
     def _hand_over(self, process: Child) -> None:
         """Give the process to the earliest batch that waits, if any; the lock is held."""
@@ -215,11 +226,18 @@ class Processes:
             if process in self._all:
                 self._all.remove(process)
             if not self._closed:
-                try:
-                    self._add()
-                except (OSError, ServerError, Error) as error:
-                    self._give_up(f"{error}")
+                self._replace()
         process.reap()
+
+    def _replace(self) -> None:
+        """Start a process in place of one that died; the lock is held."""
+        try:
+            self._add()
+        except ServerError:  # then all others end, too: start over
+            self._server = None
+            _thread.start_new_thread(self._start, ())
+        except (OSError, Error) as error:
+            self._give_up(f"{error}")
 
     def _ask(self, process: Child, tasks: list[Task], timing: Timing) -> list[Batch]:
         blocks: list[Handle] = []

@@ -16,30 +16,28 @@ Guarantees:
 
 import contextlib
 import gc
-import mmap
+import io
 import os
-import pickle
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from multiprocessing.reduction import recv_handle as receive_descriptor
+from multiprocessing.reduction import send_handle as send_descriptor
 from typing import Any
 
 import numpy as np
 
-from ndfeed.files.shared_memory import Block
+from ndfeed.files.shared_memory import Block, Handle, attach
 from ndfeed.loading import worker_process
 from ndfeed.loading.buffer_pool import ALIGNED
-from ndfeed.loading.worker_process import Child, Main, new_pipe, run_child
+from ndfeed.loading.worker_process import Child, Main, Message, new_pipe, run_child
 
 _PATIENCE = 60.0  # seconds that the server may take to start
 _QUICK = 1.0  # seconds that it may take to end
-_ANSWER = _PLACE = struct.Struct("<qq")
-_QUESTION = struct.Struct("<cq")
-_STATUS_UNKNOWN = 1 << 32
 
 # Libraries would start a thread per core in every worker.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -53,24 +51,36 @@ class Payload:
     """A job as bytes in shared memory, and where its buffers lie in it."""
 
     def __init__(self, main: Main, job: object) -> None:
-        found: list[pickle.PickleBuffer] = []
-        text = pickle.dumps((main, job), protocol=5, buffer_callback=found.append)
-        if b"__main__" in text:
-            raise ServerError("a function given to map() is defined in the main script")
-        pieces = [memoryview(text), *(buffer.raw() for buffer in found)]
+        text, pieces = encode((main, job))
         self.places: list[tuple[int, int]] = []
         end = 0
-        for piece in pieces:
+        for piece in (text, *pieces):
             self.places.append((end, end + len(piece)))
             end += -(-len(piece) // ALIGNED) * ALIGNED
         self.block = Block.of(max(end, 1))
-        for piece, (start, stop) in zip(pieces, self.places, strict=True):
+        for piece, (start, stop) in zip((text, *pieces), self.places, strict=True):
             self.block[start:stop] = np.frombuffer(piece, np.uint8)
+
+
+def encode(job: object) -> tuple[memoryview, list[memoryview]]:
+    """Encode what is sent to a fresh process of our own, with its large buffers apart.
+
+    Raises ``ServerError`` where that process could not find a function by its name.
+    """
+    found: list[Any] = []
+    written = io.BytesIO()
+    try:
+        ForkingPickler(written, 5, False, found.append).dump(job)
+    except Exception as error:  # noqa: BLE001 - a lambda, or whatever an object raises
+        raise ServerError(f"{error}") from None
+    if b"__main__" in written.getbuffer().tobytes():
+        raise ServerError("a function given to map() is defined in the main script")
+    return written.getbuffer(), [buffer.raw() for buffer in found]
 
 
 def why_not() -> str:
     """Say why no server can be started here; empty if one can."""
-    if not hasattr(os, "fork") or not hasattr(socket, "send_fds"):
+    if not hasattr(os, "fork"):
         return "this system cannot fork"
     if getattr(sys, "frozen", False):
         return "the program is frozen"
@@ -86,61 +96,62 @@ class Server:
     def __init__(self, payload: Payload) -> None:
         """Start it, and wait until it has loaded the job."""
         self._lock = threading.Lock()
-        self._control, theirs = socket.socketpair()
-        try:
+        with worker_process.starting:
+            self._control, theirs = new_pipe()
             with theirs:
-                self._process = _start_interpreter(theirs.fileno())
-            self._control.settimeout(_PATIENCE)
-            # It has a path of its own to the memory: the block's descriptor is only sent.
-            head = b"".join(_PLACE.pack(*place) for place in payload.places)
-            size = struct.pack("<q", len(head))
-            socket.send_fds(self._control, [size + head], [payload.block.fd])
-            length, problem = _ANSWER.unpack(_receive(self._control, _ANSWER.size))
-            if problem:
-                raise ServerError(_receive(self._control, length).decode())
-        except (OSError, ServerError) as error:
+                try:
+                    self._process = _start_interpreter(theirs.fileno())
+                except OSError as error:
+                    raise ServerError(f"{error}") from None
+        problem = self._ask(lambda: self._control.send((payload.block.handle, payload.places)))
+        if problem:
             self.close()
-            raise ServerError(f"{error}" or type(error).__name__) from None
+            raise ServerError(problem)
 
     def start_child(self) -> Child:
         """Start a worker process."""
         with worker_process.starting:
             ours, theirs = new_pipe()
             with theirs:
-                pid = self._ask(b"f", 0, [theirs.fileno()])
-        if pid < 0:
+
+                def send() -> None:
+                    self._control.send(None)
+                    send_descriptor(self._control, theirs.fileno(), self._process.pid)
+
+                pid, problem = self._ask(send)
+        if problem:
             ours.close()
-            raise ServerError(os.strerror(int(-pid)))
+            raise ServerError(problem)
         return _Served(ours, pid, self)
 
     def status(self, pid: int) -> int | None:
         """Return the exit status of a worker process, ``None`` while it runs."""
         try:
-            found = self._ask(b"w", pid)
+            found: int | None = self._ask(lambda: self._control.send(pid))
         except ServerError:
             return 0
-        return None if found == _STATUS_UNKNOWN else found
+        return found
 
-    def _ask(self, what: bytes, number: int, fds: "list[int] | None" = None) -> int:
+    def _ask(self, send: Callable[[], None]) -> Message:
+        """Return the answer to what ``send`` sends."""
         try:
             with self._lock:
-                socket.send_fds(self._control, [_QUESTION.pack(what, number)], fds or [])
-                found: int = _ANSWER.unpack(_receive(self._control, _ANSWER.size))[0]
-                return found
-        except OSError as error:
-            raise ServerError(f"the process that starts workers is gone: {error}") from None
+                send()
+                if not self._control.poll(_PATIENCE):
+                    raise EOFError("no answer")
+                return self._control.recv()
+        except (EOFError, OSError) as error:
+            self.close()
+            raise ServerError(f"the process that starts workers ended: {error}") from None
 
     def close(self) -> None:
         """End the server and all its workers."""
         self._control.close()
-        process = getattr(self, "_process", None)
-        if process is None:
-            return
         try:
-            process.wait(_QUICK)
+            self._process.wait(_QUICK)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self._process.kill()
+            self._process.wait()
 
 
 class _Served(Child):
@@ -175,38 +186,30 @@ def _start_interpreter(fd: int) -> "subprocess.Popen[bytes]":
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _receive(control: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        more = control.recv(size - len(found))
-        if not more:
-            raise ConnectionError("it ended")
-        found += more
-    return found
-
-
 # What follows runs in the new process.
 
 
 def run_server(fd: int) -> None:
     """Load the job, then start a worker process whenever asked, until the other side is gone."""
-    control = socket.socket(fileno=fd)
+    control = Connection(fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
-    try:
-        main, job = _load(control)
-    except BaseException as error:  # noqa: BLE001 - importing a user's module may raise anything
-        problem = f"{type(error).__name__}: {error}".encode()[:4096]
-        with contextlib.suppress(OSError):
-            control.sendall(_ANSWER.pack(len(problem), 1) + problem)
-        return
-    gc.collect()
-    gc.freeze()  # or collections in the workers would copy its memory
-    control.sendall(_ANSWER.pack(0, 0))
     workers: dict[int, int | None] = {}  # their exit status, once known
-    with contextlib.suppress(OSError):
-        while _answer(control, workers, main, job):
-            pass
+    with contextlib.suppress(EOFError, OSError):
+        try:
+            main, job = _load(*control.recv())
+        except Exception as error:  # noqa: BLE001 - importing a user's module may raise anything
+            control.send(f"{type(error).__name__}: {error}")
+            return
+        gc.collect()
+        gc.freeze()  # or collections in the workers would copy its memory
+        control.send("")
+        while True:
+            question = control.recv()
+            if question is None:
+                control.send(_fork(control, workers, main, job))
+            else:
+                control.send(_find_status(question, workers))
     for pid, status in workers.items():
         if status is None:
             with contextlib.suppress(ProcessLookupError):
@@ -214,51 +217,33 @@ def run_server(fd: int) -> None:
     os._exit(0)
 
 
-def _load(control: socket.socket) -> tuple[Main, Any]:
-    size, fds, _, _ = socket.recv_fds(control, 8, 1)
-    head = _receive(control, struct.unpack("<q", size)[0])
-    places = [_PLACE.unpack_from(head, at) for at in range(0, len(head), _PLACE.size)]
-    memory = memoryview(mmap.mmap(fds[0], 0, prot=mmap.PROT_READ))
-    os.close(fds[0])
+def _load(handle: Handle, places: list[tuple[int, int]]) -> tuple[Main, Any]:
+    memory = memoryview(attach(handle)).toreadonly()  # type: ignore[arg-type]
     text, *buffers = (memory[start:stop] for start, stop in places)
-    found: tuple[Main, Any] = pickle.loads(text, buffers=buffers)  # noqa: S301 - of our own parent
+    found: tuple[Main, Any] = ForkingPickler.loads(text, buffers=buffers)
     return found
 
 
-def _answer(
-    control: socket.socket, workers: dict[int, int | None], main: Main, job: object
-) -> bool:
-    """Answer one question; false where the other side is gone."""
-    question, fds, _, _ = socket.recv_fds(control, _QUESTION.size, 1)
-    if not question:
-        return False
-    what, pid = _QUESTION.unpack(question)
-    if what == b"f":
-        answer = _fork(control, fds[0], main, job)
-        if answer > 0:
-            workers[answer] = None
-    else:
-        answer = _wait_for(pid, workers)
-    control.sendall(_ANSWER.pack(answer, 0))
-    return True
-
-
-def _fork(control: socket.socket, fd: int, main: Main, job: object) -> int:
-    server = os.getpid()
+def _fork(
+    control: Connection, workers: dict[int, int | None], main: Main, job: object
+) -> tuple[int, str]:
+    """Start a worker; return its number, and what went wrong if anything."""
+    server, fd = os.getpid(), receive_descriptor(control)
     try:
         pid = os.fork()
     except OSError as error:
         os.close(fd)
-        return -(error.errno or 1)
+        return 0, f"no more processes can be started: {error.strerror}"
     if not pid:
         control.close()
         run_child(main, job, Connection(fd), server, ())
     os.close(fd)
-    return pid
+    workers[pid] = None
+    return pid, ""
 
 
-def _wait_for(pid: int, workers: dict[int, int | None]) -> int:
-    """Return the exit status of a worker, as far as it has one."""
+def _find_status(pid: int, workers: dict[int, int | None]) -> int | None:
+    """Return the exit status of a worker, if it has one."""
     if pid in workers and workers[pid] is None:
         try:
             found, status = os.waitpid(pid, os.WNOHANG)
@@ -266,5 +251,4 @@ def _wait_for(pid: int, workers: dict[int, int | None]) -> int:
                 workers[pid] = os.waitstatus_to_exitcode(status)
         except ChildProcessError:
             workers[pid] = 0
-    known = workers.get(pid, 0)
-    return _STATUS_UNKNOWN if known is None else known
+    return workers.get(pid, 0)

@@ -4,10 +4,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.samples import size
+from ndfeed.errors import shown_size
 from ndfeed.loading.options import Options
 from ndfeed.loading.timing import Timing
-from ndfeed.order.rank_share import Share
+from ndfeed.order.epoch import Share
 
 _CONSUMER = 0.1  # below this share of waiting, the consumer is the bottleneck
 _FROM_DISK = 0.3  # above this share of the bytes, the disk is busy
@@ -77,7 +77,7 @@ class Report:
         if self.batches:
             lines.append(
                 f"  {self.rows:,} rows in {self.batches:,} batches, {self.seconds:.2f} s: "
-                f"{self.rows_per_second:,.0f} rows/s, {size(self.bytes_per_second)}/s"
+                f"{self.rows_per_second:,.0f} rows/s, {shown_size(self.bytes_per_second)}/s"
             )
             busy = sum(self.stages.values()) or 1.0
             shares = [
@@ -91,10 +91,12 @@ class Report:
                 f"loader threads idled {self.waiting_for_consumer:.2f} s"
             )
             lines.append(
-                f"  memory: limit {size(self.memory)}; at most {self.depth} batches of "
-                f"{size(self.batch_bytes)} in flight, {self.ready} ready, "
-                f"{size(self.decoded)} of decompressed data"
+                f"  memory: limit {shown_size(self.memory)}; at most {self.depth} batches of "
+                f"{shown_size(self.batch_bytes)} in flight, {self.ready} ready, "
+                f"{shown_size(self.decoded)} of decompressed data"
             )
+        if self.obstacle:
+            lines.append(f"  threads instead of processes: {self.obstacle}")
         if self.way:
             lines.append(f"  transfer: {self.way}")
         if self.skipped:
@@ -212,7 +214,8 @@ def _find_bottleneck(report: Report, ds: Dataset, share: Share, found: Snapshot)
 def _blame_disk(report: Report, *, fits: bool) -> str:
     rate = (report.from_disk or 0) / max(report.seconds, 1e-9)
     best = max(report.disk_peak, rate)
-    text = f"waiting for the disk: {size(rate)}/s of the {size(best)}/s it reached at best"
+    reached = f"{shown_size(rate)}/s of the {shown_size(best)}/s it reached at best"
+    text = f"waiting for the disk: {reached}"
     if fits:
         return f"{text}; later epochs will read from memory"
     return f"{text}; the data does not fit in memory: shuffle=Blocks() reads longer runs"
@@ -231,8 +234,8 @@ def _blame_stage(stage: str, part: str, report: Report, found: Snapshot) -> str:
     if stage == "inflate" and found.decodes_again:
         return (
             f"the same data is decompressed again and again: the order needs "
-            f"{size(found.window)} of it at a time; raise memory to "
-            f"{size(found.window + report.memory)}"
+            f"{shown_size(found.window)} of it at a time; raise memory to "
+            f"{shown_size(found.window + report.memory)}"
         )
     if stage == "inflate":
         return f"decompressing takes {part} of the time; ndfeed pack does it only once"
@@ -240,7 +243,7 @@ def _blame_stage(stage: str, part: str, report: Report, found: Snapshot) -> str:
         return f"opening and reading files takes {part} of the time; ndfeed pack merges them"
     if stage == "copy":
         return (
-            f"copying from memory at {size(report.bytes_per_second)}/s takes {part} of the "
+            f"copying from memory at {shown_size(report.bytes_per_second)}/s takes {part} of the "
             "time; use smaller dtypes, fewer fields or a larger batch_size"
         )
     return f"{_STAGES[stage]} takes {part} of the time; raise batch_size"

@@ -18,12 +18,11 @@ import numpy as np
 
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.files import platform_calls
-from ndfeed.files.shared_memory import Block
 from ndfeed.loading import process_server
 from ndfeed.loading.adapter import Adapter, Arrays
 from ndfeed.loading.batch_builder import BatchBuilder, Builder
 from ndfeed.loading.batch_maker import BatchMaker, Skipped, list_skipped
-from ndfeed.loading.budget import Budget, batch_bytes, make_budget
+from ndfeed.loading.budget import Budget, estimate_batch_bytes, make_budget
 from ndfeed.loading.buffer_pool import Pool
 from ndfeed.loading.engine import Delivered, Engine, Failure
 from ndfeed.loading.epoch_batches import EpochBatches, Pass
@@ -85,12 +84,12 @@ class Runtime:
         self._budget = budget_for(ds, options, plan, batch_bytes, adapter)
         self._decoded = plan.make_cache(self._budget.streams)
         shared = bool(options.processes and ds.steps and plan.coded)  # threads read for processes
-        allocate = Block.of if shared else adapter.allocate
+        allocate = adapter.allocate_shared if shared else adapter.allocate
         self._pool = Pool(_KEPT) if allocate is None else Pool(_KEPT, allocate)
         host = HostSource(ds, options, self._pool, self._decoded)
         source = adapter.source(host)
         local = BatchBuilder(ds, options, self._pool, source)
-        self._shared = Pool(_KEPT, Block.of)
+        self._shared = Pool(_KEPT, adapter.allocate_shared)
         self._processes: Processes | None = None
         self._obstacle = ""  # why there are no processes
         self._had_processes = 0  # how many built the batches of a pass that was stopped
@@ -189,6 +188,7 @@ class Runtime:
         if processes.lean:
             start_in_background(processes)
         else:
+            processes.reopen()
             processes.start()  # before our own threads exist: forking is safer without them
 
     def _batches_of(self, wanted: Pass) -> EpochBatches:
@@ -325,7 +325,7 @@ class BatchesByNumber:
         self._request = request
         self._adapter = adapter or Arrays(options.structure)
         self._plan = make_plan(ds, request.shuffle, share)
-        size = batch_bytes(ds, share.batch_size, options.memory)
+        size = estimate_batch_bytes(ds, share.batch_size, options.memory)
         self._budget = budget_for(ds, options, self._plan, size, self._adapter)
         self._plan.make_cache(self._budget.streams)  # refuses streams that do not fit
         self._makers: dict[int, BatchMaker] = {}  # by process: one that was forked needs its own

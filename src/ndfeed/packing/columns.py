@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ndfeed.dataset.arguments import lazy
 from ndfeed.dataset.row_selection import stretches as find_stretches
 from ndfeed.files.folder import Folder
 from ndfeed.files.write import Output
@@ -133,12 +134,9 @@ class Columns:
         header = preamble(dtype, (rows, *shape))
         return ColumnFile(name.encode(), rows, size, header, rows_per_block(size, rows))
 
-    @property
+    @lazy
     def _names(self) -> dict[tuple[str, Role], str]:
-        found: dict[tuple[str, Role], str] | None = self.__dict__.get("names")
-        if found is None:
-            found = self.__dict__["names"] = file_names(self.fields)
-        return found
+        return file_names(self.fields)
 
     def describe_part(self, part: int, stretches: "dict[Spot, list[Stretch]]") -> Part:
         """Return the manifest entry of a part, all of whose columns are covered by stretches."""
@@ -382,7 +380,6 @@ class ScatteredStore(_OpenColumns):
 
 
 Store = OrderedStore | ScatteredStore
-OFFSETS: tuple[Role, Role] = ("offsets", "shapes")
 
 
 def as_bytes(array: NDArray[Any]) -> Bytes:

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.column import Field
-from ndfeed.dataset.samples import size
-from ndfeed.errors import ConflictError, ManifestError, MissingError, shown
+from ndfeed.errors import ConflictError, ManifestError, MissingError, shown, shown_size
 from ndfeed.files import write
 from ndfeed.formats.manifest import NAME, Manifest
 from ndfeed.index.build import read_manifest
@@ -89,9 +88,9 @@ class Forecast:
         if self.state == "done":
             return f"{shown(self.target)}: {what}, already packed: nothing would be written"
         least = "" if self.exact else "at least "
-        free = "" if self.free is None else f", {size(self.free)} free"
+        free = "" if self.free is None else f", {shown_size(self.free)} free"
         tail = "; would resume an earlier run" * (self.state == "begun")
-        return f"{shown(self.target)}: {what}, {least}{size(self.needed)} needed{free}{tail}"
+        return f"{shown(self.target)}: {what}, {least}{shown_size(self.needed)} needed{free}{tail}"
 
 
 class Pack(NamedTuple):

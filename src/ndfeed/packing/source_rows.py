@@ -18,15 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.arguments import lazy
-from ndfeed.dataset.column import Column, Field, Group, is_converted
+from ndfeed.dataset.column import Column, Field, Group, columns_of, is_converted
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.decoding import Decoded, verify
 from ndfeed.dataset.destination import Arrays
 from ndfeed.dataset.global_rng import seed_globals
 from ndfeed.dataset.map_steps import Batch, apply_steps
-from ndfeed.dataset.provenance import Origin
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import select_rows
+from ndfeed.dataset.stored import Origin
 from ndfeed.errors import ChangedError
 from ndfeed.files.file import File, Identity, changed, refuse
 from ndfeed.formats.description import DEFLATE, GZIP, INLINE, RAW
@@ -75,7 +75,7 @@ class SourceRows:
     @lazy
     def row_bytes(self) -> int | None:
         """Bytes of every sample as read; ``None`` where they differ."""
-        columns = [column for group in self.ds.groups for column in group.columns]
+        columns = columns_of(self.ds.groups)
         if self.names or not all(column.even for column in columns):
             return None
         return sum(int(column.nbytes[0]) for column in columns)

@@ -19,7 +19,7 @@ from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.loading import ragged as arrays
 from ndfeed.loading.argument_hints import with_hints
-from ndfeed.loading.budget import batch_bytes
+from ndfeed.loading.budget import estimate_batch_bytes
 from ndfeed.loading.loader import Loader
 from ndfeed.loading.options import (
     Fields,
@@ -150,7 +150,7 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Tens
         pad_value=pad_value, shuffle=shuffle,
     )  # fmt: skip
     ds, share, options = request.ds, request.share, request.options
-    bytes_each = batch_bytes(ds, size, options.memory)
+    bytes_each = estimate_batch_bytes(ds, size, options.memory)
     piece = min(_PIECE, options.memory // 8)
     joint = side_by_side(ds, on_error) and not options.pads and 2 * bytes_each <= piece
     held = _HELD * (piece if joint else bytes_each)

@@ -7,25 +7,27 @@ resident                  the whole dataset is in the memory of the device
 
 import importlib
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ndfeed.dataset import readahead
-from ndfeed.dataset.column import Group
+from ndfeed.dataset.column import Group, columns_of
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import select_rows
-from ndfeed.dataset.samples import size as shown
+from ndfeed.errors import shown_size
 from ndfeed.files import platform_calls
+from ndfeed.files.shared_memory import Block
 from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.batch_builder import Source
 from ndfeed.loading.buffer_pool import Bytes
 from ndfeed.loading.host_source import HostSource
+from ndfeed.loading.process_choice import opens_files
 from ndfeed.torch.batch_format import Batch, BatchFormat, Tensors, Values
-from ndfeed.torch.cuda.in_flight import Sent, Side, resolve
-from ndfeed.torch.cuda.pinned import Pieces
+from ndfeed.torch.cuda.copies import Pieces, Sent, Side, resolve
 from ndfeed.torch.cuda.source import LARGE, Files, Kernel, Resident
 
 _PROBES = 64
@@ -39,10 +41,23 @@ def allocate_pinned(size: int) -> Bytes:
     return found
 
 
+def allocate_pinned_shared(size: int) -> Bytes:
+    """Allocate pinned memory that worker processes can fill."""
+    block = Block.of(size)
+    runtime = torch.cuda.cudart()
+    address = block.__array_interface__["data"][0]
+    if runtime.cudaHostRegister(address, size, 0) == runtime.cudaError.success:
+        # Before it is unmapped; but not at exit, when copies may still read it.
+        weakref.finalize(block, runtime.cudaHostUnregister, address).atexit = False
+    return block  # else it is copied to pinned memory
+
+
+
 class Feed(Adapter):
     """The adapter for one CUDA device. Made in the process that uses it."""
 
     allocate = staticmethod(allocate_pinned)
+    allocate_shared = staticmethod(allocate_pinned_shared)
     ahead = 2
     together = 64 << 20  # starting work on a device costs more than on a CPU
 
@@ -59,7 +74,11 @@ class Feed(Adapter):
         self._side = Side(device)
         self._form = form
         self._resident = resident
-        self._on_host = bool(ds.steps) or form.ragged
+        # Files that are opened for every sample are read by processes, if those are faster.
+        by_file = opens_files(ds) and not resident
+        if by_file:
+            self.together = Adapter.together
+        self._on_host = bool(ds.steps) or form.ragged or by_file
         self._reason = "batches are made on the CPU" if self._on_host else why_not_direct(ds)
         self._pieces: Pieces | None = None
         self._files: Files | None = None
@@ -143,12 +162,11 @@ class Feed(Adapter):
             return f"through pinned memory to {self._side.device}: {self._reason}"
         if self._files.refused:
             return f"through pinned memory to {self._side.device}: {self._files.refused}"
-        sizes = [c.size for group in self._ds.groups for c in group.columns]
+        sizes = [column.size for column in columns_of(self._ds.groups)]
         by = "its copy engines" if min(sizes) >= LARGE else "a kernel"
         by = "both" if min(sizes) < LARGE <= max(sizes) else by
-        return (
-            f"{self._side.device} reads the files by {by}, {shown(self._files.nbytes)} registered"
-        )
+        registered = shown_size(self._files.nbytes)
+        return f"{self._side.device} reads the files by {by}, {registered} registered"
 
     def close(self) -> None:
         """Release registered pages. Resident data is released with the loader itself."""
@@ -209,6 +227,6 @@ def check_fits(ds: Dataset, device: torch.device) -> None:
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if ds.nbytes > free * _MOST_OF_DEVICE:
         raise ValueError(
-            f"resident=True needs {shown(ds.nbytes)} on {device}, of which {shown(free)} are free; "
-            "select fewer fields, or leave it out"
+            f"resident=True needs {shown_size(ds.nbytes)} on {device}, of which "
+            f"{shown_size(free)} are free; select fewer fields, or leave it out"
         )

@@ -13,8 +13,8 @@ from ndfeed.dataset.row_selection import select_rows
 from ndfeed.files.maps import Maps, Unmappable
 from ndfeed.loading.batch_builder import Source
 from ndfeed.order.permutation import Ints
+from ndfeed.torch.cuda.copies import Side, resolve
 from ndfeed.torch.cuda.driver import PIECE, Driver, Refused, Registered
-from ndfeed.torch.cuda.in_flight import Side, resolve
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, int, int], None]
 

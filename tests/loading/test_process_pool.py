@@ -1,4 +1,4 @@
-"""Maps in processes of their own: the same batches as from threads, whatever becomes of them."""
+"""Batches built in processes: the same as from threads, whatever becomes of the processes."""
 
 import fcntl
 import os
@@ -64,8 +64,8 @@ def test_maps_run_elsewhere(tmp_path):
     assert rows_of(batches) == list(range(60))
 
 
-def test_without_a_map_there_is_nothing_to_run_elsewhere(tmp_path):
-    """No process is started for it."""
+def test_rows_of_mapped_files_are_read_by_threads(tmp_path):
+    """Which copy at the rate of the memory: no process is started for them."""
     with ndfeed.loader(numbers(tmp_path, 40), 4, processes=2) as loader:
         next(iter(loader))
         batches = iter(loader)

@@ -1,0 +1,167 @@
+"""Threads or processes: what is chosen for whom, and that it follows what was measured."""
+
+import sys
+import time
+
+import numpy as np
+import pytest
+from loading.making import (
+    assert_same,
+    epoch_of,
+    eventually,
+    in_process,
+    numbers,
+    one_per_file,
+    running,
+)
+
+import ndfeed
+from ndfeed.loading import process_choice, process_server
+from ndfeed.loading.process_choice import Switch, Trial, find_obstacle, is_portable, share_of_cores
+
+pytestmark = pytest.mark.skipif(process_server.why_not() != "", reason="needs fork")
+
+
+def slow(sample):
+    """A map that holds the GIL for some milliseconds."""
+    until = time.thread_time() + 0.004
+    while time.thread_time() < until:
+        pass
+    return sample
+
+
+def test_functions_that_have_a_name_are_portable(tmp_path):
+    """Others cannot be found by a fresh process."""
+    ds = numbers(tmp_path, 4)
+
+    assert is_portable(ds.map(in_process).steps)
+    assert is_portable(ds.map(np.square, batched=False).steps)
+    assert not is_portable(ds.map(lambda batch: batch).steps)
+    own = type("Own", (), {"__call__": lambda self, batch: batch, "__module__": "__main__"})
+    assert not is_portable(ds.map(own()).steps)
+
+
+def test_what_stands_in_the_way_is_named(tmp_path, monkeypatch):
+    """With the line to change, for the report."""
+    local = numbers(tmp_path, 4).map(lambda batch: batch)
+    for name in ("jax", "tensorflow", "torch"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    if sys.platform == "linux":
+        assert find_obstacle(local.steps) == ""
+    monkeypatch.setitem(sys.modules, "jax", object())
+
+    assert find_obstacle(local.steps) == (
+        "forking is not safe with jax, and a function given to map() cannot be found by name in "
+        "another process: define it in a module"
+    )
+    assert find_obstacle(local.map(in_process).steps[1:]) == ""
+
+
+def test_cores_are_shared_among_ranks(monkeypatch):
+    """As launchers tell how many there are on this host."""
+    monkeypatch.setattr(process_choice.platform_calls, "cores", lambda: 16)
+    found = []
+    for ranks in ("", "1", "4", "5", "64", "many"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        found.append(share_of_cores())
+
+    assert found == [16, 16, 4, 3, 1, 16]
+
+
+def test_nothing_is_started_that_is_of_no_use(tmp_path):
+    """Rows of mapped files, one core, processes=0."""
+    files = one_per_file(tmp_path / "x", "npz")
+    for ds, options in ((numbers(tmp_path, 4000), {}), (files, {"processes": 0})):
+        with ndfeed.loader(ds, 8, **options) as loader:
+            for _ in range(40):
+                list(loader)
+            assert not running()
+            assert loader.report().processes == 0
+
+
+class Pool:
+    """Processes as far as the choice looks at them; real ones are in the other tests."""
+
+    def __init__(self, count=4):
+        self.count, self.ready, self.problem, self.closed = count, False, "", False
+
+    def reopen(self):
+        self.closed = False
+
+    def start(self):
+        self.ready = True
+
+    def close(self):
+        self.closed = True
+
+
+def choose(rates, waits=1.0, seconds=20.0, monkeypatch=None, pool=None):
+    """What a trial decides where threads and processes deliver rows at ``rates``."""
+    clock = [0.0]
+    monkeypatch.setattr(process_choice.time, "perf_counter", lambda: clock[0])
+    pool = pool or Pool()
+    switch = Switch(None, pool, wanted=False)
+    threads = []
+    trial = Trial(switch, pool, 2, threads.append)
+    rows = waited = 0.0
+    while clock[0] < seconds and not trial.over:
+        clock[0] += 0.25
+        rows += 0.25 * rates[switch.wanted](clock[0])
+        waited += 0.25 * waits
+        trial.look(int(rows), waited, 10)
+        time.sleep(0.001)  # a thread starts them
+    return switch.wanted, trial.over, threads, pool
+
+
+@pytest.mark.parametrize(
+    ("processes", "chosen"), [(5000, True), (2300, True), (2100, False), (500, False)]
+)
+def test_the_faster_is_kept(monkeypatch, processes, chosen):
+    """By a tenth at least: processes take memory."""
+    wanted, over, threads, pool = choose(
+        [lambda _: 2000, lambda _: processes], monkeypatch=monkeypatch
+    )
+
+    assert (wanted, over) == (chosen, True)
+    assert threads[-1] == (5 if chosen else 2)
+    assert chosen or eventually(lambda: pool.closed)
+
+
+def test_one_slow_moment_does_not_decide(monkeypatch):
+    """The machine was busy while processes were tried, and still is when threads come again."""
+    rates = [lambda at: 2000 if at < 1.4 else 500, lambda _: 1200]
+
+    assert choose(rates, monkeypatch=monkeypatch)[0]
+
+
+def test_nobody_is_tried_while_the_consumer_is_slower(monkeypatch):
+    """Batches are ready: nothing would come sooner."""
+    wanted, over, threads, pool = choose(
+        [lambda _: 2000, lambda _: 9000], waits=0.05, monkeypatch=monkeypatch
+    )
+
+    assert (wanted, over, threads, pool.ready) == (False, False, [], False)
+
+
+def test_what_cannot_be_started_is_not_waited_for(monkeypatch):
+    """Threads go on, with any number of them."""
+    pool = Pool()
+    pool.problem = "no more processes can be started"
+
+    assert choose([lambda _: 10, lambda _: 10], monkeypatch=monkeypatch, pool=pool)[:2] == (
+        False,
+        True,
+    )
+
+
+def test_the_choice_changes_no_batch(tmp_path):
+    """Whenever processes take over: same rows, same random numbers."""
+    folder = tmp_path / "x"
+    ds = one_per_file(folder, "npz", n=60).map(slow, batched=False)
+    expected = epoch_of(ds, 4, shuffle=True, processes=0)
+    with ndfeed.loader(ds, 4, shuffle=True) as loader:
+        for epoch in range(6):
+            loader.epoch = 0 if epoch % 2 else epoch
+            found = list(loader)
+            if epoch % 2:
+                assert_same(found, expected)
