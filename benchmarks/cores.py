@@ -273,7 +273,9 @@ def ask(name, root, asked):
             floor = run_floor(folder, kind, count, seconds)
             say(case=name, way="floor", cores=count, rate=round(floor))
     fixed, how = run_ndfeed(folder, kind, {"processes": counts[-1]}, seconds)
-    say(case=name, way=f"ndfeed, processes={counts[-1]}", cores=counts[-1], rate=round(fixed), **how)
+    say(
+        case=name, way=f"ndfeed, processes={counts[-1]}", cores=counts[-1], rate=round(fixed), **how
+    )
     threads, how = run_ndfeed(folder, kind, {"processes": 0}, seconds)
     say(case=name, way="ndfeed, processes=0", cores=counts[-1], rate=round(threads), **how)
     os.sched_setaffinity(0, every)

@@ -155,7 +155,9 @@ def test_close_ends_all_of_them(tmp_path):
         with ndfeed.loader(ds, 4, processes=2) as loader:
             next(iter(loader))
             if wait:
-                assert eventually(lambda loader=loader: loader.report().processes or not list(loader))
+                assert eventually(
+                    lambda loader=loader: loader.report().processes or not list(loader)
+                )
         assert eventually(lambda: not running() and not workers())
 
 

@@ -52,7 +52,6 @@ def allocate_pinned_shared(size: int) -> Bytes:
     return block  # else it is copied to pinned memory
 
 
-
 class Feed(Adapter):
     """The adapter for one CUDA device. Made in the process that uses it."""
 
