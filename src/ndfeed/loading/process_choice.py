@@ -27,6 +27,7 @@ _GAIN = 1.1
 _LEAST = 0.4  # seconds that either is measured for
 _LONGEST = 5.0  # and at most, if batches are slow
 _FEW = 8  # batches that are enough to judge
+_TRIES = 3  # measurements of processes before threads are compared once more
 
 
 def share_of_cores() -> int:
@@ -110,14 +111,18 @@ class Switch:
 def start_in_background(processes: Processes) -> None:
     """Start processes while batches are built otherwise."""
     processes.reopen()
-    _thread.start_new_thread(processes.start, ())  # a single step: Ctrl-C cannot cut it short
+    try:
+        _thread.start_new_thread(processes.start, ())  # a single step: Ctrl-C cannot cut it short
+    except RuntimeError as error:
+        processes.problem = f"{error}"
 
 
 class Trial:
     """Tries processes once the consumer waits for threads, and keeps what delivers more.
 
-    Threads, then processes, and unless these were faster threads once more: on a busy machine a
-    single comparison would often be wrong. ``look`` is called now and then by one thread.
+    Threads, then processes for a while, and unless these were faster threads once more: rates
+    increase for some seconds, and on a busy machine a single comparison would often be wrong.
+    ``look`` is called now and then by one thread.
     """
 
     def __init__(
@@ -134,6 +139,7 @@ class Trial:
         self._rates = [0.0, 0.0]  # of the threads and of the processes
         self._settling = True
         self._started = False
+        self._measured = 0  # how often processes were
 
     def restart(self, rows: int, waited: float) -> None:
         """Start over after a pause: neither the pause counts nor the first batches."""
@@ -153,6 +159,7 @@ class Trial:
         if not measured and taken < _LONGEST:
             return
         self._rates[self._switch.wanted] = made / taken
+        self._measured += self._switch.wanted
         self.restart(rows, waited)
         self._settling = False
         if self._rates[1]:
@@ -168,7 +175,8 @@ class Trial:
     def _judge(self) -> None:
         threads, processes = self._rates
         if self._switch.wanted and processes < threads * _GAIN:
-            self._use_threads()
+            if self._measured >= _TRIES:
+                self._use_threads()
         elif not self._switch.wanted and processes >= threads * _GAIN:
             self._use_processes()
             self.over = True

@@ -44,6 +44,7 @@ from ndfeed.loading.worker_process import Child, Died, start_child
 from ndfeed.order.permutation import Ints
 
 _MOST_LENT = 128
+_TRIES = 2  # of a batch, if processes die
 
 
 class Processes:
@@ -164,21 +165,25 @@ class Processes:
         return self._build(list(map(Task, rows, seeds)), timing)
 
     def _build(self, tasks: list[Task], timing: Timing) -> list[Batch]:
-        try:
-            return self._try_building(tasks, timing)
-        except Died:  # read again: a map may have modified its batch
-            tasks = [task._replace(batch=None) for task in tasks]
-        try:
-            return self._try_building(tasks, timing)
-        except Died as died:
-            rows = np.concatenate([task.rows for task in tasks])
-            does = "running map() on" if self._mapped else "reading"
-            problem = f"{died} while {does} {format_rows(rows)}, as did the one before it"
-            if self._mapped:
-                remedy = "check whether the function crashes or runs out of memory"
-            else:
-                remedy = "check whether the machine runs out of memory"
-            raise WorkerError(problem, remedy) from None
+        left = _TRIES
+        while True:
+            try:
+                return self._try_building(tasks, timing)
+            except Died as died:
+                left -= died.asked  # another one may have died while it was idle
+                if not left:
+                    raise self._make_error(tasks, died) from None
+                if self._reads:
+                    continue
+                tasks = [task._replace(batch=None) for task in tasks]  # a map may have modified it
+
+    def _make_error(self, tasks: list[Task], died: Died) -> WorkerError:
+        rows = format_rows(np.concatenate([task.rows for task in tasks]))
+        if self._mapped:
+            problem = f"{died} while running map() on {rows}, as did the one before it"
+            return WorkerError(problem, "check whether the function crashes or runs out of memory")
+        problem = f"{died} while reading {rows}, as did the one before it"
+        return WorkerError(problem, "check whether the machine runs out of memory")
 
     def _try_building(self, tasks: list[Task], timing: Timing) -> list[Batch]:
         if not self._reads:

@@ -145,8 +145,9 @@ class Server:
             raise ServerError(f"the process that starts workers ended: {error}") from None
 
     def close(self) -> None:
-        """End the server and all its workers."""
-        self._control.close()
+        """End the server and all its workers. May be called several times, and by any thread."""
+        with self._lock:  # a second close, or a use after it, would hit another file
+            self._control.close()
         try:
             self._process.wait(_QUICK)
         except subprocess.TimeoutExpired:

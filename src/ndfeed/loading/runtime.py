@@ -60,7 +60,8 @@ def budget_for(
         batch_bytes,
         decodes=bool(plan.coded),
         splits=not any(field.ragged for field in stored_fields(ds)),
-        group_bytes=adapter.together,
+        # Processes are asked for more at a time, since asking takes longer.
+        group_bytes=adapter.together * (2 if opens_files(ds) else 1),
         growth=adapter.growth,
         held=adapter.held,
     )

@@ -17,6 +17,7 @@ Guarantees:
 import contextlib
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import threading
@@ -49,12 +50,25 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_forked_child)
 
 
-class Died(Exception):
-    """A child ended before it answered; ``status`` is its exit status, negative for a signal."""
+def _make_waiter(ends: list[Any]) -> Callable[[float | None], object]:
+    """Return a function that waits, for some seconds, until one of ``ends`` can be read from."""
+    if not hasattr(select, "poll"):
+        return lambda seconds: wait(ends, seconds)
+    poll = select.poll()  # made once: a selector for every message takes longer than the message
+    for end in ends:
+        poll.register(end, select.POLLIN)
+    return lambda seconds: poll.poll(None if seconds is None else seconds * 1000)
 
-    def __init__(self, pid: int | None, status: int | None) -> None:
+
+class Died(Exception):
+    """A child ended before it answered, or even before it was ``asked``.
+
+    ``status`` is its exit status, negative for a signal.
+    """
+
+    def __init__(self, pid: int | None, status: int | None, *, asked: bool = True) -> None:
         super().__init__(pid, status)
-        self.pid, self.status = pid, status
+        self.pid, self.status, self.asked = pid, status, asked
 
     def __str__(self) -> str:
         if self.status is not None and self.status < 0:
@@ -73,11 +87,12 @@ class Parent:
     def __init__(self, pipe: Pipe, pid: int) -> None:
         self._pipe = pipe
         self._pid = pid
+        self._ready = _make_waiter([pipe])
 
     def receive(self) -> Message:
         """Receive the next request."""
         try:
-            while not self._pipe.poll(_PATIENCE):
+            while not self._ready(_PATIENCE):
                 if os.getppid() != self._pid:
                     raise Orphaned
             return self._pipe.recv()
@@ -108,18 +123,20 @@ class Child:
             with contextlib.suppress(OSError):
                 self._end = os.pidfd_open(pid)
                 weakref.finalize(self, os.close, self._end)
+        self._ready = _make_waiter([pipe] if self._end is None else [pipe, self._end])
 
     def ask(self, question: Message) -> Message:
         """Send a request and wait for the answer."""
+        asked = False
         with self._using, contextlib.suppress(EOFError, OSError):
             self._pipe.send(question)
-            if self._end is not None:
-                wait([self._pipe, self._end])
-                if not self._pipe.poll():
-                    raise EOFError
+            asked = True
+            self._ready(None)
+            if self._end is not None and not self._pipe.poll():
+                raise EOFError
             return self._pipe.recv()
         self.reap()
-        raise Died(self.pid, self._status)
+        raise Died(self.pid, self._status, asked=asked)
 
     def terminate(self) -> None:
         """Tell it to end; it does so at once, whatever it is doing."""

@@ -44,7 +44,7 @@ def allocate_pinned(size: int) -> Bytes:
 def allocate_pinned_shared(size: int) -> Bytes:
     """Allocate pinned memory that worker processes can fill."""
     block = Block.of(size)
-    runtime = torch.cuda.cudart()
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = block.__array_interface__["data"][0]
     if runtime.cudaHostRegister(address, size, 0) == runtime.cudaError.success:
         # Before it is unmapped; but not at exit, when copies may still read it.
