@@ -11,10 +11,10 @@ The model does nothing, rows are raw and in the page cache, the shuffle is exact
     memory    Keras with a ``PyDataset`` of batches in memory, as tensors of the backend
     arrays    Keras with entire arrays in memory, as used without a loader
 
-KERAS_BACKEND selects the backend. ``fit`` runs some epochs, so that what it does once counts little.
-The timings alternate, and the best of all rounds counts. Prints one JSON line per measurement, in
-microseconds per batch, and whether ``fit`` with ndfeed takes at most what Keras and the loader take
-one after the other.
+KERAS_BACKEND selects the backend. ``fit`` runs some epochs, so that what it does once counts
+little. The timings alternate, and the best of all rounds counts. Prints one JSON line per
+measurement, in microseconds per batch, and the time with ndfeed as a multiple of what Keras (ready)
+and the loader take one after the other.
 
     KERAS_BACKEND=torch python benchmarks/keras_batches.py [--folder DIR] [--rounds N] [--only fit]
 """
