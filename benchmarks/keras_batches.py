@@ -103,10 +103,11 @@ def feed(data):
         import tensorflow as tf
 
         strategy = tf.distribute.get_strategy()
-        yield from trainer.TFEpochIterator(x=data, distribute_strategy=strategy)._get_iterator()
+        source = trainer.TFEpochIterator(x=data, distribute_strategy=strategy)
     else:
         kind = {"torch": "TorchEpochIterator", "jax": "JAXEpochIterator"}[BACKEND]
-        yield from getattr(trainer, kind)(x=data)._get_iterator()
+        source = getattr(trainer, kind)(x=data)
+    yield from source._get_iterator()  # as long as ``source`` is kept
 
 
 def sources(folder, ds, size, x, y, words):

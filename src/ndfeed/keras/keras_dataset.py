@@ -36,6 +36,7 @@ from ndfeed.loading.report import Report
 from ndfeed.loading.runtime import BatchesByNumber
 from ndfeed.order.orders import Order
 
+_TOGETHER = 32 << 20  # bytes of small batches that are made at a time
 _AHEAD, _MOST_AHEAD = 16 << 20, 4  # bytes and batches that TensorFlow prefetches
 _NUMBERS = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -182,13 +183,13 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Kera
         pad_to=pad_to, pad_value=pad_value, shuffle=shuffle,
     )  # fmt: skip
     ds, options = request.ds, request.options
-    adapt: Callable[[], Arrays] = partial(Arrays, options.structure)
+    adapt: Callable[[], Arrays] = partial(_KerasArrays, options.structure)
     ahead = 1
     if keras.backend.backend() == "tensorflow":  # which takes a list for a tensor
         options = replace(options, structure=options.structure.with_tuples())
         size = batch_bytes(ds, request.share.size, options.memory)
         ahead = max(min(_AHEAD // max(size, 1), _MOST_AHEAD), 1)
-        adapt = partial(_ForTensorFlow, options.structure, (ahead + 1) * size)
+        adapt = partial(_TfArrays, options.structure, (ahead + 1) * size)
     names = options.structure.names
     for name, field in ds.fields.items():
         if names is None or name in names:
@@ -198,8 +199,19 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Kera
     return Batches(loader, BatchesByNumber(alone, adapt()), options, ahead)
 
 
-class _ForTensorFlow(Encoded):
-    """Text as bytes, and ``held`` bytes of batches that TensorFlow prefetches."""
+class _KerasArrays(Arrays):
+    """Makes more small batches at a time than others do.
+
+    Whenever a thread of the loader has waited for the GIL, the thread of ``fit`` waits for it.
+    """
+
+    together = _TOGETHER
+
+
+class _TfArrays(Encoded):
+    """The same, with text as bytes, and ``held`` bytes of batches that TensorFlow prefetches."""
+
+    together = _TOGETHER
 
     def __init__(self, structure: Structure, held: int) -> None:
         super().__init__(structure)
