@@ -98,7 +98,7 @@ def test_torch_is_needed_for_its_own_backend_only(tmp_path, backend):
 
 
 STRATEGY = """
-import json, sys
+import json, pickle, sys
 import keras, ndfeed, ndfeed.keras
 import tensorflow as tf
 
@@ -127,8 +127,10 @@ model.fit(data, verbose=0)
 before = len(made)
 model.fit(data, epochs=2, verbose=0)
 model.evaluate(data, verbose=0)
+more = len(made) - before
+data = pickle.loads(pickle.dumps(data))  # in the middle of its use
 model.fit(data, initial_epoch=3, epochs=4, verbose=0)
-print(json.dumps({"made": len(made) - before, "seen": seen}))
+print(json.dumps({"made": more, "seen": seen}))
 """
 
 

@@ -61,6 +61,9 @@ class Passes:
         self._options = options
         self._after: tuple[int, int] | None = None  # where the next pass of this fit starts
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_functions": {}}  # which TensorFlow cannot pickle
+
     def begin_fit(self, epoch: int, steps: int | None) -> None:
         """Start where a call of ``fit`` starts: at its epoch, which may have ``steps`` steps.
 
