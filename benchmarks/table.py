@@ -145,6 +145,8 @@ def table(lines: list[str], words: tuple[str, ...] = (), name: str = "") -> str:
     facts = [json.loads(line) for line in lines]
     if any("peer" in one for one in facts):
         return peers(facts)
+    if any("backend" in one for one in facts):
+        return keras(facts)
     cases = [one for one in facts if "before_per_s" in one and chosen(one, words)]
     return "\n\n".join([before_and_after(cases)] * bool(cases) + [targets(facts, words, name)])
 
@@ -327,6 +329,29 @@ def peers(facts: list[Facts]) -> str:
     text = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     unsteady = [UNSTEADY] if any(one.get("steady") is False for one in facts) else []
     return "\n\n".join([text, *unsteady, *notes])
+
+
+KERAS = {
+    "loader": "`ndfeed.loader` alone",
+    "fit, ready": "`fit`, one batch in memory again and again",
+    "fit, ndfeed": "**`fit`, `ndfeed.keras.dataset`**",
+    "fit, tf": "`fit`, `ndfeed.tf.dataset`",
+    "fit, files": "`fit`, a `PyDataset` over memmaps, `workers=2`",
+    "fit, arrays": "`fit`, all data in memory as arrays",
+}
+
+
+def keras(facts: list[Facts]) -> str:
+    """Return a table of microseconds per batch, by backend and size of the rows."""
+    facts = [one for one in facts if "us" in one]
+    cases = list(dict.fromkeys((one["backend"], one["rows"]) for one in facts))
+    found = {(one["backend"], one["rows"], one["way"]): one["us"] for one in facts}
+    rows = [["µs per batch", *(f"{backend}, rows of {size}" for backend, size in cases)]]
+    rows.append(["---"] + ["--:"] * len(cases))
+    for way, name in KERAS.items():
+        taken = [found.get((*case, way)) for case in cases]
+        rows.append([name, *("" if us is None else f"{us:,}" for us in taken)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def times(some: list[Facts]) -> float:

@@ -205,6 +205,12 @@ def cut_safetensors():
     Path("x.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(10))
 
 
+def unknown_dtype():
+    text = b'{"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},'
+    text += b'"scale":{"dtype":"F3_E1M1","shape":[8],"data_offsets":[4,7]}}'
+    Path("x.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(7))
+
+
 def odd_raw():
     Path("x.bin").write_bytes(bytes(1001))
 
@@ -544,6 +550,9 @@ STOPS = [
     opened(errors.UnsupportedError, "Python objects", objects, "x.npy"),
     opened(
         errors.UnsupportedError, "Python objects among arrays", objects_among_arrays, "x.npz"
+    ),
+    opened(
+        errors.UnsupportedError, "a dtype that is not known", unknown_dtype, "x.safetensors"
     ),
     opened(
         errors.UnsupportedError,

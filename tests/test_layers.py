@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "packing": {"order", "dataset", "index", "formats", "files", "errors", "progress"},
     "torch": {"loading", "dataset", "order", "files", "errors"},
     "tf": {"loading", "dataset", "order", "errors"},
-    "keras": {"loading", "dataset", "order", "errors"},
+    "keras": {"tf", "loading", "dataset", "order", "errors"},
     "jax": {"loading", "dataset", "order", "errors"},
     "ray": {"errors"},
 }

@@ -14,6 +14,7 @@ from children import run
 from loading.making import epoch_of, numbers
 
 import ndfeed
+from ndfeed.dataset.global_rng import seed_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="maps here are not importable")
 
@@ -110,6 +111,17 @@ def test_the_generators_of_this_process_are_left_alone(tmp_path, processes):
 def test_threads_draw_different_numbers(tmp_path):
     """They share one generator, the user's."""
     assert len(set(drawn(numbers(tmp_path, 320).map(from_numpy), threads=4))) == 320
+
+
+@pytest.mark.parametrize("step", [1, 32, 100])
+def test_no_two_batches_of_an_epoch_have_the_same_seed(step):
+    """NumPy is given 32 bits: hashes of that length repeat among 65,000 batches."""
+    positions = range(0, step << 18, step)
+    found = [seed_of(b"epoch" + position.to_bytes(8, "little")) for position in positions]
+
+    assert len({seed & 0xFFFFFFFF for seed in found}) == len(positions)
+    other = {seed_of(b"other" + position.to_bytes(8, "little")) for position in positions}
+    assert other.isdisjoint(found)
 
 
 SCRIPT = """

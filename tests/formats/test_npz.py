@@ -499,10 +499,21 @@ def test_members_over_4_gb_that_lost_their_sizes(write):
 
 def test_errors_in_a_member_name_the_file_and_the_place(write):
     """An archive has many members: the byte says which."""
-    path = write(archive(Entry("ok.npy", saved(A)), Entry("bad.npy", npy("<q9", (1,), bytes(9)))))
+    path = write(archive(Entry("ok.npy", saved(A)), Entry("bad.npy", npy([], (1,), bytes(9)))))
 
     with pytest.raises(FormatError, match=r"x\.npz at byte \d+: the \.npy header is wrong"):
         ndfeed.open(path)
+
+
+def test_member_of_an_unknown_dtype_is_refused_by_name_and_can_be_left_out(write):
+    """A long double of another platform made all other arrays of its archive unreadable."""
+    path = write(archive(Entry("odd.npy", npy("<f3", (4,), bytes(12))), Entry("x.npy", saved(A))))
+
+    with pytest.raises(UnsupportedError, match=r"'odd\.npy' .*unknown dtype '<f3'; .*fields="):
+        ndfeed.open(path)
+    with pytest.raises(UnsupportedError, match="unknown dtype '<f3'"):
+        ndfeed.open(path, fields=["odd"])
+    assert np.array_equal(ndfeed.open(path, sample="row", fields=["x"])[:]["x"], A)
 
 
 def test_object_members_are_refused(write):

@@ -11,6 +11,7 @@ from hard_arrays import HARD_ARRAYS
 from hostile import damaged, watch
 from hypothesis import HealthCheck, given, settings
 
+import ndfeed
 from ndfeed.errors import Error, FormatError, LimitError, TruncatedError, UnsupportedError
 from ndfeed.files.file import File
 from ndfeed.formats import safetensors as ours
@@ -340,6 +341,30 @@ def test_unknown_type_is_refused_by_name(write):
     """Guessing a width would skip every check of sizes."""
     with pytest.raises(UnsupportedError, match=r"tensor 'x' has the unknown dtype 'F3'"):
         describe(write({"x": entry("F3")}, b"ab"))
+
+
+def test_tensor_of_an_unknown_type_can_be_left_out(write):
+    """One such tensor made all others of its file unreadable, whatever ``fields=`` said."""
+    header = {"a": entry(), "odd": entry("F3_E1M1", [7], [2, 5]), "z": entry("U8", [2], [5, 7])}
+    path = write(header, b"abodd\1\2")
+    match = r"tensor 'odd' has the unknown dtype 'F3_E1M1'; .*: fields=\[\.\.\.\]$"
+
+    for fields in (None, ["odd"], ["z", "odd"]):
+        with pytest.raises(UnsupportedError, match=match):
+            ndfeed.open(path, fields=fields)
+    assert ndfeed.open(path, sample="row", fields=["z"])[:]["z"].tolist() == [1, 2]
+    with File(bytes(path)) as file:
+        found = ours.describe(file, frozenset(["a"]))
+    assert [array.name for array in found.arrays] == ["a", "z"]
+    assert found.notes == ("tensor 'odd' has the unknown dtype 'F3_E1M1': left out",)
+
+
+def test_tensors_of_unknown_types_must_still_tile_the_file(write):
+    """Their width is unknown, but not where they lie."""
+    for span in ([2, 4], [1, 5], [2, 9], [5, 2], [2, True]):
+        header = {"a": entry(), "odd": entry("F3", [7], span), "z": entry("U8", [2], [5, 7])}
+        with pytest.raises(FormatError, match=r"must lie end to end|data_offsets|whole numbers"):
+            ndfeed.open(write(header, bytes(7)), fields=["a"])
 
 
 # Size

@@ -366,3 +366,43 @@ def test_text_with_the_tensorflow_backend(tmp_path):
 
     expected = {"loss": [0.0, 0.0], "predicted": numbers, "ragged": [5, 3], "by number": "S"}
     assert found == expected
+
+
+AHEAD = (
+    MODEL
+    + """
+made = []
+
+
+def note(batch):
+    made.append(len(batch["label"]))
+    return batch
+
+
+class Wait(keras.callbacks.Callback):
+    "Uses the first batch until others are made, or for a few seconds."
+    def on_train_batch_end(self, batch, logs=None):
+        until = time.monotonic() + 5
+        while not batch and len(made) < 5 and time.monotonic() < until:
+            time.sleep(0.01)
+        if not batch:
+            found.append(len(made))
+
+
+found = []
+ds = ndfeed.open(sys.argv[1]).map(note)
+data = ndfeed.keras.dataset(ds, 5, shuffle=True, fields=("image", "label"))
+Recorder().fit(data, verbose=0, callbacks=[Wait()])
+print(json.dumps(found))
+"""
+)
+
+
+@each_backend
+def test_batches_are_made_while_fit_uses_another(tmp_path, backend):
+    """PyTorch and JAX got each batch when they asked for it, six times slower than the loader."""
+    pytest.importorskip(backend)
+    found, _ = run(AHEAD, images(tmp_path).files[0], KERAS_BACKEND=backend)
+
+    assert len(found) == 1
+    assert found[0] >= 5

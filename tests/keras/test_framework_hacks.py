@@ -84,3 +84,54 @@ def test_torch_is_needed_for_its_own_backend_only(tmp_path, backend):
     found, _ = run(WITHOUT_TORCH, images(tmp_path).files[0], KERAS_BACKEND=backend)
 
     assert found == list(range(10, 20))
+
+
+STRATEGY = """
+import json, pickle, sys
+import keras, ndfeed, ndfeed.keras
+import tensorflow as tf
+
+made, seen = [], []
+own = tf.data.Dataset.from_generator
+tf.data.Dataset.from_generator = lambda *args, **more: made.append(1) or own(*args, **more)
+
+
+class Recorder(keras.Model):
+    def call(self, data):
+        return data["label"]
+
+    def train_step(self, data):
+        tf.py_function(lambda label: seen.append(label.numpy().tolist()), [data["label"]], [])
+        return {"loss": 0.0}
+
+    test_step = train_step
+
+
+data = ndfeed.keras.dataset(ndfeed.open(sys.argv[1]), 10, shuffle=True)
+strategy = tf.distribute.OneDeviceStrategy("CPU:0") if sys.argv[2] == "strategy" else None
+with strategy.scope() if strategy else tf.name_scope("none"):
+    model = Recorder()
+    model.compile()
+model.fit(data, verbose=0)
+before = len(made)
+model.fit(data, epochs=2, verbose=0)
+model.evaluate(data, verbose=0)
+more = len(made) - before
+data = pickle.loads(pickle.dumps(data))  # in the middle of its use
+model.fit(data, initial_epoch=3, epochs=4, verbose=0)
+print(json.dumps({"made": more, "seen": seen}))
+"""
+
+
+@pytest.mark.parametrize("strategy", ["none", "strategy"])
+def test_datasets_for_tensorflow_are_made_once_unless_a_strategy_divides_them(tmp_path, strategy):
+    """If this fails, ``fit`` takes half as long again for each batch, or strategies fail."""
+    pytest.importorskip("tensorflow")
+    path = images(tmp_path).files[0]
+    found, _ = run(STRATEGY, path, strategy, KERAS_BACKEND="tensorflow")
+
+    loader = ndfeed.loader(ndfeed.open(path), 10, shuffle=True)
+    batches = [batch["label"].tolist() for _ in range(4) for batch in loader]
+    third = batches[3 * len(loader) :]  # evaluated, and trained on after that
+    assert found["seen"] == batches[: 3 * len(loader)] + third + third
+    assert (found["made"] == 0) == (strategy == "none")

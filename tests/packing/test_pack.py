@@ -11,6 +11,7 @@ import pytest
 import safetensors.numpy
 import torch
 from faults.seam import tree
+from formats.making import Entry, archive, npy, saved
 from hard_arrays import each_hard_array
 from hypothesis import given
 from hypothesis import strategies as st
@@ -427,23 +428,44 @@ class Stranger:
     """What no reader of arrays knows."""
 
 
-@pytest.mark.parametrize("save", ["npz", "compressed", "pt", "pt list"])
+KINDS = ["npz", "compressed", "unknown dtype", "pt", "pt list", "safetensors"]
+
+
+def save_with_unreadable_field(path, kind, x):
+    """Save ``x`` beside a field ``odd`` that cannot be read."""
+    if kind == "safetensors":
+        entries = {
+            "odd": {"dtype": "F3_E1M1", "shape": [7], "data_offsets": [0, 3]},
+            "x": {"dtype": "I64", "shape": list(x.shape), "data_offsets": [3, 3 + x.nbytes]},
+        }
+        text = json.dumps(entries).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + b"odd" + x.tobytes())
+    elif kind == "pt":
+        torch.save({"x": torch.from_numpy(x), "odd": Stranger()}, path)
+    elif kind == "pt list":
+        torch.save([{"x": torch.from_numpy(row), "odd": {Stranger()}} for row in x], path)
+    elif kind == "unknown dtype":  # a long double of another platform, for example
+        members = Entry("odd.npy", npy("<f3", (4,), bytes(12))), Entry("x.npy", saved(x))
+        path.write_bytes(archive(*members))
+    else:
+        write = np.savez if kind == "npz" else np.savez_compressed
+        with path.open("wb") as file:
+            write(file, x=x, odd=np.array([{"a": 1}] * 4, object))
+
+
+@pytest.mark.parametrize("save", KINDS)
 @pytest.mark.parametrize("way", ["open", "again", "skip", "dict", "pack"])
 def test_values_that_cannot_be_read_do_not_matter_where_they_are_left_out(tmp_path, save, way):
-    """Python objects among the arrays, in every file: with ``fields=`` nobody asked for them."""
+    """Python objects or unknown dtypes, in every file: with ``fields=`` nobody asked for them."""
     folder = tmp_path / "in"
     folder.mkdir()
+    suffix = {"safetensors": "safetensors", "pt": "pt", "pt list": "pt"}.get(save, "npz")
     for i in range(3):
-        x, odd = np.full((4, 2), i), np.array([{"a": 1}] * 4, object)
-        if save == "pt":
-            torch.save({"x": torch.from_numpy(x), "odd": Stranger()}, folder / f"{i}.pt")
-        elif save == "pt list":
-            items = [{"x": torch.from_numpy(row), "odd": {Stranger()}} for row in x]
-            torch.save(items, folder / f"{i}.pt")
-        else:
-            write = np.savez if save == "npz" else np.savez_compressed
-            write(folder / f"{i}.npz", x=x, odd=odd)
-    with pytest.raises(ndfeed.BadFilesError, match=r"holds (Python objects|an object of class)"):
+        save_with_unreadable_field(folder / f"{i}.{suffix}", save, np.full((4, 2), i))
+    found = r"holds (Python objects|an object of class)"
+    if save in ("unknown dtype", "safetensors"):
+        found = r"'odd(\.npy)?' .*unknown dtype '(<f3|F3_E1M1)'.* fields="
+    with pytest.raises(ndfeed.BadFilesError, match=found):
         ndfeed.open(folder, sample="row")
     with pytest.raises(ndfeed.BadFilesError, match="3 of 3 files cannot be used"):
         ndfeed.open(folder, sample="row", fields=("x", "odd"))

@@ -14,14 +14,18 @@ import importlib.util
 import os
 import random
 import signal
+import struct
 import sys
 import warnings
+from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import numpy as np
 
 _PATIENCE = 1  # seconds that seeding may take before its lock counts as held for ever
+
+_LOW, _ALL = (1 << 32) - 1, (1 << 64) - 1
 
 _torch_usable = True
 
@@ -50,15 +54,17 @@ def _can_be_seeded(torch: ModuleType) -> bool:
 
 
 def seed_globals(identity: bytes) -> None:
-    """Seed the global generators of this process from whatever identifies a batch.
+    """Seed the global generators of this process from what identifies a batch.
 
-    Does not import PyTorch: if a map imports it later, it is seeded then. Takes about 15 µs.
+    Its last eight bytes, little-endian, are the position of the batch among others, in an epoch
+    for example; see ``seed_of``. Takes about 10 µs. Does not import PyTorch: if a map imports it
+    later, it is seeded then.
     """
-    digest = hashlib.blake2b(identity, digest_size=32, person=b"ndfeed-globals").digest()
+    number = seed_of(identity)
     with contextlib.suppress(TypeError):  # raised where a map chose another bit generator
-        np.random.seed(np.frombuffer(digest, "<u4"))  # noqa: NPY002 - the one that maps may use
-    random.seed(digest)
-    number = int.from_bytes(digest[:8], "little", signed=True)
+        # One number of 32 bits: more of them take NumPy three times as long.
+        np.random.seed(number & _LOW)  # noqa: NPY002 - the one that maps may use
+    random.seed(number)
     torch = sys.modules.get("torch")
     if torch is None:
         _finder.number = number
@@ -66,6 +72,23 @@ def seed_globals(identity: bytes) -> None:
             sys.meta_path.insert(0, _finder)
     elif _torch_usable:
         _seed_torch(torch, number)
+
+
+def seed_of(identity: bytes) -> int:
+    """Return a number of 64 bits for a batch.
+
+    Batches that differ only in their position differ in the number, and also in its lower 32 bits
+    if their positions do. A hash of 32 bits would make two of 65,000 batches draw the same.
+    """
+    start, step = _mixing(identity[:-8])
+    return (start + step * int.from_bytes(identity[-8:], "little")) & _ALL
+
+
+@lru_cache(maxsize=16)  # one for each epoch in progress
+def _mixing(stream: bytes) -> tuple[int, int]:
+    digest = hashlib.blake2b(stream, digest_size=16, person=b"ndfeed-globals").digest()
+    start, step = struct.unpack("<QQ", digest)
+    return start, step | 1  # multiplying by an odd number maps no two positions to one
 
 
 def _seed_torch(torch: ModuleType, number: int) -> None:

@@ -34,7 +34,7 @@ def describe(
 ) -> Description:
     """Describe the arrays of ``file``; ``layout`` is for files that no format claims.
 
-    Unreadable members of archives are left out if they are not ``wanted``.
+    Arrays in a container that cannot be read are left out if they are not ``wanted``.
     """
     if file.size == 0:
         raise FormatError(file.path, "expected an array file, found 0 bytes")
@@ -46,7 +46,7 @@ def describe(
     if head.startswith(gz.MAGIC):
         return gz.describe(file)
     if safetensors.looks_like(head, file.size):
-        return safetensors.describe(file)
+        return safetensors.describe(file, wanted)
     _refuse_known(file.path, head)
     if file.path.endswith(_ARCHIVES):
         return _archive(file, wanted)

@@ -56,7 +56,7 @@ else:
 
 _SIZED = re.compile(
     r"""([<>|=]?)(
-        b1 | [iu][1248] | f(?:1|2|4|8|12|16) | c(?:8|16|24|32) | [SaUV]([0-9]{1,10})
+        b1 | [iu][1248] | f(?:1|2|4|8|12|16) | c(?:8|16|24|32) | [SaUV]([0-9]{0,10})
         | [mM]8 (?:\[ (?:[1-9][0-9]{0,8})? (?:Y|M|W|D|h|m|s|ms|us|μs|ns|ps|fs|as) \])?
     )""",
     re.VERBOSE,
@@ -71,9 +71,15 @@ _NAMED = {"?": "|b1"} | {
 _MOST_LETTERS = (1 << 29) - 1  # of four bytes each; beyond this, NumPy 1 overflows
 
 
+class UnknownDtypeError(ValueError):
+    """A file has a dtype that is not known, and so its elements cannot be read."""
+
+
 @lru_cache(maxsize=1024)
 def canonical(text: str) -> str:
-    """Return the name of the type that a file calls ``text``; ``ValueError`` if there is none.
+    """Return the name of the type that a file calls ``text``.
+
+    Raises ``UnknownDtypeError`` if there is none, ``ValueError`` if its elements have no bytes.
 
     >>> canonical("=f4"), canonical(">i1"), canonical("bool"), canonical("<f1")
     ('<f4', '|i1', '|b1', 'float8_e5m2')
@@ -84,14 +90,14 @@ def canonical(text: str) -> str:
         return _NAMED[text]
     match = _SIZED.fullmatch(text)
     if match is None or int(match[3] or 0) > _MOST_LETTERS:
-        raise ValueError(f"unknown dtype {text[:80]!r}")
+        raise UnknownDtypeError(f"unknown dtype {text[:80]!r}")
     order, kind, _ = match.groups()
     if kind == "f1":
         return "float8_e5m2"
     try:
         found = np.dtype(order + (f"S{kind[1:]}" if kind[0] == "a" else kind))
     except (TypeError, ValueError):  # too wide, or a long double of another platform
-        raise ValueError(f"unknown dtype {text[:80]!r}") from None
+        raise UnknownDtypeError(f"unknown dtype {text[:80]!r}") from None
     if not found.itemsize:
         raise ValueError(f"dtype {text[:80]!r} has elements of no bytes")
     return found.str

@@ -43,7 +43,7 @@ from ndfeed.formats.description import (
     c_strides,
     fortran_strides,
 )
-from ndfeed.formats.dtypes import canonical, itemsize
+from ndfeed.formats.dtypes import UnknownDtypeError, canonical, itemsize
 from ndfeed.formats.untrusted_text import Literal, parse
 
 MAGIC = b"\x93NUMPY"
@@ -69,6 +69,7 @@ _NUMBERS = (
     "save the numbers instead: np.savez(path, name=array, …) for a dict, a rectangular or padded "
     "array for a list"
 )
+_KNOWN_DTYPE = "save it again in a dtype that NumPy reads on every machine"
 
 
 class Leaf(NamedTuple):
@@ -273,7 +274,10 @@ def _plain(descr: str) -> tuple[str, int]:
     """Return the name and size of a plain type."""
     if descr.lstrip("<>|=").startswith("O"):
         raise UnsupportedError("", _OBJECTS, remedy=_NUMBERS)
-    dtype = canonical(descr)
+    try:
+        dtype = canonical(descr)
+    except UnknownDtypeError as error:
+        raise UnsupportedError("", f"cannot be read: {error}", remedy=_KNOWN_DTYPE) from None
     return dtype, itemsize(dtype)
 
 

@@ -14,7 +14,8 @@ nothing may precede the "{", an entry is an object, a tensor has no more dimensi
 supports, the nonzero lengths of an empty tensor give a size below 2**63, and there are at most
 100,000 tensors.
 
-Types of less than a byte (F4, F6_…) are delivered as the bytes they are packed in.
+Types of less than a byte (F4, F6_…) are delivered as the bytes they are packed in. A tensor of a
+type that is not known here is refused by name, unless the caller requests other fields only.
 """
 
 import math
@@ -23,7 +24,14 @@ from typing import Any, NamedTuple
 
 from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError, shown
 from ndfeed.files.file import File
-from ndfeed.formats.description import MOST_BYTES, MOST_DIMENSIONS, Array, Description
+from ndfeed.formats.description import (
+    MOST_BYTES,
+    MOST_DIMENSIONS,
+    Array,
+    Description,
+    Wanted,
+    is_wanted,
+)
 from ndfeed.formats.dtypes import itemsize
 from ndfeed.formats.untrusted_text import Json, parse_json
 
@@ -47,11 +55,16 @@ _PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
 class Header(NamedTuple):
-    """A parsed header: tensors in order, their total bytes, and remarks."""
+    """A parsed header: tensors in order, their total bytes, and remarks.
+
+    ``unknown`` has the names of tensors whose dtype is not known, which ``arrays`` lacks, and what
+    to say about each.
+    """
 
     arrays: tuple[Array, ...]
     nbytes: int
     notes: tuple[str, ...]
+    unknown: tuple[tuple[str, str], ...]
 
 
 def looks_like(head: bytes, size: int) -> bool:
@@ -60,8 +73,11 @@ def looks_like(head: bytes, size: int) -> bool:
     return 2 <= length <= MOST_HEADER and 8 + length <= size and head[8:9] == b"{"
 
 
-def describe(file: File) -> Description:
-    """Describe the tensors of a safetensors file, in the order in which they are stored."""
+def describe(file: File, wanted: Wanted | None = None) -> Description:
+    """Describe the tensors of a safetensors file, in the order in which they are stored.
+
+    A tensor of an unknown dtype is refused, unless it is not ``wanted``.
+    """
     if file.size < 8:
         raise TruncatedError(file.path, f"expected a header, found only {file.size} bytes")
     length = int.from_bytes(file.read(0, 8), "little")
@@ -83,11 +99,22 @@ def describe(file: File) -> Description:
             f"expected {start + header.nbytes} bytes according to the header, found {file.size}",
             start,
         )
+    notes = _leave_out(file.path, header, wanted) if header.unknown else header.notes
     placed = [
         Array(name, dtype, shape, start + offset, nbytes)
         for name, dtype, shape, offset, nbytes, *_ in header.arrays
     ]
-    return Description("safetensors", tuple(placed), header.notes)
+    return Description("safetensors", tuple(placed), notes, bool(header.unknown))
+
+
+def _leave_out(path: bytes, header: Header, wanted: Wanted | None) -> tuple[str, ...]:
+    """Return the remarks of a file with unknown dtypes, if no field that has one is wanted."""
+    for name, problem in header.unknown:
+        if is_wanted(name, wanted):
+            remedy = "leave it out by naming the others: fields=[...]"
+            raise UnsupportedError(path, problem, 8, remedy if header.arrays else None)
+    left_out = [f"{problem}: left out" for _, problem in header.unknown]
+    return _notes(left_out + list(header.notes))
 
 
 def _parse(path: bytes, text: bytes) -> Header:
@@ -114,7 +141,8 @@ def _header(text: bytes) -> Header:
     )
     metadata = entries.pop("__metadata__", None)
     packed: list[str] = []
-    arrays = [_array(name, entry, packed) for name, entry in entries.items()]
+    unknown: dict[str, str] = {}
+    arrays = [_array(name, entry, packed, unknown) for name, entry in entries.items()]
     arrays.sort(key=lambda array: (array.offset, array.length))
     end = 0
     for array in arrays:
@@ -122,15 +150,19 @@ def _header(text: bytes) -> Header:
             found = f"{_quote(array.name)} begins at {array.offset}"
             raise ValueError(f"tensors must lie end to end: expected byte {end}, but {found}")
         end += array.length
-    return Header(tuple(arrays), end, _notes(packed + _remarks(metadata)))
+    known = tuple(array for array in arrays if array.name not in unknown)
+    return Header(known, end, _notes(packed + _remarks(metadata)), tuple(unknown.items()))
 
 
 def _quote(name: str) -> str:
     return f"tensor {shown(name[:100])!r}"
 
 
-def _array(name: str, entry: Json, packed: list[str]) -> Array:
-    """Parse one entry of the header; its offset is relative to the header's end."""
+def _array(name: str, entry: Json, packed: list[str], unknown: dict[str, str]) -> Array:
+    """Parse one entry of the header; its offset is relative to the header's end.
+
+    Adds what there is to say about it to ``packed`` or ``unknown``.
+    """
     if len(name) > _MOST_NAME:
         raise LimitError("", f"expected names of at most {_MOST_NAME} characters")
     if type(entry) is not dict or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
@@ -138,11 +170,12 @@ def _array(name: str, entry: Json, packed: list[str]) -> Array:
     kind, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
     if type(kind) is not str or type(shape) is not list or type(span) is not list:
         raise ValueError(f"{_quote(name)}: dtype must be text, shape and data_offsets lists")
-    bits = _BITS.get(kind) or _PACKED.get(kind)
-    if bits is None:
-        raise UnsupportedError("", f"{_quote(name)} has the unknown dtype {shown(kind[:40])!r}")
     _check_numbers(name, shape, span)
     begin, end = span
+    bits = _BITS.get(kind) or _PACKED.get(kind)
+    if bits is None:
+        unknown[name] = f"{_quote(name)} has the unknown dtype {shown(kind[:40])!r}"
+        return Array(name, kind, tuple(shape), begin, end - begin)
     total = bits * math.prod(shape)
     if total % 8 or total != 8 * (end - begin):
         raise ValueError(

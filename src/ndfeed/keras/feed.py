@@ -2,10 +2,11 @@
 
 With the torch backend Keras would copy every array before it makes a tensor of it, so it is given
 tensors that share the memory of the arrays. JAX and TensorFlow use the memory of arrays without a
-copy, JAX faster than arrays of its own, so their batches stay NumPy arrays.
+copy, JAX faster than arrays of its own, so their batches stay NumPy arrays. TensorFlow takes them
+from the same kind of iterator as those of ``ndfeed.tf.dataset``.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -32,6 +33,8 @@ _SAME = frozenset(
 )
 # Fixed when Keras is imported. Keras needs no torch for its other backends, and neither do we.
 _torch: Any = import_module("torch") if keras.backend.backend() == "torch" else None
+_is_tensorflow = keras.backend.backend() == "tensorflow"
+_tf: Any = import_module("ndfeed.tf.fast_iterator") if _is_tensorflow else None
 
 
 def as_backend_tensors(batch: Batch) -> Batch:
@@ -50,11 +53,16 @@ def _as_tensor(values: object) -> object:
 class Passes:
     """Passes over a loader: those of training, which ``counter`` counts, and others."""
 
-    def __init__(self, loader: Loader, counter: Consumed, options: Options) -> None:
+    def __init__(self, loader: Loader, counter: Consumed, options: Options, ahead: int) -> None:
         self._loader = loader
+        self._ahead = ahead  # batches that TensorFlow prefetches
+        self._functions: dict[bool, Any] = {}  # of TensorFlow, for batches without and with weights
         self._counter = counter
         self._options = options
         self._after: tuple[int, int] | None = None  # where the next pass of this fit starts
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_functions": {}}  # which TensorFlow cannot pickle
 
     def begin_fit(self, epoch: int, steps: int | None) -> None:
         """Start where a call of ``fit`` starts: at its epoch, which may have ``steps`` steps.
@@ -109,6 +117,22 @@ class Passes:
             if left == 1 and whole:
                 next(batches, None)  # the epoch is over: threads may start the next one
             yield batch
+
+    def make_tf_dataset(
+        self, generator: Callable[[], Iterator[Batch]], weighted: bool, spec: object = None
+    ) -> object:
+        """Make a ``tf.data.Dataset`` of what ``generator`` yields, which only loops can use.
+
+        ``None`` if no ``spec`` of such batches, with the weights of classes or without, was given
+        so far. Keras makes such a dataset for every call of ``fit`` and the like. Its own takes
+        longer to make, and much longer for each batch.
+        """
+        if spec is not None:
+            self._functions[weighted] = _tf.GeneratorFunctions(spec)
+        functions = self._functions.get(weighted)
+        if functions is None:
+            return None
+        return _tf.prefetch_directly(_tf.Generated(generator, functions), self._ahead)
 
     @property
     def examples(self) -> "Examples | None":

@@ -19,6 +19,13 @@ happens then.
     An adapter is not told whether it feeds ``fit``, ``evaluate`` or ``predict``, or only the
     building of a model, and not with which epoch ``fit`` starts. Both are found in the frames that
     called ``on_epoch_begin``. Where none of these is known, the data is taken to be trained on.
+
+``_is_distributed``
+    An adapter that is asked for a ``tf.data.Dataset`` is not told whether a ``tf.distribute``
+    strategy will divide it, which needs one that can be serialized. The strategy is found in the
+    iterator of Keras that asks, and the one of TensorFlow that does nothing is known by the name
+    of its class. Where it is not found, Keras's own pipeline is used: the same batches, more
+    slowly.
 """
 
 import sys
@@ -32,6 +39,7 @@ from ndfeed.keras.feed import Batch, as_backend_tensors
 
 KerasAdapter: TypeAlias = Any  # a PyDatasetAdapter of Keras, which is no public class
 AdapterClass: TypeAlias = Any
+TfDataset: TypeAlias = Any
 
 
 def adopt_adapter() -> None:
@@ -54,12 +62,25 @@ def _adapter_class(kind: AdapterClass) -> AdapterClass:
         def _get_iterator(self) -> Iterator[Batch]:
             return _iterate(self)
 
-        def get_tf_dataset(self) -> object:
+        def get_tf_dataset(self) -> TfDataset:
+            """Return a dataset over our passes: a fast one, unless a strategy is to divide it."""
+            me: KerasAdapter = self
+            passes, weighted = me.py_dataset.passes, me.class_weight is not None
+            # TensorFlow never releases a function, so what it is given must keep nothing alive.
+            me._get_iterator = partial(_iterate_weakly, weakref.ref(me))
+            alone = not _is_distributed(sys._getframe(1))
+            made = passes.make_tf_dataset(me._get_iterator, weighted) if alone else None
+            if made is not None:
+                return made
+            made = self._get_own_tf_dataset()
+            if not alone:
+                return made
+            return passes.make_tf_dataset(me._get_iterator, weighted, made.element_spec)
+
+        def _get_own_tf_dataset(self) -> TfDataset:
             """Let Keras derive shapes that hold for all batches, not those of the first two."""
             me: KerasAdapter = self
             data = me.py_dataset
-            # TensorFlow never releases a function, so what it is given must keep nothing alive.
-            me._get_iterator = partial(_iterate_weakly, weakref.ref(me))
             me.py_dataset = data.passes.examples or data  # it takes only examples from it
             try:
                 return super().get_tf_dataset()
@@ -88,6 +109,13 @@ def _iterate_weakly(adapter: "weakref.ref[KerasAdapter]") -> Iterator[Batch]:
     if found is None:
         raise RuntimeError("Keras no longer uses this dataset; call fit again")
     return _iterate(found)
+
+
+def _is_distributed(frame: FrameType) -> bool:
+    """Return whether a strategy divides the dataset among devices, or nobody knows."""
+    iterator = frame.f_locals.get("self")
+    strategy = getattr(iterator, "_distribute_strategy", None)
+    return type(strategy).__name__ != "_DefaultDistributionStrategy"
 
 
 def _note_caller(adapter: KerasAdapter, caller: FrameType | None) -> None:

@@ -18,6 +18,7 @@ from ndfeed.keras.feed import Batch, Passes
 from ndfeed.keras.framework_hacks import adopt_adapter
 from ndfeed.loading.adapter import Arrays, Encoded
 from ndfeed.loading.argument_hints import with_hints
+from ndfeed.loading.budget import batch_bytes
 from ndfeed.loading.consumed import Consumed
 from ndfeed.loading.loader import Loader
 from ndfeed.loading.options import (
@@ -25,6 +26,7 @@ from ndfeed.loading.options import (
     OnError,
     Options,
     Shuffle,
+    Structure,
     as_shard,
     refuse_dtype,
     settle,
@@ -34,6 +36,8 @@ from ndfeed.loading.report import Report
 from ndfeed.loading.runtime import BatchesByNumber
 from ndfeed.order.orders import Order
 
+_TOGETHER = 32 << 20  # bytes of small batches that are made at a time
+_AHEAD, _MOST_AHEAD = 16 << 20, 4  # bytes and batches that TensorFlow prefetches
 _NUMBERS = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
@@ -49,14 +53,16 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
     the epoch in progress and do not advance it.
     """
 
-    def __init__(self, loader: Loader, at: BatchesByNumber, options: Options) -> None:
+    def __init__(
+        self, loader: Loader, at: BatchesByNumber, options: Options, ahead: int = 1
+    ) -> None:
         super().__init__()
         self._loader = loader
         self._at = at
         self._counter = Consumed()
         self._counter.bind(loader, 1)
         self._within = False
-        self.passes = Passes(loader, self._counter, options)
+        self.passes = Passes(loader, self._counter, options, ahead)
 
     @property
     def workers(self) -> int:
@@ -177,18 +183,39 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Kera
         pad_to=pad_to, pad_value=pad_value, shuffle=shuffle,
     )  # fmt: skip
     ds, options = request.ds, request.options
-    adapt: type[Arrays] = Arrays
+    adapt: Callable[[], Arrays] = partial(_KerasArrays, options.structure)
+    ahead = 1
     if keras.backend.backend() == "tensorflow":  # which takes a list for a tensor
         options = replace(options, structure=options.structure.with_tuples())
-        adapt = Encoded
+        size = batch_bytes(ds, request.share.size, options.memory)
+        ahead = max(min(_AHEAD // max(size, 1), _MOST_AHEAD), 1)
+        adapt = partial(_TfArrays, options.structure, (ahead + 1) * size)
     names = options.structure.names
     for name, field in ds.fields.items():
         if names is None or name in names:
             _check_dtype(ds, field)
-    loader = Loader(replace(request, options=options), partial(adapt, options.structure))
+    loader = Loader(replace(request, options=options), adapt)
     alone = replace(request, options=replace(options, processes=0))
-    at = BatchesByNumber(alone, adapt(options.structure))
-    return Batches(loader, at, options)
+    return Batches(loader, BatchesByNumber(alone, adapt()), options, ahead)
+
+
+class _KerasArrays(Arrays):
+    """Makes more small batches at a time than others do.
+
+    Whenever a thread of the loader has waited for the GIL, the thread of ``fit`` waits for it.
+    """
+
+    together = _TOGETHER
+
+
+class _TfArrays(Encoded):
+    """The same, with text as bytes, and ``held`` bytes of batches that TensorFlow prefetches."""
+
+    together = _TOGETHER
+
+    def __init__(self, structure: Structure, held: int) -> None:
+        super().__init__(structure)
+        self.held = held
 
 
 def _check_dtype(ds: Dataset, field: Field) -> None:

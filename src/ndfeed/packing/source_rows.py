@@ -276,7 +276,7 @@ class RowReader:
 
     def _apply_maps(self, batch: Batch, rows: Ints) -> Batch:
         if self._seeds_globals:
-            seed_globals(rows[0].tobytes())
+            seed_globals(int(rows[0]).to_bytes(8, "little"))
         return apply_steps(batch, self._source.ds.steps, _RowGenerators(rows))
 
     def read_column(self, group: Group, column: Column, samples: Ints) -> Arrays:

@@ -96,6 +96,59 @@ class Batches(tf.data.Dataset):  # type: ignore[misc]
         return make_fast(iterator)
 
 
+class GeneratorFunctions:
+    """The functions of TensorFlow that run generators whose elements have one ``spec``.
+
+    Tracing them takes some 20 ms, so datasets share them.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.specs = tf.nest.flatten(spec)
+        self._sources: dict[int, Callable[[], Iterator[Element]]] = {}
+        self._begun: dict[int, Iterator[Element]] = {}
+        self._numbers = itertools.count()
+        number = tf.TensorSpec((), tf.int64)
+        with tf.device("CPU"):
+            self.concrete = [
+                tf.function(made, autograph=False).get_concrete_function(number)
+                for made in (
+                    lambda source: tf.numpy_function(self._begin, [source], tf.int64),
+                    self._give,
+                    lambda number: tf.numpy_function(self._end, [number], tf.int64),
+                )
+            ]
+
+    def add(self, generator: Callable[[], Iterator[Element]]) -> int:
+        """Add a generator function, and return its number."""
+        number = next(self._numbers)
+        self._sources[number] = generator
+        return number
+
+    def remove(self, number: int) -> None:
+        """Forget a generator function."""
+        self._sources.pop(number, None)
+
+    def _begin(self, source: np.int64) -> np.int64:
+        number = next(self._numbers)
+        self._begun[number] = self._sources[int(source)]()
+        return np.int64(number)
+
+    def _proceed(self, number: np.int64) -> list[Any]:
+        arrays: list[Any] = tf.nest.flatten(next(self._begun[int(number)]))
+        return arrays
+
+    def _end(self, number: np.int64) -> np.int64:
+        self._begun.pop(int(number), None)
+        return number
+
+    def _give(self, number: tf.Tensor) -> list[tf.Tensor]:
+        found = tf.numpy_function(self._proceed, [number], [part.dtype for part in self.specs])
+        return [
+            tf.ensure_shape(one, part.shape) for one, part in zip(found, self.specs, strict=True)
+        ]
+
+
 class Generated(tf.data.Dataset):  # type: ignore[misc]
     """A dataset over a generator, a new one for every iterator: a faster ``from_generator``.
 
@@ -103,52 +156,24 @@ class Generated(tf.data.Dataset):  # type: ignore[misc]
     be serialized.
     """
 
-    def __init__(self, generator: Callable[[], Iterator[Element]], spec: Spec) -> None:
-        self._spec = spec
-        begun: dict[int, Iterator[Element]] = {}
-        numbers = itertools.count()
-        specs = tf.nest.flatten(spec)
-
-        def begin() -> np.int64:
-            number = next(numbers)
-            begun[number] = generator()
-            return np.int64(number)
-
-        def proceed(number: np.int64) -> list[Any]:
-            arrays: list[Any] = tf.nest.flatten(next(begun[int(number)]))
-            return arrays
-
-        def end(number: np.int64) -> np.int64:
-            begun.pop(int(number), None)
-            return number
-
-        def give(number: tf.Tensor) -> list[tf.Tensor]:
-            found = tf.numpy_function(proceed, [number], [part.dtype for part in specs])
-            return [
-                tf.ensure_shape(one, part.shape) for one, part in zip(found, specs, strict=True)
-            ]
-
-        number = tf.TensorSpec((), tf.int64)
+    def __init__(
+        self, generator: Callable[[], Iterator[Element]], functions: GeneratorFunctions
+    ) -> None:
+        self._functions = functions  # kept here: TensorFlow refers to them only by name
+        source = functions.add(generator)
+        weakref.finalize(self, functions.remove, source).atexit = False
+        begin, proceed, end = functions.concrete
         with tf.device("CPU"):
-            functions = [
-                tf.function(made, autograph=False).get_concrete_function(*arguments)
-                for made, arguments in (
-                    (lambda: tf.numpy_function(begin, [], tf.int64), ()),
-                    (give, (number,)),
-                    (lambda number: tf.numpy_function(end, [number], tf.int64), (number,)),
-                )
-            ]
-            self._functions = functions  # kept here: TensorFlow refers to them only by name
             super().__init__(
                 tf.raw_ops.GeneratorDataset(
-                    init_func_other_args=[],
+                    init_func_other_args=[tf.constant(source, tf.int64)],
                     next_func_other_args=[],
                     finalize_func_other_args=[],
-                    init_func=functions[0],
-                    next_func=functions[1],
-                    finalize_func=functions[2],
-                    output_types=[part.dtype for part in specs],
-                    output_shapes=[part.shape for part in specs],
+                    init_func=begin,
+                    next_func=proceed,
+                    finalize_func=end,
+                    output_types=[part.dtype for part in functions.specs],
+                    output_shapes=[part.shape for part in functions.specs],
                 )
             )
 
@@ -158,4 +183,12 @@ class Generated(tf.data.Dataset):  # type: ignore[misc]
     @property
     def element_spec(self) -> Spec:
         """Types and shapes of an element."""
-        return self._spec
+        return self._functions.spec
+
+
+def prefetch_directly(made: tf.data.Dataset, ahead: int) -> tf.data.Dataset:
+    """Prefetch ``ahead`` elements of a dataset that is not optimized: its passes start sooner."""
+    options = tf.data.Options()
+    options.autotune.enabled = False  # there is nothing to tune or to optimize
+    options.experimental_optimization.apply_default_optimizations = False
+    return made.prefetch(ahead).with_options(options)

@@ -32,7 +32,7 @@ from ndfeed.loading.options import (
 )
 from ndfeed.loading.ragged import PadTo, PadValue
 from ndfeed.tf.batch_format import RAGGED, BatchFormat, Ragged, TfAdapter
-from ndfeed.tf.fast_iterator import Batches, Generated
+from ndfeed.tf.fast_iterator import Batches, Generated, GeneratorFunctions, prefetch_directly
 from ndfeed.tf.framework_hacks import tensor_that_keeps
 from ndfeed.tf.generator import Generator, GeneratorSource, State
 
@@ -195,15 +195,12 @@ def _build(
 
 def _direct(source: GeneratorSource, form: BatchFormat) -> tf.data.Dataset:
     """Make a dataset of the same batches for eager loops, whose passes start sooner."""
-    made = Generated(source, form.generator_spec)
+    made = Generated(source, GeneratorFunctions(form.generator_spec))
     if form.joint:
         made = made.flat_map(form.split)
     if form.ragged:
         made = made.map(form.element)
-    options = tf.data.Options()
-    options.autotune.enabled = False  # there is nothing to tune or to optimize
-    options.experimental_optimization.apply_default_optimizations = False
-    return made.prefetch(_ahead(form)).with_options(options)
+    return prefetch_directly(made, _ahead(form))
 
 
 def _ahead(form: BatchFormat) -> int:
