@@ -18,7 +18,7 @@ from ndfeed.keras.feed import Batch, Passes
 from ndfeed.keras.framework_hacks import adopt_adapter
 from ndfeed.loading.adapter import Arrays, Encoded
 from ndfeed.loading.argument_hints import with_hints
-from ndfeed.loading.budget import batch_bytes
+from ndfeed.loading.budget import estimate_batch_bytes
 from ndfeed.loading.consumed import Consumed
 from ndfeed.loading.loader import Loader
 from ndfeed.loading.options import (
@@ -187,7 +187,7 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Kera
     ahead = 1
     if keras.backend.backend() == "tensorflow":  # which takes a list for a tensor
         options = replace(options, structure=options.structure.with_tuples())
-        size = batch_bytes(ds, request.share.size, options.memory)
+        size = estimate_batch_bytes(ds, request.share.size, options.memory)
         ahead = max(min(_AHEAD // max(size, 1), _MOST_AHEAD), 1)
         adapt = partial(_TfArrays, options.structure, (ahead + 1) * size)
     names = options.structure.names
