@@ -2,6 +2,7 @@
 
     python benchmarks/plot.py benchmarks/results/torch_gpu-DATE.jsonl docs/images/gpu.svg
     python benchmarks/plot.py benchmarks/results/peers-DATE.jsonl docs/images/peers.svg
+    python benchmarks/plot.py benchmarks/results/cores-DATE.jsonl docs/images/cores.svg
 
 Other loaders are drawn on a logarithmic scale, since the slowest and the fastest differ by a factor
 of a thousand; lines mark the powers of ten, and every bar is labelled with its rate.
@@ -14,10 +15,12 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
+from table import CORES
 from table import rate as ours
 
 WIDTH, BAR, GAP, LEFT = 720, 22, 8, 250
 COLOURS = {"ours": "#2b6cb0", "today": "#a0aec0", "limit": "#e2e8f0"}
+LINES = ["#2b6cb0", "#63b3ed", "#2f855a", "#68d391", "#b7791f", "#c53030", "#805ad5"]
 ROW_BYTES = {"150KB": 224 * 224 * 3, "3KB": 3072}
 
 ROOM = WIDTH - LEFT - 110
@@ -53,8 +56,52 @@ def peers(facts: list[dict], label: str) -> Bars:
     return sorted(found, key=lambda one: -one[1])
 
 
+def scaling(facts: list[dict]) -> str:
+    """Return the SVG text of rates by number of cores, relative to one core."""
+    counts = sorted({one["cores"] for one in facts if one.get("way") == "ndfeed"})
+    left, right, top, bottom = 60, WIDTH - 210, 20, 320
+    most = counts[-1]
+
+    def x(count: float) -> float:
+        return left + math.log2(count) / math.log2(most) * (right - left)
+
+    def y(times: float) -> float:
+        return bottom - math.log2(max(times, 0.5)) / math.log2(most) * (bottom - top)
+
+    parts = [
+        f'<line x1="{x(1):.0f}" y1="{y(1):.0f}" x2="{x(most):.0f}" y2="{y(most):.0f}" '
+        f'stroke="{COLOURS["limit"]}" stroke-width="6"/>'
+    ]
+    for count in counts:
+        parts.append(f'<text x="{x(count):.0f}" y="{bottom + 20}" '
+                     f'text-anchor="middle">{count}</text>')  # fmt: skip
+        parts.append(f'<text x="{left - 12}" y="{y(count) + 4:.0f}" '
+                     f'text-anchor="end">{count} ×</text>')  # fmt: skip
+    ends: list[float] = []
+    for number, case in enumerate(CORES):
+        rates = {one["cores"]: one["rate"] for one in facts
+                 if one["case"] == case and one.get("way") == "ndfeed"}  # fmt: skip
+        points = [(x(count), y(rates[count] / rates[counts[0]])) for count in counts]
+        path = " ".join(f"{at:.0f},{height:.0f}" for at, height in points)
+        colour = LINES[number % len(LINES)]
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        ends.append(points[-1][1])
+    place = top
+    for number in sorted(range(len(ends)), key=lambda one: ends[one]):
+        place = max(place + 18, ends[number] + 4)
+        name = escape(list(CORES)[number])
+        parts.append(f'<text x="{right + 12}" y="{place:.0f}" '
+                     f'fill="{LINES[number % len(LINES)]}">{name}</text>')  # fmt: skip
+    below = "cores; on the thick line, every core adds as much as the first"
+    middle = (left + right) / 2
+    parts.append(f'<text x="{middle:.0f}" y="{bottom + 44}" text-anchor="middle">{below}</text>')
+    return _page(parts, bottom + 56)
+
+
 def drawing(facts: list[dict]) -> str:
     """Return the SVG text of the chart."""
+    if any("case" in one for one in facts):
+        return scaling(facts)
     parts, y = [], 20
     against = any("peer" in one for one in facts)
     for label in facts[0]["rows"] if against else ROW_BYTES:
@@ -75,8 +122,12 @@ def drawing(facts: list[dict]) -> str:
     if against:
         parts.append(f'<text x="8" y="{y - 8}">* {escape(NEAR)}</text>')
         y += 12
+    return _page(parts, y)
+
+
+def _page(parts: list[str], height: int) -> str:
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         f'font-family="sans-serif" font-size="13">\n'
         f'<rect width="100%" height="100%" fill="white"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )

@@ -147,6 +147,8 @@ def table(lines: list[str], words: tuple[str, ...] = (), name: str = "") -> str:
         return peers(facts)
     if any("backend" in one for one in facts):
         return keras(facts)
+    if any("case" in one for one in facts):
+        return cores(facts)
     cases = [one for one in facts if "before_per_s" in one and chosen(one, words)]
     return "\n\n".join([before_and_after(cases)] * bool(cases) + [targets(facts, words, name)])
 
@@ -351,6 +353,36 @@ def keras(facts: list[Facts]) -> str:
     for way, name in KERAS.items():
         taken = [found.get((*case, way)) for case in cases]
         rows.append([name, *("" if us is None else f"{us:,}" for us in taken)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+CORES = {
+    "deflated": "deflated `.npz`, 49 KB",
+    "deflated-large": "deflated `.npz`, 786 KB",
+    "stored": "stored `.npz`, 49 KB",
+    "npy": "`.npy`, 49 KB",
+    "pt": "`.pt`, 49 KB",
+    "map": "rows of a `.npy`, cropped and flipped by a map",
+    "many-rows": "deflated `.npz` of 200 rows, half of them fit in `memory=`",
+}
+
+
+def cores(facts: list[Facts]) -> str:
+    """Return a table of samples per second by number of cores, and of what they compare with."""
+    counts = sorted({one["cores"] for one in facts if one.get("way") == "ndfeed"})
+    head = [f"{count} core{'s' * (count > 1)}" for count in counts]
+    rows = [["samples/s", *head, "threads only", "DataLoader, best of 4, 8 and 16", "floor"]]
+    rows.append(["---"] + ["--:"] * (len(rows[0]) - 1))
+    for case, name in CORES.items():
+        some = [one for one in facts if one["case"] == case and "rate" in one]
+        by_cores = {one["cores"]: one["rate"] for one in some if one["way"] == "ndfeed"}
+        found = [by_cores.get(count) for count in counts]
+        found += [
+            max((one["rate"] for one in some if one["way"] == way), default=None)
+            for way in ("ndfeed, processes=0", "DataLoader", "floor")
+        ]
+        if some:
+            rows.append([name, *("–" if rate is None else f"{rate:,}" for rate in found)])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
