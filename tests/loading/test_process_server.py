@@ -161,8 +161,9 @@ def test_close_ends_all_of_them(tmp_path):
         assert eventually(lambda: not running() and not workers())
 
 
-def test_they_end_with_the_process_that_started_them(tmp_path):
-    """Even where that was killed, and could tell nobody."""
+@pytest.mark.parametrize("forked", [False, True], ids=["alone", "forked"])
+def test_they_end_with_the_process_that_started_them(tmp_path, forked):
+    """Even where that was killed, and could tell nobody; or where a fork of it lives on."""
     one_per_file(tmp_path / "x", "npz")
     code = """
     import psutil
@@ -171,10 +172,15 @@ def test_they_end_with_the_process_that_started_them(tmp_path):
     while not loader.report().processes:
         list(loader)
     print(*(one.pid for one in psutil.Process().children(recursive=True)), flush=True)
+    if args[1] == "True" and not os.fork():
+        os.close(1)
+        os.close(2)
+        time.sleep(100)  # holds what the other had open
+        os._exit(0)
     os.kill(os.getpid(), signal.SIGKILL)
     """
-    command = [sys.executable, "-c", "import os, signal, sys, ndfeed; args = sys.argv[1:]\n"
-               + textwrap.dedent(code), str(tmp_path / "x")]  # fmt: skip
+    command = [sys.executable, "-c", "import os, signal, sys, time, ndfeed; args = sys.argv[1:]\n"
+               + textwrap.dedent(code), str(tmp_path / "x"), str(forked)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     pids = list(map(int, done.stdout.split()))
 

@@ -37,7 +37,7 @@ from ndfeed.loading.buffer_pool import ALIGNED
 from ndfeed.loading.worker_process import Child, Main, Message, new_pipe, run_child
 
 _PATIENCE = 60.0  # seconds that the server may take to start
-_QUICK = 1.0  # seconds that it may take to end
+_QUICK = 1.0  # seconds that it may take to end; and between checks that the parent lives
 
 # Libraries would start a thread per core in every worker.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -192,7 +192,7 @@ def _start_interpreter(fd: int) -> "subprocess.Popen[bytes]":
 
 def run_server(fd: int) -> None:
     """Load the job, then start a worker process whenever asked, until the other side is gone."""
-    control = Connection(fd)
+    control, parent = Connection(fd), os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
     workers: dict[int, int | None] = {}  # their exit status, once known
@@ -206,6 +206,10 @@ def run_server(fd: int) -> None:
         gc.freeze()  # or collections in the workers would copy its memory
         control.send("")
         while True:
+            # A child that the parent has forked may hold the other end open after its death.
+            while not control.poll(_QUICK):
+                if os.getppid() != parent:
+                    raise EOFError
             question = control.recv()
             if question is None:
                 control.send(_fork(control, workers, main, job))
