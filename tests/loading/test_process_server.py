@@ -175,13 +175,14 @@ def test_they_end_with_the_process_that_started_them(tmp_path, forked):
     if args[1] == "True" and not os.fork():
         os.close(1)
         os.close(2)
-        time.sleep(100)  # holds what the other had open
+        time.sleep(200)  # holds what the other had open
         os._exit(0)
     os.kill(os.getpid(), signal.SIGKILL)
     """
     command = [sys.executable, "-c", "import os, signal, sys, time, ndfeed; args = sys.argv[1:]\n"
                + textwrap.dedent(code), str(tmp_path / "x"), str(forked)]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    # Ends when nobody can write to the pipes any more, among them the processes in question.
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     pids = list(map(int, done.stdout.split()))
 
     assert done.returncode == -signal.SIGKILL
