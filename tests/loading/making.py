@@ -7,7 +7,6 @@ spawned imports this module and no test.
 import gzip
 import itertools
 import os
-import sys
 import threading
 import time
 
@@ -291,10 +290,3 @@ def one_per_file(folder, kind, n=40, shape=(40, 40), ragged=False):
         elif kind == "safetensors":
             safetensors.numpy.save_file({"x": x, "y": np.array([i])}, f"{path}.safetensors")
     return ndfeed.open(folder, sample="file")
-
-
-def modules(batch):
-    """Which of some modules the process that runs this has imported."""
-    names = [name for name in ("torch", "tensorflow", "jax", "pytest") if name in sys.modules]
-    count = len(next(iter(batch.values())))
-    return {"pid": np.full(count, os.getpid()), "names": [" ".join(names)] * count}

@@ -17,17 +17,9 @@ from loading.making import (
 
 import ndfeed
 from ndfeed.loading import process_choice, process_server
-from ndfeed.loading.process_choice import Switch, Trial, find_obstacle, is_portable, share_of_cores
+from ndfeed.loading.process_choice import Switch, Trial, is_portable, share_of_cores, why_not_fork
 
 pytestmark = pytest.mark.skipif(process_server.why_not() != "", reason="needs fork")
-
-
-def slow(sample):
-    """A map that holds the GIL for some milliseconds."""
-    until = time.thread_time() + 0.004
-    while time.thread_time() < until:
-        pass
-    return sample
 
 
 def test_functions_that_have_a_name_are_portable(tmp_path):
@@ -41,20 +33,27 @@ def test_functions_that_have_a_name_are_portable(tmp_path):
     assert not is_portable(ds.map(own()).steps)
 
 
-def test_what_stands_in_the_way_is_named(tmp_path, monkeypatch):
-    """With the line to change, for the report."""
-    local = numbers(tmp_path, 4).map(lambda batch: batch)
+def test_what_stands_in_the_way_of_forking_is_named(monkeypatch):
+    """Threads of TensorFlow and JAX, and CUDA, do not survive it."""
     for name in ("jax", "tensorflow", "torch"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     if sys.platform == "linux":
-        assert find_obstacle(local.steps) == ""
+        assert why_not_fork() == ""
     monkeypatch.setitem(sys.modules, "jax", object())
 
-    assert find_obstacle(local.steps) == (
-        "forking is not safe with jax, and a function given to map() cannot be found by name in "
-        "another process: define it in a module"
-    )
-    assert find_obstacle(local.map(in_process).steps[1:]) == ""
+    assert why_not_fork() != ""
+
+
+def test_maps_stay_where_they_are_unless_asked_for(tmp_path):
+    """They may depend on what the program has set, and change it."""
+    seen = []
+    ds = one_per_file(tmp_path / "x", "npz").map(lambda batch: seen.append(1) or batch)
+    with ndfeed.loader(ds, 4) as loader:
+        for _ in range(20):
+            list(loader)
+
+        assert len(seen) >= 200
+        assert eventually(lambda: not running())
 
 
 def test_cores_are_shared_among_ranks(monkeypatch):
@@ -75,7 +74,7 @@ def test_nothing_is_started_that_is_of_no_use(tmp_path):
         with ndfeed.loader(ds, 8, **options) as loader:
             for _ in range(40):
                 list(loader)
-            assert not running()
+            assert eventually(lambda: not running())
             assert loader.report().processes == 0
 
 
@@ -118,13 +117,12 @@ def choose(rates, waits=1.0, seconds=20.0, monkeypatch=None, pool=None):
 )
 def test_the_faster_is_kept(monkeypatch, processes, chosen):
     """By a tenth at least: processes take memory."""
-    wanted, over, threads, pool = choose(
+    wanted, over, threads, _ = choose(
         [lambda _: 2000, lambda _: processes], monkeypatch=monkeypatch
     )
 
     assert (wanted, over) == (chosen, True)
     assert threads[-1] == (5 if chosen else 2)
-    assert chosen or eventually(lambda: pool.closed)
 
 
 def test_one_slow_moment_does_not_decide(monkeypatch):
@@ -155,13 +153,11 @@ def test_what_cannot_be_started_is_not_waited_for(monkeypatch):
 
 
 def test_the_choice_changes_no_batch(tmp_path):
-    """Whenever processes take over: same rows, same random numbers."""
-    folder = tmp_path / "x"
-    ds = one_per_file(folder, "npz", n=60).map(slow, batched=False)
+    """Whenever processes take over."""
+    ds = one_per_file(tmp_path / "x", "npz", n=300)
     expected = epoch_of(ds, 4, shuffle=True, processes=0)
     with ndfeed.loader(ds, 4, shuffle=True) as loader:
-        for epoch in range(6):
-            loader.epoch = 0 if epoch % 2 else epoch
-            found = list(loader)
-            if epoch % 2:
-                assert_same(found, expected)
+        until = time.monotonic() + 4
+        while time.monotonic() < until:
+            loader.epoch = 0
+            assert_same(list(loader), expected)

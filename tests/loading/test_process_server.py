@@ -1,6 +1,7 @@
 """Files read by lean processes: what they are, what they deliver, and how they end."""
 
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -14,8 +15,6 @@ from loading.making import (
     assert_same,
     epoch_of,
     eventually,
-    in_process,
-    modules,
     one_per_file,
     running,
 )
@@ -46,7 +45,9 @@ def flat(batch):
 
 def workers():
     """Processes of this one's loaders: the servers and their workers."""
-    return psutil.Process().children(recursive=True)
+    own = psutil.Process().children()
+    servers = [one for one in own if "process_server" in " ".join(one.cmdline())]
+    return servers + [child for one in servers for child in one.children(recursive=True)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,12 +109,51 @@ def test_bad_files_are_skipped_and_listed(tmp_path):
 
 def test_workers_are_lean(tmp_path):
     """Whatever this process has imported: they start quickly and take little memory."""
-    ds = one_per_file(tmp_path / "x", "npy").map(modules)
-    batches = epoch_of(ds, 4, processes=2)
+    import torch
 
-    assert "pytest" in sys.modules
-    assert {name for batch in batches for name in batch["names"]} == {""}
-    assert os.getpid() not in {int(pid) for batch in batches for pid in batch["pid"]}
+    ds = one_per_file(tmp_path / "x", "npz")
+    with ndfeed.loader(ds, 4, processes=2) as loader:
+        while not loader.report().processes:
+            list(loader)
+        maps = [pathlib.Path(f"/proc/{one.pid}/maps").read_text() for one in workers()]
+
+    assert torch.__file__
+    assert len(maps) == 3
+    assert not [text for text in maps if "/torch/" in text]
+
+
+def test_samples_in_memory_come_along(tmp_path):
+    """As the numbers of files and rows do: they have no path of their own."""
+    ds = one_per_file(tmp_path / "x", "npz").with_origin()
+
+    assert_same(by_processes(ds, 12, shuffle=True), epoch_of(ds, 12, shuffle=True, processes=0))
+
+
+def test_a_forked_child_keeps_its_batch(tmp_path):
+    """What it has seen does not change when the parent goes on."""
+    one_per_file(tmp_path / "x", "npz", n=200)
+    code = """
+    ds = ndfeed.open(args[0], sample="file")
+    for processes in (0, 2):
+        loader = ndfeed.loader(ds, 8, processes=processes, fields="x")
+        while processes and not loader.report().processes:
+            list(loader)
+        batches = iter(loader)
+        batch = next(batches)
+        before = batch.copy()
+        child = os.fork()
+        if not child:
+            time.sleep(1)
+            os._exit(not (batch == before).all())
+        del batch
+        for _ in range(3):
+            sum(float(one.sum()) for one in batches)
+            batches = iter(loader)
+        print(os.waitpid(child, 0)[1])
+        loader.close()
+    """
+
+    assert run(code, tmp_path / "x") == "0\n0\n"
 
 
 def test_a_worker_that_is_killed_is_replaced(tmp_path):
@@ -135,16 +175,17 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path):
 
 def test_a_server_that_is_killed_is_replaced(tmp_path):
     """With all its workers, as by a limit on memory."""
-    ds = one_per_file(tmp_path / "x", "npz", n=100).map(in_process)
+    ds = one_per_file(tmp_path / "x", "npz", n=100)
     with ndfeed.loader(ds, 4, processes=2) as loader:
-        list(loader)
+        while not loader.report().processes:
+            list(loader)
         before = workers()
         for process in before:
             process.kill()
-        rows = [int(y) for batch in loader for y in batch["y"]]
+        for _ in range(5):
+            assert [int(y) for batch in loader for y in batch["y"]] == list(range(100))
 
-        assert rows == list(range(100))
-        assert eventually(lambda: len(workers()) == 3)
+        assert eventually(lambda: list(loader) and len(workers()) == 3)
         assert not {one.pid for one in before} & {one.pid for one in workers()}
 
 

@@ -39,7 +39,7 @@ class Held:
         self.fields = fields
         self.count = count
         self.memory = memory
-        self.table = _with_memory(table, memory)
+        self.table = with_memory(table, memory)
         self._encoded: Shared | None = None
 
     def groups(self) -> tuple[Group, ...]:
@@ -70,7 +70,7 @@ def _unpickle(fields: tuple[Field, ...], count: int, table: Shared, memory: Shar
     return Held(fields, count, codec.decode(table.view().data, checked=False)[0], memory)
 
 
-def _with_memory(table: Table, memory: Shared) -> Table:
+def with_memory(table: Table, memory: Shared) -> Table:
     """Return the table with ``memory`` as its one file."""
     path_bytes, path_ends = joined_paths(b"", [memory.path])
     return replace(
@@ -159,7 +159,7 @@ def make_constant(fields: Sequence[Field], count: int, number: int | None = None
             arrays.append(Array(field.name, field.type, shape, number, 0, coding=INLINE))
     memory = _zeros(max(field.dtype.itemsize for field in fields))
     with File(memory.path) as file:
-        table = _with_memory(make_table(file, Description("memory", tuple(arrays))), memory)
+        table = with_memory(make_table(file, Description("memory", tuple(arrays))), memory)
     columns = tuple(
         Column(replace(field, shape=array.shape[1:]), table, np.array([at]), np.zeros(1, bool))
         for at, (field, array) in enumerate(zip(fields, arrays, strict=True))

@@ -30,8 +30,8 @@ class Source(Protocol):
 class Builder(Protocol):
     """Builds batches: in the calling thread, or in another process."""
 
-    def read(self, rows: Ints, timing: Timing) -> Batch:
-        """Return the stored fields of ``rows``."""
+    def read(self, rows: Ints, timing: Timing) -> Batch | None:
+        """Return the stored fields of several batches; ``None`` where each is better read alone."""
         ...
 
     def build(

@@ -8,11 +8,13 @@ Guarantees:
 - ``lend`` never waits: if nothing was returned, it allocates. The engine limits how many batches
   are in progress; what the consumer keeps is the consumer's.
 - Returning takes no lock, since it happens wherever the last reference is dropped.
+- What was lent when the process was forked is not lent again: the child may see it.
 
 The pool allocates through the function it is given, which may return pinned or shared memory.
 """
 
 import math
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -32,21 +34,34 @@ LARGE = 1 << 20
 ALIGNED = 64
 
 
+_forks = [0]  # how often this process was forked
+
+
+def _count_fork() -> None:
+    _forks[0] += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_count_fork)
+
+
 class _Loan:
     """Memory lent by the pool, exposed to NumPy by its array interface; returned on deletion."""
 
-    __slots__ = ("__array_interface__", "_free", "_lent", "memory")
+    __slots__ = ("__array_interface__", "_forks", "_free", "_lent", "memory")
 
     def __init__(self, memory: Bytes, free: "deque[Bytes]", lent: set[int]) -> None:
         self.memory = memory
         self._free = free
         self._lent = lent
+        self._forks = _forks[0]
         self.__array_interface__ = memory.__array_interface__
         lent.add(id(memory))
 
     def __del__(self) -> None:
         self._lent.discard(id(self.memory))
-        self._free.append(self.memory)
+        if self._forks == _forks[0]:  # else a forked child may still see it, if it is shared
+            self._free.append(self.memory)
 
 
 def buffer_of(array: NDArray[Any]) -> Bytes | None:

@@ -3,18 +3,21 @@
 import math
 import os
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.global_rng import renew_locks, seed_globals
-from ndfeed.dataset.map_steps import Batch, SampleFailed
+from ndfeed.dataset.in_memory import with_memory
+from ndfeed.dataset.map_steps import Batch, SampleFailed, Step
+from ndfeed.dataset.row_selection import Rows
 from ndfeed.errors import Error, WorkerError
-from ndfeed.files.shared_memory import Handle, attach
+from ndfeed.files.shared_memory import Handle, Shared, attach
 from ndfeed.loading.batch_builder import BatchBuilder
 from ndfeed.loading.buffer_pool import ALIGNED, SMALL, Bytes, Pool
 from ndfeed.loading.host_source import HostSource
@@ -50,6 +53,32 @@ class Job:
 
     ds: Dataset
     options: Options
+
+
+def make_job(ds: Dataset, options: Options) -> Job:
+    """Return what worker processes need, without what this process has open."""
+    groups = tuple(
+        Group(group.starts, tuple(map(replace, group.columns)), group.mapped, group.checks)
+        for group in ds.groups
+    )
+    return Job(_restore(groups, ds.rows, ds.steps, ds.names), options)
+
+
+def _restore(
+    groups: tuple[Group, ...], rows: Rows, steps: tuple[Step, ...], names: tuple[str, ...]
+) -> Dataset:
+    groups = tuple(map(_reattach, groups))
+    made = _restore, (groups, rows, steps, names)
+    return Dataset(groups, made, rows=rows, steps=steps, names=names)
+
+
+def _reattach(group: Group) -> Group:
+    """Return the group with its memory as this process finds it, where it has no files."""
+    table, memory = group.table, group.table.owner
+    if not table.sealed or not isinstance(memory, Shared):
+        return group
+    table = with_memory(table, memory)
+    return replace(group, columns=tuple(replace(one, table=table) for one in group.columns))
 
 
 def align(size: int) -> int:
@@ -145,7 +174,10 @@ class _Worker:
         places, size = _lay_out(made, room)
         if size > (0 if room is None else len(room)):
             parent.send(("room", size))
-            room = self._attach(parent.receive())
+            handle = parent.receive()
+            if handle is None:
+                raise WorkerError("there is no room")
+            room = self._attach(handle)
             places, _ = _lay_out(made, room)
         if room is not None:
             _copy(made, places, room)

@@ -2,8 +2,9 @@
 
 Threads are enough where reading is large copies, or where the consumer is slower anyway. Opening
 many files, decoding small ones and most maps hold the GIL: there processes are faster, by as much
-as there are cores. What is faster is measured: processes are started when the consumer has to
-wait for threads, and kept if they deliver more.
+as there are cores. For files, what is faster is measured: processes are started when the consumer
+has to wait for threads, and kept if they deliver more. Functions given to ``map`` run in processes
+only if that was asked for: they may depend on the state of the program, and change it.
 """
 
 import _thread
@@ -65,19 +66,6 @@ def why_not_fork() -> str:
     return ""
 
 
-def find_obstacle(steps: Sequence[Step]) -> str:
-    """Say why processes cannot be chosen for these maps without being asked for."""
-    if is_portable(steps):
-        return process_server.why_not()
-    found = why_not_fork()
-    if not found:
-        return ""
-    return (
-        f"{found}, and a function given to map() cannot be found by name in another process: "
-        "define it in a module"
-    )
-
-
 class Switch:
     """Builds batches by processes if they are wanted and run, otherwise in this process."""
 
@@ -91,8 +79,8 @@ class Switch:
         """What builds batches now."""
         return self._processes if self.wanted and self._processes.ready else self._local
 
-    def read(self, rows: Ints, timing: Timing) -> Batch:
-        """Return the stored fields of ``rows``."""
+    def read(self, rows: Ints, timing: Timing) -> Batch | None:
+        """Return the stored fields of several batches; ``None`` where each is better read alone."""
         return self.now.read(rows, timing)
 
     def build(
@@ -144,6 +132,10 @@ class Trial:
     def restart(self, rows: int, waited: float) -> None:
         """Start over after a pause: neither the pause counts nor the first batches."""
         self._settling = True
+        self._started = self._started and self._processes.ready  # or a pass ended meanwhile
+        self._note(rows, waited)
+
+    def _note(self, rows: int, waited: float) -> None:
         self._at, self._rows, self._waited = time.perf_counter(), rows, waited
 
     def look(self, rows: int, waited: float, batch: int) -> None:
@@ -151,8 +143,8 @@ class Trial:
         taken = time.perf_counter() - self._at
         made = rows - self._rows
         waits = (waited - self._waited) / taken > _MAY_WAIT
-        if self._settling:
-            self.restart(rows, waited)  # what was in progress before does not count
+        if self._settling or (self._switch.wanted and not self._processes.ready):
+            self._note(rows, waited)  # what was in progress before does not count
             self._settling = False
             return
         measured = taken >= _LEAST and made >= _FEW * batch
@@ -160,8 +152,7 @@ class Trial:
             return
         self._rates[self._switch.wanted] = made / taken
         self._measured += self._switch.wanted
-        self.restart(rows, waited)
-        self._settling = False
+        self._note(rows, waited)
         if self._rates[1]:
             self._judge()
         elif self._processes.problem:
@@ -182,8 +173,6 @@ class Trial:
             self.over = True
         else:
             self.over = True
-            if not self._switch.wanted:
-                _thread.start_new_thread(self._processes.close, ())
 
     def _use_processes(self) -> None:
         self._switch.wanted = self._settling = True

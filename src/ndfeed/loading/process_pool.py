@@ -18,24 +18,21 @@ import _thread
 import heapq
 import math
 import threading
+import time
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count as count_up
 from queue import SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.map_steps import Batch, SampleFailed, Step
-from ndfeed.dataset.row_selection import Rows
-from ndfeed.errors import Error, WorkerError
+from ndfeed.dataset.map_steps import Batch, SampleFailed
+from ndfeed.errors import Error, ResourceError, WorkerError
 from ndfeed.files.shared_memory import Block, Handle
 from ndfeed.loading.batch_builder import BatchBuilder, format_rows
-from ndfeed.loading.buffer_pool import SMALL, Pool, buffer_of
+from ndfeed.loading.buffer_pool import SMALL, Bytes, Pool, buffer_of
 from ndfeed.loading.map_rng import SampleSeeds
-from ndfeed.loading.options import Options
 from ndfeed.loading.pool_worker import Job, Location, Task, address, align, array_at, serve
 from ndfeed.loading.process_server import Payload, Server, ServerError
 from ndfeed.loading.timing import Timing
@@ -45,6 +42,7 @@ from ndfeed.order.permutation import Ints
 
 _MOST_LENT = 128
 _TRIES = 2  # of a batch, if processes die
+_QUICK = 0.02  # seconds that several batches may take together, since they come together
 
 
 class Processes:
@@ -52,11 +50,19 @@ class Processes:
 
     ``reads`` says whether they read the rows themselves; otherwise threads do, and processes run
     the maps. ``local`` builds batches in this process where none can be started. They are forks of
-    a lean process, or of this one where ``lean`` is false.
+    a lean process; or of this one where ``lean`` is false, or that fails and it ``may_fork``.
     """
 
     def __init__(
-        self, count: int, job: Job, pool: Pool, local: BatchBuilder, *, reads: bool, lean: bool
+        self,
+        count: int,
+        job: Job,
+        pool: Pool,
+        local: BatchBuilder,
+        *,
+        reads: bool,
+        lean: bool,
+        may_fork: bool = False,
     ) -> None:
         self.count = count
         self.problem = ""  # why there are none
@@ -65,6 +71,7 @@ class Processes:
         self._local = local
         self._reads = reads
         self.lean = lean
+        self._may_fork = may_fork
         self._mapped = bool(job.ds.steps)
         self._lock = threading.Lock()
         self._starting = threading.Lock()
@@ -75,13 +82,14 @@ class Processes:
         self._waiting: list[tuple[int, int, SimpleQueue[Child | None]]] = []
         self._number = count_up()
         self._room = 0  # bytes that results needed so far
+        self._seconds = _QUICK  # that the last batch took
         self._fields = [] if self._mapped or not reads else _row_sizes(job.ds)
         self._closed = False
 
     @property
     def ready(self) -> bool:
         """Do all processes run?"""
-        return len(self._all) == self.count
+        return 0 < self.count == len(self._all)
 
     def reopen(self) -> None:
         """Allow processes to be started, perhaps again after ``close``."""
@@ -104,11 +112,25 @@ class Processes:
                 with self._lock:
                     while len(self._all) < self.count and not self._closed:
                         self._add()
-            except (OSError, ServerError, Error) as error:
-                with self._lock:
-                    self._give_up(f"{error}")
-            if self._closed:  # meanwhile
-                self.close()
+            except Exception as error:  # noqa: BLE001 - or whoever waits would wait for ever
+                if self.lean and self._may_fork:
+                    self.lean = False
+                    self._start_forks()
+                else:
+                    with self._lock:
+                        self._give_up(f"{error}")
+            with self._lock:
+                ending = self._take_all() if self._closed else None
+            if ending is not None:  # closed meanwhile
+                _end(*ending)
+
+    def _start_forks(self) -> None:
+        with self._lock:
+            try:
+                while len(self._all) < self.count and not self._closed:
+                    self._add()
+            except (OSError, Error) as error:
+                self._give_up(f"{error}")
 
     def _give_up(self, problem: str) -> None:
         """Go on with the processes there are; without any, in threads. The lock is held."""
@@ -142,11 +164,11 @@ class Processes:
 
     # What a ``Builder`` has.
 
-    def read(self, rows: Ints, timing: Timing) -> Batch:
-        """Return the stored fields of ``rows``, which are several batches."""
-        if self._mapped or not self._reads:
+    def read(self, rows: Ints, timing: Timing) -> Batch | None:
+        """Return the stored fields of several batches; ``None`` where each is better read alone."""
+        if not self._reads:
             return self._local.read(rows, timing)
-        return self._build([Task(rows, None)], timing)[0]
+        return None if self._mapped else self._build([Task(rows, None)], timing)[0]
 
     def build(
         self, rows: Ints, seeds: SampleSeeds | None, timing: Timing, batch: Batch | None = None
@@ -159,8 +181,8 @@ class Processes:
     def build_several(
         self, rows: Sequence[Ints], seeds: Sequence[SampleSeeds], timing: Timing
     ) -> list[Batch] | None:
-        """Return several small batches that maps make; ``None`` where threads read them."""
-        if not self._reads:
+        """Return several small batches that maps make; ``None`` where that is no faster."""
+        if not self._reads or self._seconds * len(rows) > _QUICK:
             return None
         return self._build(list(map(Task, rows, seeds)), timing)
 
@@ -192,12 +214,18 @@ class Processes:
                 for t in tasks
             ]
         seeds = tasks[0].seeds
+        try:
+            room = self._lend(tasks)
+        except ResourceError:  # too many open files, say
+            return self._build_here(tasks, timing)
         process = self._borrow(0 if seeds is None else seeds.first)
         if process is None:
-            return [self._local.build(*task[:2], timing, task.batch) for task in tasks]
+            return self._build_here(tasks, timing)
         alive = False
         try:
-            made = self._ask(process, tasks, timing)
+            began = time.perf_counter()
+            made = self._ask(process, tasks, room, timing)
+            self._seconds = (time.perf_counter() - began) / len(tasks)
             alive = True
             return made
         except Died:
@@ -207,6 +235,28 @@ class Processes:
             raise
         finally:
             self._return(process, alive)
+
+    def _build_here(self, tasks: list[Task], timing: Timing) -> list[Batch]:
+        return [self._local.build(*task[:2], timing, task.batch) for task in tasks]
+
+    def _lend(self, tasks: list[Task]) -> Bytes | None:
+        """Return shared memory for what is asked for."""
+        size = self._room
+        if self._fields:  # then their sizes are known, unlike those of what maps make
+            rows = sum(len(task.rows) for task in tasks)
+            size = sum(align(rows * size) for size in self._fields)
+            if size > self._room:
+                self._room = size
+                self._pool.clear()  # smaller ones are hardly needed any more
+        return self._pool.lend(size) if size >= SMALL else None
+
+    def _lend_more(self, size: int) -> Bytes:
+        """Return shared memory of ``size`` bytes or more, and remember how much is needed."""
+        size = 1 << (size - 1).bit_length()  # few different sizes
+        if size > self._room:
+            self._room = size
+            self._pool.clear()
+        return self._pool.lend(size)
 
     def _borrow(self, position: int) -> Child | None:
         """Return an idle process, the earliest waiting batch first; ``None`` if there are none."""
@@ -244,18 +294,21 @@ class Processes:
         except (OSError, Error) as error:
             self._give_up(f"{error}")
 
-    def _ask(self, process: Child, tasks: list[Task], timing: Timing) -> list[Batch]:
+    def _ask(
+        self, process: Child, tasks: list[Task], room: Bytes | None, timing: Timing
+    ) -> list[Batch]:
         blocks: list[Handle] = []
         sent = [task._replace(batch=_prepare_to_send(task.batch, blocks)) for task in tasks]
-        # The sizes of stored fields are known, unlike those of what maps make.
-        rows = sum(len(task.rows) for task in tasks)
-        self._room = max(self._room, sum(align(rows * size) for size in self._fields))
-        room = self._pool.lend(self._room) if self._room >= SMALL else None
         answer = process.ask((sent, blocks, _get_handle(room)))
         if answer[0] == "room":
-            self._room = max(answer[1], self._room)
-            room = self._pool.lend(self._room)
+            before = room  # kept until all was copied: the process may still read it
+            try:
+                room = self._lend_more(answer[1])
+            except BaseException:
+                process.ask(None)  # it waits for an answer
+                raise
             answer = process.ask(_get_handle(room))
+            del before
         if answer[0] == "error":
             _raise(*answer[1:])
         _, found, spent = answer
@@ -273,31 +326,24 @@ class Processes:
         """End all processes; threads that wait for one get an error."""
         with self._lock:
             self._closed = True
-            ending, self._all, self._idle = self._all, [], []
-            server, self._server = self._server, None
+            ending = self._take_all()
             self._turn_away()
-        for process in ending:
-            process.terminate()
-        for process in ending:
-            process.reap()
-        if server is not None:
-            server.close()
+        _end(*ending)
+
+    def _take_all(self) -> "tuple[list[Child], Server | None]":
+        """Forget all processes, and return them; the lock is held."""
+        ending, self._all, self._idle = self._all, [], []
+        server, self._server = self._server, None
+        return ending, server
 
 
-def make_job(ds: Dataset, options: Options) -> Job:
-    """Return what worker processes need, without what this process has open."""
-    groups = tuple(
-        Group(group.starts, tuple(map(replace, group.columns)), group.mapped, group.checks)
-        for group in ds.groups
-    )
-    return Job(_restore(groups, ds.rows, ds.steps, ds.names), options)
-
-
-def _restore(
-    groups: tuple[Group, ...], rows: Rows, steps: tuple[Step, ...], names: tuple[str, ...]
-) -> Dataset:
-    made = _restore, (groups, rows, steps, names)
-    return Dataset(groups, made, rows=rows, steps=steps, names=names)
+def _end(processes: list[Child], server: Server | None) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.reap()
+    if server is not None:
+        server.close()
 
 
 def _row_sizes(ds: Dataset) -> list[int]:

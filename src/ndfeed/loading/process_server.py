@@ -23,6 +23,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from multiprocessing import current_process
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.reduction import recv_handle as receive_descriptor
@@ -103,7 +104,9 @@ class Server:
                     self._process = _start_interpreter(theirs.fileno())
                 except OSError as error:
                     raise ServerError(f"{error}") from None
-        problem = self._ask(lambda: self._control.send((payload.block.handle, payload.places)))
+        key = bytes(current_process().authkey)  # with which torch's tensors are fetched
+        first = payload.block.handle, payload.places, key
+        problem = self._ask(lambda: self._control.send(first))
         if problem:
             self.close()
             raise ServerError(problem)
@@ -126,10 +129,7 @@ class Server:
 
     def status(self, pid: int) -> int | None:
         """Return the exit status of a worker process, ``None`` while it runs."""
-        try:
-            found: int | None = self._ask(lambda: self._control.send(pid))
-        except ServerError:
-            return 0
+        found: int | None = self._ask(lambda: self._control.send(pid))
         return found
 
     def _ask(self, send: Callable[[], None]) -> Message:
@@ -163,12 +163,15 @@ class _Served(Child):
         self._server = server
 
     def _find_status(self) -> int | None:
-        return self._server.status(self.pid)
+        try:
+            return self._server.status(self.pid)
+        except ServerError:  # then nobody can tell but the process itself
+            return None if self._is_running() else 0
 
 
 def _start_interpreter(fd: int) -> "subprocess.Popen[bytes]":
     code = (
-        f"import sys; sys.path[:] = {sys.path!r}; "
+        f"import sys; sys.path[:] = {list(map(os.fspath, sys.path))!r}; "
         f"from ndfeed.loading.process_server import run_server; run_server({fd})"
     )
     flags = [f"-W{option}" for option in sys.warnoptions]
@@ -222,7 +225,8 @@ def run_server(fd: int) -> None:
     os._exit(0)
 
 
-def _load(handle: Handle, places: list[tuple[int, int]]) -> tuple[Main, Any]:
+def _load(handle: Handle, places: list[tuple[int, int]], key: bytes) -> tuple[Main, Any]:
+    current_process().authkey = key
     memory = memoryview(attach(handle)).toreadonly()  # type: ignore[arg-type]
     text, *buffers = (memory[start:stop] for start, stop in places)
     found: tuple[Main, Any] = ForkingPickler.loads(text, buffers=buffers)

@@ -30,16 +30,17 @@ from ndfeed.loading.host_source import HostSource
 from ndfeed.loading.map_rng import Key, SampleSeeds, key_of
 from ndfeed.loading.options import Options, Request, stored_fields
 from ndfeed.loading.plan import Plan, make_plan
+from ndfeed.loading.pool_worker import make_job
 from ndfeed.loading.process_choice import (
     Switch,
     Trial,
-    find_obstacle,
     is_portable,
     opens_files,
     share_of_cores,
     start_in_background,
+    why_not_fork,
 )
-from ndfeed.loading.process_pool import Processes, make_job
+from ndfeed.loading.process_pool import Processes
 from ndfeed.loading.report import Snapshot
 from ndfeed.loading.thread_count import Tuner, guess_threads
 from ndfeed.loading.timing import Disk, Timing
@@ -134,17 +135,24 @@ class Runtime:
     ) -> Processes | None:
         """Return processes that are not started yet, or ``None`` where they are of no use."""
         asked = options.processes
-        if asked == 0 or not (ds.steps or (opens_files(ds) and not plan.coded)):
-            return None
-        if asked is None:
-            if plan.coded or share_of_cores() == 1:
+        if ds.steps:
+            if not asked:
                 return None
-            self._obstacle = find_obstacle(ds.steps)
+            # As the functions are now, unless this process cannot be forked safely.
+            lean = bool(why_not_fork()) and not process_server.why_not() and is_portable(ds.steps)
+        else:
+            if asked == 0 or plan.coded or not opens_files(ds):
+                return None
+            if asked is None and (options.threads or share_of_cores() == 1):
+                return None
+            self._obstacle = process_server.why_not()
             if self._obstacle:
                 return None
-        lean = not process_server.why_not() and is_portable(ds.steps)
-        job, count = make_job(ds, options), asked or share_of_cores()
-        return Processes(count, job, self._shared, local, reads=not plan.coded, lean=lean)
+            lean = True
+        return Processes(
+            asked or share_of_cores(), make_job(ds, options), self._shared, local,
+            reads=not plan.coded, lean=lean, may_fork=bool(ds.steps) and hasattr(os, "fork"),
+        )  # fmt: skip
 
     @property
     def skipped(self) -> Skipped:

@@ -44,6 +44,9 @@ _pipes: "weakref.WeakSet[Pipe]" = weakref.WeakSet()
 def _in_forked_child() -> None:
     global starting
     starting = threading.Lock()
+    for pipe in list(_pipes):  # or workers would not notice the end of their parent
+        with contextlib.suppress(OSError):
+            pipe.close()
 
 
 if hasattr(os, "register_at_fork"):
@@ -138,6 +141,12 @@ class Child:
         self.reap()
         raise Died(self.pid, self._status, asked=asked)
 
+    def _is_running(self) -> bool:
+        """Return whether it runs, as far as the system tells; for one that is no child of ours."""
+        if self._end is None:
+            return False
+        return not wait([self._end], 0)
+
     def terminate(self) -> None:
         """Tell it to end; it does so at once, whatever it is doing."""
         if not self._has_ended():
@@ -223,8 +232,6 @@ def run_child(
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for other in list(_pipes):
-            other.close()
         _serve(main, argument, pipe, parent)
         status = 0
     finally:
