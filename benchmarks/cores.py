@@ -4,8 +4,9 @@ One sample per file, batches of 64, shuffled; samples of 49 and 786 KB, like sma
 feature maps. Compared with a DataLoader that calls ``np.load`` (or ``torch.load``) in 4, 8 and 16
 workers, of which the best counts, and with a floor: as many processes as cores, which read with
 nothing around them. ndfeed runs with the defaults unless a line says otherwise, on 1, 2, 4, 8 and
-all cores (by affinity). A map crops and flips every sample with NumPy; its rows are in the page
-cache like everything here. Sums of all batches are compared before anything is timed.
+all cores (by affinity); with maps, in as many processes as cores. A map crops and flips every
+sample with NumPy; its rows are in the page cache like everything here. Sums of all batches are
+compared before anything is timed.
 
     python benchmarks/cores.py                  # all questions, on all cores
     python benchmarks/cores.py deflated stored  # some
@@ -266,7 +267,8 @@ def ask(name, root, asked):
             say(case=name, way="DataLoader", workers=workers, rate=round(naive[workers]))
     for count in counts:
         os.sched_setaffinity(0, sorted(every)[:count])
-        rate, how = run_ndfeed(folder, kind, {}, seconds)
+        asked_for = {"processes": count} if kind == "npy rows" and count > 1 else {}
+        rate, how = run_ndfeed(folder, kind, asked_for, seconds)
         say(case=name, way="ndfeed", cores=count, rate=round(rate), **how)
     for processes in (most, 0):
         fixed, how = run_ndfeed(folder, kind, {"processes": processes}, seconds)

@@ -371,8 +371,9 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares
     - ``memory``: limit for prefetched batches and decoded streams together, in bytes or as text
       such as ``"2GB"``; by default an eighth of what the process may have, at most 2 GiB.
     - ``threads``: by default chosen by what is read, and adapted.
-    - ``processes``: how many worker processes read files and run the functions given to ``map``.
-      By default they are started if threads are too slow, and kept if they are faster; 0 for none.
+    - ``processes``: how many worker processes read files that are opened for every sample, or run
+      the functions given to ``map``. By default files are read by processes if that is faster, and
+      functions run in threads; 0 for none.
     - ``ragged``: samples of different shapes as a ``"list"``, ``"pad"``-ded, or ``"packed"``.
     - ``pad_to``: the length to which samples are padded in every batch, instead of the longest in
       the batch, or a tuple with one for each axis that differs; for all ragged fields, or as a
