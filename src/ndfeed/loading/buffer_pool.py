@@ -103,6 +103,11 @@ class Pool:
             memory = self._allocate(size)
         return np.asarray(_Loan(memory, free, self._lent))
 
+    def lend_once(self, size: int) -> Bytes:
+        """Lend ``size`` bytes that are freed once nobody can see them any more."""
+        self.made += 1
+        return np.asarray(_Loan(self._allocate(size), deque(maxlen=0), self._lent))
+
     def array(self, count: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """Return an uninitialized array for ``count`` samples."""
         size = math.prod(shape) * dtype.itemsize * count

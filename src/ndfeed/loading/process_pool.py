@@ -45,12 +45,38 @@ _TRIES = 2  # of a batch, if processes die
 _QUICK = 0.02  # seconds that several batches may take together, since they come together
 
 
+class _Rooms:
+    """Shared memory for what processes build. ``sizes`` are those of a row's fields, if known."""
+
+    def __init__(self, pool: Pool, sizes: list[int], limit: int) -> None:
+        self._pool = pool
+        self._limit = limit  # bytes of all of it
+        self._sizes = sizes
+        self._usual = 0  # bytes that were needed at most
+
+    def lend(self, rows: int) -> Bytes | None:
+        """Lend what so many rows need, as far as is known."""
+        size = sum(align(rows * one) for one in self._sizes) or self._usual
+        return self._lend(size) if size >= SMALL else None
+
+    def lend_more(self, size: int) -> Bytes:
+        """Lend what was found to be needed."""
+        return self._lend(1 << (size - 1).bit_length())  # few different sizes
+
+    def _lend(self, size: int) -> Bytes:
+        used = self._pool.lent * self._usual
+        if size > self._usual or used + self._pool.idle + size > self._limit:
+            self._pool.clear()
+        self._usual = max(size, self._usual)
+        return self._pool.lend(size) if size == self._usual else self._pool.lend_once(size)
+
+
 class Processes:
     """Builds batches in ``count`` processes, each used by one thread at a time.
 
-    ``reads`` says whether they read the rows themselves; otherwise threads do, and processes run
-    the maps. ``local`` builds batches in this process where none can be started. They are forks of
-    a lean process; or of this one where ``lean`` is false, or that fails and it ``may_fork``.
+    They are forks of a ``lean`` process or of this one, and share ``limit`` bytes of memory. If
+    they do not read the rows themselves (``reads``), threads do, and processes run the maps.
+    ``local`` builds batches in this process where none can be started.
     """
 
     def __init__(
@@ -60,9 +86,9 @@ class Processes:
         pool: Pool,
         local: BatchBuilder,
         *,
+        limit: int,
         reads: bool,
         lean: bool,
-        may_fork: bool = False,
     ) -> None:
         self.count = count
         self.problem = ""  # why there are none
@@ -71,7 +97,6 @@ class Processes:
         self._local = local
         self._reads = reads
         self.lean = lean
-        self._may_fork = may_fork
         self._mapped = bool(job.ds.steps)
         self._lock = threading.Lock()
         self._starting = threading.Lock()
@@ -81,9 +106,8 @@ class Processes:
         # A heap of the positions of batches that wait for a process, each with its queue.
         self._waiting: list[tuple[int, int, SimpleQueue[Child | None]]] = []
         self._number = count_up()
-        self._room = 0  # bytes that results needed so far
+        self._rooms = _Rooms(pool, [] if self._mapped or not reads else _row_sizes(job.ds), limit)
         self._seconds = _QUICK  # that the last batch took
-        self._fields = [] if self._mapped or not reads else _row_sizes(job.ds)
         self._closed = False
 
     @property
@@ -96,41 +120,34 @@ class Processes:
         self._closed = False
 
     def start(self) -> None:
-        """Start all processes that are not running; where that fails, ``problem`` says why.
-
-        Does nothing once they were closed.
-        """
+        """Start what is missing, unless it was closed; ``problem`` says why that failed."""
         uninterrupted(self._start)
 
     def _start(self) -> None:
         with self._starting:  # one at a time, and others may be used meanwhile
-            try:
-                if self.lean and self._server is None and not self._closed:
-                    server = Server(Payload(serve, self._job))
-                    with self._lock:
-                        self._server = server
-                with self._lock:
-                    while len(self._all) < self.count and not self._closed:
-                        self._add()
-            except Exception as error:  # noqa: BLE001 - or whoever waits would wait for ever
-                if self.lean and self._may_fork:
-                    self.lean = False
-                    self._start_forks()
-                else:
-                    with self._lock:
-                        self._give_up(f"{error}")
+            problem = self._try_starting()
+            if problem and self.lean and self._mapped:  # as was asked for, whatever it takes
+                self.lean = False
+                problem = self._try_starting()
             with self._lock:
-                ending = self._take_all() if self._closed else None
-            if ending is not None:  # closed meanwhile
-                _end(*ending)
+                if problem:
+                    self._give_up(problem)
+                ending = self._take_all() if self._closed else ([], None)  # closed meanwhile
+            _end(*ending)
 
-    def _start_forks(self) -> None:
-        with self._lock:
-            try:
+    def _try_starting(self) -> str:
+        """Start what is missing, and return what went wrong."""
+        try:
+            if self.lean and self._server is None and not self._closed:
+                server = Server(Payload(serve, self._job))
+                with self._lock:
+                    self._server = server
+            with self._lock:
                 while len(self._all) < self.count and not self._closed:
                     self._add()
-            except (OSError, Error) as error:
-                self._give_up(f"{error}")
+        except Exception as error:  # noqa: BLE001 - or whoever waits would wait for ever
+            return f"{error}" or type(error).__name__
+        return ""
 
     def _give_up(self, problem: str) -> None:
         """Go on with the processes there are; without any, in threads. The lock is held."""
@@ -194,18 +211,10 @@ class Processes:
             except Died as died:
                 left -= died.asked  # another one may have died while it was idle
                 if not left:
-                    raise self._make_error(tasks, died) from None
+                    raise _make_error(tasks, died, mapped=self._mapped) from None
                 if self._reads:
                     continue
                 tasks = [task._replace(batch=None) for task in tasks]  # a map may have modified it
-
-    def _make_error(self, tasks: list[Task], died: Died) -> WorkerError:
-        rows = format_rows(np.concatenate([task.rows for task in tasks]))
-        if self._mapped:
-            problem = f"{died} while running map() on {rows}, as did the one before it"
-            return WorkerError(problem, "check whether the function crashes or runs out of memory")
-        problem = f"{died} while reading {rows}, as did the one before it"
-        return WorkerError(problem, "check whether the machine runs out of memory")
 
     def _try_building(self, tasks: list[Task], timing: Timing) -> list[Batch]:
         if not self._reads:
@@ -215,7 +224,7 @@ class Processes:
             ]
         seeds = tasks[0].seeds
         try:
-            room = self._lend(tasks)
+            room = self._rooms.lend(sum(len(task.rows) for task in tasks))
         except ResourceError:  # too many open files, say
             return self._build_here(tasks, timing)
         process = self._borrow(0 if seeds is None else seeds.first)
@@ -238,25 +247,6 @@ class Processes:
 
     def _build_here(self, tasks: list[Task], timing: Timing) -> list[Batch]:
         return [self._local.build(*task[:2], timing, task.batch) for task in tasks]
-
-    def _lend(self, tasks: list[Task]) -> Bytes | None:
-        """Return shared memory for what is asked for."""
-        size = self._room
-        if self._fields:  # then their sizes are known, unlike those of what maps make
-            rows = sum(len(task.rows) for task in tasks)
-            size = sum(align(rows * size) for size in self._fields)
-            if size > self._room:
-                self._room = size
-                self._pool.clear()  # smaller ones are hardly needed any more
-        return self._pool.lend(size) if size >= SMALL else None
-
-    def _lend_more(self, size: int) -> Bytes:
-        """Return shared memory of ``size`` bytes or more, and remember how much is needed."""
-        size = 1 << (size - 1).bit_length()  # few different sizes
-        if size > self._room:
-            self._room = size
-            self._pool.clear()
-        return self._pool.lend(size)
 
     def _borrow(self, position: int) -> Child | None:
         """Return an idle process, the earliest waiting batch first; ``None`` if there are none."""
@@ -303,7 +293,7 @@ class Processes:
         if answer[0] == "room":
             before = room  # kept until all was copied: the process may still read it
             try:
-                room = self._lend_more(answer[1])
+                room = self._rooms.lend_more(answer[1])
             except BaseException:
                 process.ask(None)  # it waits for an answer
                 raise
@@ -313,14 +303,9 @@ class Processes:
             _raise(*answer[1:])
         _, found, spent = answer
         timing.add_stages(spent)
-        made = [{name: _unpack(value, room) for name, value in one.items()} for one in found]
-        if self._pool.lent > _MOST_LENT:
-            # Shared memory takes file descriptors: a consumer that keeps many batches gets copies.
-            return [
-                {k: np.array(v) if one[k] is not v else v for k, v in batch.items()}
-                for batch, one in zip(made, found, strict=True)
-            ]
-        return made
+        # Shared memory takes file descriptors: a consumer that keeps many batches gets copies.
+        copies = self._pool.lent > _MOST_LENT
+        return [{k: _unpack(v, room, copies=copies) for k, v in one.items()} for one in found]
 
     def close(self) -> None:
         """End all processes; threads that wait for one get an error."""
@@ -335,6 +320,16 @@ class Processes:
         ending, self._all, self._idle = self._all, [], []
         server, self._server = self._server, None
         return ending, server
+
+
+def _make_error(tasks: list[Task], died: Died, *, mapped: bool) -> WorkerError:
+    rows = format_rows(np.concatenate([task.rows for task in tasks]))
+    does = "running map() on" if mapped else "reading"
+    what = "the function crashes or" if mapped else "the machine"
+    return WorkerError(
+        f"{died} while {does} {rows}, as did the one before it",
+        f"check whether {what} runs out of memory",
+    )
 
 
 def _end(processes: list[Child], server: Server | None) -> None:
@@ -375,10 +370,10 @@ def _prepare_to_send(batch: Batch | None, blocks: list[Handle]) -> Batch | None:
     return sent
 
 
-def _unpack(value: object, room: NDArray[np.uint8] | None) -> object:
-    if isinstance(value, Location) and room is not None:
-        return array_at(room, value)
-    return value
+def _unpack(value: object, room: Bytes | None, *, copies: bool) -> object:
+    if not isinstance(value, Location) or room is None:
+        return value
+    return np.array(array_at(room, value)) if copies else array_at(room, value)
 
 
 def _raise(error: Exception, trace: str, at: int | None) -> None:

@@ -151,7 +151,7 @@ class Runtime:
             lean = True
         return Processes(
             asked or share_of_cores(), make_job(ds, options), self._shared, local,
-            reads=not plan.coded, lean=lean, may_fork=bool(ds.steps) and hasattr(os, "fork"),
+            limit=self._budget.batches, reads=not plan.coded, lean=lean,
         )  # fmt: skip
 
     @property
