@@ -26,6 +26,7 @@ from ndfeed.cli.console import Meter, format_rate, literal, make_console, print_
 from ndfeed.cli.options import JsonOption
 from ndfeed.cli.throughput import length, run
 from ndfeed.errors import DeniedError, MissingError, SpaceError, shown_size
+from ndfeed.files.threads import run_apart
 from ndfeed.progress import Bar
 
 _BATCH = 128
@@ -169,12 +170,20 @@ def make(folder: Path, files: int) -> None:
     rng = np.random.default_rng(0)
     patterns = rng.integers(0, 4, (_CLASSES, _SHAPE[0], *(n // 8 for n in _SHAPE[1:])), np.uint8)
     labels = rng.integers(0, _CLASSES, files)
+    stopped: list[None] = []
     with Bar("making files", files) as bar:
-        for number, label in enumerate(labels.tolist()):
-            image = np.kron(patterns[label] * np.uint8(40), np.ones((1, 8, 8), np.uint8))
-            image += rng.integers(0, 16, _SHAPE, np.uint8)  # few levels, so that they compress
-            np.savez_compressed(folder / f"{number:06}.npz", image=image, label=label)
-            bar.advance(1)
+
+        def write() -> None:
+            for number, label in enumerate(labels.tolist()):
+                if stopped:
+                    return
+                image = np.kron(patterns[label] * np.uint8(40), np.ones((1, 8, 8), np.uint8))
+                image += rng.integers(0, 16, _SHAPE, np.uint8)  # few levels, so that they compress
+                np.savez_compressed(folder / f"{number:06}.npz", image=image, label=label)
+                bar.advance(1)
+
+        # Apart: a Ctrl-C within zipfile would become an error, or be lost.
+        run_apart(write, lambda: stopped.append(None))
 
 
 def samples_of(batches: Iterable[Any]) -> list[bytes]:
