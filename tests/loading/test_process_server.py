@@ -1,5 +1,6 @@
 """Files read by lean processes: what they are, what they deliver, and how they end."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -45,9 +46,12 @@ def flat(batch):
 
 def workers():
     """Processes of this one's loaders: the servers and their workers."""
-    own = psutil.Process().children()
-    servers = [one for one in own if "process_server" in " ".join(one.cmdline())]
-    return servers + [child for one in servers for child in one.children(recursive=True)]
+    found = []
+    for one in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it ends just now
+            if "process_server" in " ".join(one.cmdline()):
+                found += [one, *one.children(recursive=True)]
+    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)

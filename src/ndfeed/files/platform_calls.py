@@ -128,10 +128,7 @@ def private_memory(size: int) -> mmap.mmap:
     """Allocate ``size`` bytes, in large pages where possible; dropping them frees the memory."""
     require_memory(size)
     try:
-        if hasattr(mmap, "MAP_PRIVATE"):  # not shared, or a forked child would see later batches
-            made = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        else:
-            made = mmap.mmap(-1, size)
+        made = mmap.mmap(-1, size)
     except OSError:
         raise out_of_memory(size) from None
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -30,7 +30,7 @@ from ndfeed.loading.host_source import HostSource
 from ndfeed.loading.map_rng import Key, SampleSeeds, key_of
 from ndfeed.loading.options import Options, Request, stored_fields
 from ndfeed.loading.plan import Plan, make_plan
-from ndfeed.loading.pool_worker import make_job
+from ndfeed.loading.pool_worker import can_travel, make_job
 from ndfeed.loading.process_choice import (
     Switch,
     Trial,
@@ -139,14 +139,15 @@ class Runtime:
             if not asked:
                 return None
             # As the functions are now, unless this process cannot be forked safely.
-            lean = bool(why_not_fork()) and not process_server.why_not() and is_portable(ds.steps)
+            lean = bool(why_not_fork()) and not process_server.why_not()
+            lean = lean and is_portable(ds.steps) and can_travel(ds)
         else:
             if asked == 0 or plan.coded or not opens_files(ds):
                 return None
             if asked is None and (options.threads or share_of_cores() == 1):
                 return None
             self._obstacle = process_server.why_not()
-            if self._obstacle:
+            if self._obstacle or not can_travel(ds):
                 return None
             lean = True
         return Processes(
