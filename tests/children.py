@@ -11,6 +11,7 @@ import time
 from contextlib import contextmanager
 
 import psutil
+from hypothesis import settings
 
 PRELUDE = """
 import os, resource, signal, sys, time
@@ -19,6 +20,11 @@ import ndfeed
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 args = sys.argv[1:]
 """
+
+
+def examples(count):
+    """How many examples Hypothesis draws: ``count`` by default, fewer or more by its profile."""
+    return max(count * settings.default.max_examples // 100, 10)
 
 
 def start(code, *args, **options):

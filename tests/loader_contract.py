@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from children import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loading.making import (
@@ -598,7 +599,7 @@ class LoaderContract(IteratorContract):
     def test_any_size_any_rank_and_the_state_at_any_batch(self, tmp_path_factory):
         """Short batches and empty ones come as they should, and only what was delivered counts."""
 
-        @settings(max_examples=40)
+        @settings(max_examples=examples(40))
         @given(**SHARES, stop=st.integers(0, 20))
         def agree(n, size, world, drop_last, stop):
             ds = numbers(tmp_path_factory.mktemp("n"), n)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from children import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,7 +10,7 @@ import ndfeed
 from ndfeed.dataset import gather as ways
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     width=st.sampled_from([1, 3, 7, 128, 4095, 4096, 4097, 17_000]),
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),

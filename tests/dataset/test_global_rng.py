@@ -4,6 +4,7 @@ Forked processes begin with copies of one generator. Augmentations that repeat t
 worker are a fault that nobody sees in a batch.
 """
 
+import importlib.util
 import os
 import random
 import threading
@@ -37,7 +38,10 @@ def from_torch(batch):
     return {**batch, "drawn": torch.rand(len(batch["data"]), dtype=torch.float64).numpy()}
 
 
-each_map = pytest.mark.parametrize("function", [from_numpy, from_normal, from_python, from_torch])
+without = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+each_map = pytest.mark.parametrize(
+    "function", [from_numpy, from_normal, from_python, pytest.param(from_torch, marks=without)]
+)
 
 
 def drawn(ds, batch_size=8, **options):

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import packed_making
 import pytest
+from children import examples
 from hard_arrays import HARD_ARRAYS
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,7 +97,7 @@ def test_every_kind_of_field_is_read(tmp_path, parts, mapped):
     assert ds.take(rows).nbytes == nbytes(content(), rows)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_whatever_is_packed_is_read(tmp_path_factory, data):
     """Any dtype, any shapes, any number of parts, any rows: as NumPy has them."""

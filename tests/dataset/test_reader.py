@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from children import examples
 from dataset.layouts import COUNT, LAYOUTS, SHAPE, check_in_child, open_layout, samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ def test_any_rows_in_any_order(tmp_path, layout, mapped):
     """Sorted for reading, scattered for delivery, duplicates read once: none of it may show."""
     ds = open_layout(tmp_path, layout, mapped=mapped)
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=examples(25), deadline=None)
     @given(rows=st.lists(st.integers(0, COUNT - 1), max_size=40))
     def check(rows):
         batch = ds.read(rows)["data"]

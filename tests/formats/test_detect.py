@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+from children import examples
 from described import describe
 from hostile import contained
 from hypothesis import HealthCheck, given, settings
@@ -17,7 +18,9 @@ from ndfeed.files.file import File
 from ndfeed.formats import detect
 
 A = np.arange(12, dtype="<f4").reshape(4, 3)
-FEW = settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(
+    max_examples=examples(400), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def saved(writer, *args, **members):

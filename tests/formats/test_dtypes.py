@@ -7,6 +7,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+from children import examples
 from hostile import watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ plain = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(dtype=plain)
 def test_names_of_numpy_are_their_own(dtype):
     """What NumPy writes into a header stands for itself."""
@@ -40,7 +41,7 @@ def test_names_of_numpy_are_their_own(dtype):
     assert dtypes.plain(dtype.str) == dtype.newbyteorder("=").str
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @given(
     text=st.one_of(
         st.text("<>|=biufcSaUVmM?0123456789[]nsDYμ/", max_size=9),

@@ -7,6 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
+from children import examples
 from described import describe
 from formats.making import npy, saved
 from formats.reading import numpys, ours, rows, same
@@ -26,7 +27,9 @@ from ndfeed.errors import (
 )
 from ndfeed.formats import inflate
 
-FEW = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(
+    max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 A = np.arange(12, dtype="<f4").reshape(4, 3)
 FILE = "x.npy.gz"
 
@@ -293,7 +296,7 @@ SAMPLES = [
 ]
 
 
-@settings(FEW, max_examples=400)
+@settings(FEW, max_examples=examples(400))
 @given(data=damaged(SAMPLES))
 def test_damaged_files_raise_our_errors_alone(tmp_path, data):
     """And what is accepted in spite of the damage is what gzip and NumPy read, if they do."""

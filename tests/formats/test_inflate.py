@@ -4,6 +4,7 @@ import gzip
 import zlib
 
 import pytest
+from children import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,9 @@ from ndfeed.formats import inflate
 from ndfeed.formats.description import DEFLATE, GZIP
 
 ENGINES = {"zlib": zlib, "isal": inflate.engine}
-FEW = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(
+    max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @pytest.fixture(params=ENGINES)
@@ -154,7 +157,7 @@ def test_head_gives_what_is_wanted_or_all_there_is(tmp_path, coding, wanted):
     assert len(found) >= min(wanted, len(data))
 
 
-@settings(FEW, max_examples=400)
+@settings(FEW, max_examples=examples(400))
 @given(
     data=st.binary(max_size=200), size=st.integers(0, 400), coding=st.sampled_from([DEFLATE, GZIP])
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from children import examples
 from described import describe
 from formats.making import npy, npy_text, saved
 from formats.reading import leaves, native, numpys, ours, rows, same
@@ -30,7 +31,9 @@ from ndfeed.formats.description import MOST_DIMENSIONS
 from ndfeed.formats.npy import preamble
 
 GOLDEN = Path(__file__).parent / "golden"
-FEW = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(
+    max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 FILE = "x.npy"
 
 
@@ -724,7 +727,7 @@ SAMPLES = [
 ]
 
 
-@settings(FEW, max_examples=600)
+@settings(FEW, max_examples=examples(600))
 @given(data=damaged(SAMPLES))
 def test_damaged_files_raise_our_errors_alone(tmp_path, data):
     """And what is accepted in spite of the damage is what NumPy reads, if it reads it."""

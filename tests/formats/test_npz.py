@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from children import examples
 from described import arrays, describe
 from formats.making import FULL, Entry, archive, deflated, npy, npy_text, saved
 from formats.reading import numpys, ours, rows, same
@@ -29,7 +30,9 @@ from ndfeed.errors import (
 from ndfeed.formats.description import DEFLATE, RAW
 
 GOLDEN = Path(__file__).parent / "golden"
-FEW = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(
+    max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 A = np.arange(12, dtype="<f4").reshape(4, 3)
 FILE = "x.npz"
 
@@ -560,7 +563,7 @@ SAMPLES = [
 ]
 
 
-@settings(FEW, max_examples=500)
+@settings(FEW, max_examples=examples(500))
 @given(data=damaged(SAMPLES))
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_files_raise_our_errors_alone(tmp_path, data):

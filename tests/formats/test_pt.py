@@ -12,6 +12,7 @@ import zipfile
 import ml_dtypes
 import numpy as np
 import pytest
+from children import examples
 from described import arrays, content, contents, describe, members
 from hard_arrays import each_hard_array
 from hostile import damaged, watch
@@ -856,7 +857,9 @@ SAMPLES = [
 
 
 @settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(400),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=damaged(SAMPLES))
 def test_damaged_files_raise_our_errors_alone(tmp_path, data):

@@ -6,6 +6,7 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
+from children import examples
 from formats.reading import same
 from hostile import assert_harmless, contained, damaged, watch
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +16,9 @@ import ndfeed
 from ndfeed.errors import FormatError, LimitError, UnsupportedError
 from ndfeed.formats import raw
 
-FEW = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(
+    max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 TOKENS = np.arange(1000, 1024, dtype="<u2")
 
 
@@ -331,7 +334,7 @@ def test_any_layout_reads_what_numpy_reads(tmp_path, dtype, shape, rows, seed):
     )
 
 
-@settings(FEW, max_examples=300)
+@settings(FEW, max_examples=examples(300))
 @given(
     text=damaged([b'{"dtype": "uint16", "shape": [2, 3], "offset": 2}', b'{"dtype": "<M8[25s]"}'])
 )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from children import examples
 from described import arrays, content, contents, describe
 from hard_arrays import HARD_ARRAYS
 from hostile import damaged, watch
@@ -463,7 +464,9 @@ SAMPLES = [
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(300),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=damaged(SAMPLES))
 def test_damaged_files_are_refused_or_read_as_the_reference_does(tmp_path, data):

@@ -9,6 +9,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from children import examples
 from hostile import damaged, watch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,7 +62,7 @@ def with_text_keys(value):
     return value
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(value=PLAIN, protocol=st.sampled_from(PROTOCOLS))
 def test_plain_values_come_out_as_they_went_in(value, protocol):
     """Whatever keys and shapes are made of, they must not change on the way."""
@@ -366,7 +367,7 @@ SAMPLES = [
 ]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(data=damaged(SAMPLES))
 def test_damaged_pickles_raise_our_errors_alone(data):
     """And run, import and open nothing on the way."""

@@ -4,6 +4,7 @@ import ast
 import warnings
 
 import pytest
+from children import examples
 from hostile import watch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -27,7 +28,7 @@ literals = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(value=literals)
 def test_what_python_spells_is_read(value):
     """NumPy writes headers with repr."""
@@ -41,7 +42,7 @@ def pythons(text):
         return ast.literal_eval(text)
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @given(text=st.text("()[]{},:'\"\\ \n\tuLx0123456789-TrueFalsNoé\0", max_size=14))
 @example("(1)")
 @example("(1,)")

@@ -8,6 +8,7 @@ import zipfile
 import zlib
 
 import pytest
+from children import examples
 from formats.making import FULL, Entry, archive, deflated
 from hostile import damaged, watch
 from hypothesis import HealthCheck, given, settings
@@ -17,7 +18,9 @@ from ndfeed.errors import Error, FormatError, LimitError, TruncatedError, Unsupp
 from ndfeed.files.file import File
 from ndfeed.formats import ziparchive
 
-FEW = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(
+    max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 FILE = "x.zip"
 
 
@@ -383,7 +386,7 @@ SAMPLES = [
 ]
 
 
-@settings(FEW, max_examples=600)
+@settings(FEW, max_examples=examples(600))
 @given(data=damaged(SAMPLES))
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_archives_raise_our_errors_alone(tmp_path, data):

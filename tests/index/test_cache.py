@@ -12,7 +12,7 @@ import warnings
 import numpy as np
 import pytest
 from audit import opened_in
-from children import AS_NOBODY, finish, folder_for_all, run, start
+from children import AS_NOBODY, examples, finish, folder_for_all, run, start
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -304,7 +304,7 @@ class Changes(RuleBasedStateMachine):
 
 
 TestChanges = Changes.TestCase
-TestChanges.settings = settings(max_examples=15, stateful_step_count=12, deadline=None)
+TestChanges.settings = settings(max_examples=examples(15), stateful_step_count=12, deadline=None)
 
 
 class TestManyFiles:

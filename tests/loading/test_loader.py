@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from children import run
+from children import examples, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_contract import ArgumentContract, IteratorContract
@@ -231,7 +231,7 @@ def together(ranks):
     shuffle=shuffles,
     coded=st.booleans(),
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_ranks_together_see_every_row_once(sets, n, size, world, drop_last, shuffle, coded):
     """No gap, no duplicate, and as many batches on every rank: else one waits for ever."""
     ds = sets[coded].take(slice(0, n))
@@ -261,7 +261,7 @@ def test_ranks_together_see_every_row_once(sets, n, size, world, drop_last, shuf
     taken=st.integers(0, 12),
     epoch=st.integers(0, 3),
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_what_is_left_is_exact_for_any_ranks(
     sets, n, size, world, other_size, other_world, drop_last, shuffle, coded, taken, epoch
 ):

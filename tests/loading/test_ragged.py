@@ -3,6 +3,7 @@
 import numpy as np
 import packed_making
 import pytest
+from children import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from loading.making import assert_same, epoch_of, numbers, ragged
@@ -189,7 +190,7 @@ several = st.lists(st.integers(0, 9), min_size=2, max_size=12).filter(lambda n: 
 
 
 @given(lengths=several, size=st.integers(1, 5))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_padded_and_packed_hold_the_same_as_lists(tmp_path_factory, lengths, size):
     """Any lengths at all, shuffled."""
     ds = ragged(tmp_path_factory.mktemp("r"), lengths)
@@ -238,7 +239,7 @@ def test_a_map_that_leaves_samples_as_they_are_changes_nothing(tmp_path, shape, 
     leaving=st.sampled_from(list(LEAVING)),
     form=st.sampled_from(["list", "pad", "packed"]),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_any_samples_through_such_a_map(tmp_path_factory, lengths, size, shape, leaving, form):
     """Also where few differ, in any order."""
     lengths = [min(n, 6) for n in lengths]

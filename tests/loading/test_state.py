@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from children import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loading.making import assert_same, compressed, epoch_of, made, noisy, numbers, rows_of
@@ -314,7 +315,7 @@ def small(tmp_path_factory):
 
 
 @given(changes=st.lists(mutations(), min_size=1, max_size=3))
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_a_damaged_state_is_refused_or_means_something(small, changes):
     """Never another error, at once or at the first batch, and never a loader that is broken."""
     with ndfeed.loader(small, 7, shuffle=True, threads=1) as loader:

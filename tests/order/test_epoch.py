@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from children import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ each_order = pytest.mark.parametrize("order", ORDERS, ids=lambda o: type(o).__na
 
 
 @each_order
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     length=st.sampled_from([1, 3, 64, 256, 5000, 20_000]),
     distance=st.integers(0, 3000),
@@ -122,7 +123,7 @@ def delivered(n, batch_size, world, drop_last, start):
     return batches
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=examples(2000), deadline=None)
 @given(
     n=st.integers(0, 200),
     first=st.tuples(sizes, sizes),
@@ -145,7 +146,7 @@ def test_every_sample_once_across_a_resume(n, first, second, drop_last, data):
         assert before[k:] == after
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(n=st.integers(1, 100), batch_size=sizes, world=sizes)
 def test_a_short_last_batch_is_split_evenly(n, batch_size, world):
     """Sizes differ by one at most, the larger first."""

@@ -5,6 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from children import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from order import battery
@@ -30,7 +31,7 @@ def test_a_long_length_is_permuted(n):
     assert (np.sort(permuted(np.arange(n), n, 7)) == np.arange(n)).all()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(n=st.integers(1, LARGEST), key=st.integers(0, 2**64 - 1), seed=st.integers(0, 2**32))
 @example(n=2**32 - 1, key=2**64 - 1, seed=0)
 @example(n=2**32, key=0, seed=0)
@@ -47,7 +48,7 @@ def test_samples_of_any_length_stay_inside_and_apart(n, key, seed):
     assert len(np.unique(rows)) == len(positions)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(
     lengths=st.lists(st.integers(1, 40) | st.sampled_from(BORDERS), min_size=1, max_size=30),
     seed=st.integers(0, 2**32),

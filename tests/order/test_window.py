@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from children import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,7 +42,7 @@ def begin(case, seed=0, epoch=0):
     return order.begin(n, seed, epoch, counts)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(case=cases(), seed=st.integers(), epoch=st.integers(0, 1000))
 def test_every_row_comes_once(case, seed, epoch):
     """Whatever the sizes, the window and the seed."""
@@ -50,7 +51,7 @@ def test_every_row_comes_once(case, seed, epoch):
     assert sorted(begin(case, seed, epoch).rows(0, n).tolist()) == list(range(n))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(case=cases(), seed=st.integers(0, 2**32))
 def test_a_part_is_open_for_one_stretch_of_slots(case, seed):
     """w parts at most are open in a slot, and each goes for good when its slots have passed."""
@@ -72,7 +73,7 @@ def test_a_part_is_open_for_one_stretch_of_slots(case, seed):
         assert set(place[parts[a:b]]) <= set(range(t, t + window))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(case=cases(), seed=st.integers(0, 2**32), data=st.data())
 def test_any_cut_gives_the_same_rows_and_every_part_arrives_once(case, seed, data):
     """In time for its first row, and held by whoever begins in the middle."""
@@ -102,7 +103,7 @@ def members(part, first):
     return set(np.flatnonzero(part == part[first]).tolist())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(case=cases(), seed=st.integers(0, 2**32), rows=st.sampled_from([1, 7, 64]))
 def test_how_slots_are_laid_out_changes_nothing(case, seed, rows):
     """By slice or by row, few slots at a time or many, listed or searched."""
@@ -213,7 +214,7 @@ def files_of(rows, counts):
 
 
 @given(sizes, st.integers(1, 6), st.integers(2, 9), st.integers(0, 3))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_every_row_comes_once_in_lanes(counts, files, ranks, epoch):
     """However few files there are, and however many of them are empty."""
     n = int(counts.sum())
@@ -223,7 +224,7 @@ def test_every_row_comes_once_in_lanes(counts, files, ranks, epoch):
 
 
 @given(sizes, st.integers(2, 8), st.integers(1, 9), st.integers(1, 7), st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_ranks_cover_an_epoch_and_what_is_left_of_one(counts, ranks, world, size, data):
     """Any world size, from any position on: resuming with other ranks loses and repeats nothing."""
     n = int(counts.sum())
@@ -244,7 +245,7 @@ def test_ranks_cover_an_epoch_and_what_is_left_of_one(counts, ranks, world, size
 
 
 @given(sizes, st.sampled_from([(4, 4), (4, 2), (8, 4), (6, 3), (6, 2)]), st.integers(0, 2))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_ranks_that_divide_the_lanes_share_no_file_but_at_cuts(counts, shape, epoch):
     """A file is on two ranks only if one of the cuts falls into it."""
     ranks, world = shape
@@ -258,7 +259,7 @@ def test_ranks_that_divide_the_lanes_share_no_file_but_at_cuts(counts, shape, ep
 
 
 @given(sizes, st.sampled_from([(4, 4), (4, 2), (6, 4), (4, 3), (5, 1)]), st.integers(1, 5))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_what_arrives_is_what_a_rank_needs(counts, shape, size):
     """All of it, no later than it is needed, and nothing of lanes that are others'."""
     ranks, world = shape

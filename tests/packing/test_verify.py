@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import packed_making
 import pytest
+from children import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packing import making
@@ -101,7 +102,7 @@ def test_a_sound_dataset_is_sound(packed):
     assert ndfeed.verify(os.fsencode(folder / "ndfeed.json"), threads=1, progress=False).ok
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_a_flipped_bit_is_found_and_its_rows_are_named(packed, data):
     """The rows of its block, no more and no fewer, whatever the column holds."""
