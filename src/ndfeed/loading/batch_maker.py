@@ -4,6 +4,7 @@ Small batches are read several at a time and split again. Where an adapter takes
 they are not split, and those that maps made are joined.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
@@ -117,7 +118,7 @@ class BatchMaker:
                 timing.rows += len(rows)
                 timing.nbytes += nbytes(together)
                 return iter((group,))
-        return self._make_each(rows, starts, timing, together)
+        return self._make_each(rows, starts, None, timing, together)
 
     def _try_reading(self, rows: Ints, timing: Timing) -> Batch | None:
         try:
@@ -126,14 +127,19 @@ class BatchMaker:
             return None
 
     def _make_each(
-        self, rows: Ints, starts: range, timing: Timing, together: Batch | None
+        self,
+        rows: Ints,
+        starts: range,
+        seeds: Sequence[SampleSeeds] | None,
+        timing: Timing,
+        together: Batch | None,
     ) -> Iterator[Delivered]:
         """Make the batches that begin at ``starts``, out of what was read if it was."""
-        for at in starts:
+        for number, at in enumerate(starts):
             batch, stop = None, at + starts.step
             if together is not None:
                 batch = {name: values[at:stop] for name, values in together.items()}
-            yield self.make(rows[at:stop], None, timing, batch)
+            yield self.make(rows[at:stop], None if seeds is None else seeds[number], timing, batch)
 
     def _make_mapped(
         self, rows: Ints, starts: range, seeds: Sequence[SampleSeeds], timing: Timing
@@ -143,20 +149,12 @@ class BatchMaker:
         built: Sequence[Batch] | None = None
         together: Batch | None = None
         if len(each) > 1 and not self._skips:
-            try:
+            with contextlib.suppress(Exception):  # raised again by the batch it belongs to
                 built = self._builder.build_several(each, seeds, timing)
                 together = self._builder.read(rows, timing) if built is None else None
-            except Exception:  # noqa: BLE001 - it is raised again by the batch it belongs to
-                built = None
-        for number, some in enumerate(each):
-            if built is not None:
-                yield self._count(built[number], some, timing)
-                continue
-            batch = None
-            if together is not None:
-                at = starts[number]
-                batch = {k: values[at : at + starts.step] for k, values in together.items()}
-            yield self.make(some, seeds[number], timing, batch)
+        if built is None:
+            return self._make_each(rows, starts, seeds, timing, together)
+        return (self._count(one, some, timing) for one, some in zip(built, each, strict=True))
 
     def make(
         self, rows: Ints, seeds: SampleSeeds | None, timing: Timing, batch: Batch | None = None

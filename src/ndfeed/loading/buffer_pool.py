@@ -34,6 +34,11 @@ LARGE = 1 << 20
 ALIGNED = 64
 
 
+def align(size: int) -> int:
+    """Round up to where the next array may begin."""
+    return -(-size // ALIGNED) * ALIGNED
+
+
 _forks = [0]  # how often this process was forked
 
 

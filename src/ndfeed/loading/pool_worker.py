@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import traceback
 from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
@@ -19,7 +20,7 @@ from ndfeed.dataset.row_selection import Rows
 from ndfeed.errors import Error, WorkerError
 from ndfeed.files.shared_memory import Handle, Shared, attach
 from ndfeed.loading.batch_builder import BatchBuilder
-from ndfeed.loading.buffer_pool import ALIGNED, SMALL, Bytes, Pool
+from ndfeed.loading.buffer_pool import SMALL, Bytes, Pool, align
 from ndfeed.loading.host_source import HostSource
 from ndfeed.loading.map_rng import SampleSeeds
 from ndfeed.loading.options import Options
@@ -28,6 +29,7 @@ from ndfeed.loading.timing import Timing
 from ndfeed.loading.worker_process import Message, Orphaned, Parent
 from ndfeed.order.permutation import Ints
 
+_OWN = re.compile(b"proc/self/fd/")  # a path that means another file in another process
 _MOST_ATTACHED = 64  # blocks that a process keeps mapped
 
 
@@ -76,7 +78,7 @@ def can_travel(ds: Dataset) -> bool:
     """Can a fresh process find all the data? Not what is joined with memory of this one."""
     for table in {id(group.table): group.table for group in ds.groups}.values():
         alone = table.sealed and isinstance(table.owner, Shared) and table.files == 1
-        if not alone and b"proc/self/fd/" in table.base + table.path_bytes.tobytes():
+        if not alone and any(_OWN.search(text) for text in (table.base, table.path_bytes.data)):
             return False
     return True
 
@@ -88,11 +90,6 @@ def _reattach(group: Group) -> Group:
         return group
     table = with_memory(table, memory)
     return replace(group, columns=tuple(replace(one, table=table) for one in group.columns))
-
-
-def align(size: int) -> int:
-    """Round up to where the next array may begin."""
-    return -(-size // ALIGNED) * ALIGNED
 
 
 def address(array: NDArray[Any]) -> int:

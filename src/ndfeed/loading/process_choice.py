@@ -32,7 +32,7 @@ _TRIES = 3  # measurements of processes before threads are compared once more
 
 
 def share_of_cores() -> int:
-    """Return how many cores this process may use, if its host has several ranks, its part."""
+    """Return how many cores this process may use: its share of them, if the host has ranks."""
     cores = platform_calls.cores()
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(cores // int(ranks), 1) if ranks.isdecimal() and int(ranks) > 1 else cores

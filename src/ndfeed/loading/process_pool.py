@@ -31,9 +31,10 @@ from ndfeed.dataset.map_steps import Batch, SampleFailed
 from ndfeed.errors import Error, ResourceError, WorkerError
 from ndfeed.files.shared_memory import Block, Handle
 from ndfeed.loading.batch_builder import BatchBuilder, format_rows
-from ndfeed.loading.buffer_pool import SMALL, Bytes, Pool, buffer_of
+from ndfeed.loading.buffer_pool import SMALL, Bytes, Pool, align, buffer_of
 from ndfeed.loading.map_rng import SampleSeeds
-from ndfeed.loading.pool_worker import Job, Location, Task, address, align, array_at, serve
+from ndfeed.loading.options import stored_fields
+from ndfeed.loading.pool_worker import Job, Location, Task, address, array_at, serve
 from ndfeed.loading.process_server import Payload, Server, ServerError
 from ndfeed.loading.timing import Timing
 from ndfeed.loading.uninterrupted import uninterrupted
@@ -343,7 +344,7 @@ def _end(processes: list[Child], server: Server | None) -> None:
 
 def _row_sizes(ds: Dataset) -> list[int]:
     """Return the bytes of a sample's fields; nothing where samples differ."""
-    fields = [column.field for group in ds.groups for column in group.columns]
+    fields = stored_fields(ds)
     if any(field.ragged for field in fields):
         return []
     return [math.prod(field.lengths) * field.dtype.itemsize for field in fields]

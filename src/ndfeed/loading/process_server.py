@@ -34,7 +34,7 @@ import numpy as np
 
 from ndfeed.files.shared_memory import Block, Handle, attach
 from ndfeed.loading import worker_process
-from ndfeed.loading.buffer_pool import ALIGNED
+from ndfeed.loading.buffer_pool import align
 from ndfeed.loading.worker_process import Child, Main, Message, new_pipe, run_child
 
 _PATIENCE = 60.0  # seconds that the server may take to start
@@ -57,7 +57,7 @@ class Payload:
         end = 0
         for piece in (text, *pieces):
             self.places.append((end, end + len(piece)))
-            end += -(-len(piece) // ALIGNED) * ALIGNED
+            end += align(len(piece))
         self.block = Block.of(max(end, 1))
         for piece, (start, stop) in zip((text, *pieces), self.places, strict=True):
             self.block[start:stop] = np.frombuffer(piece, np.uint8)
