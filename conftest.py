@@ -21,7 +21,6 @@ USED_BY = {
     "ray": ("ray",),
     "dask": (),
     "distributed": (),
-    "triton": ("kernel",),  # comes with CUDA
 }
 
 

@@ -4,9 +4,10 @@ One sample per file, batches of 64, shuffled; samples of 49 and 786 KB, like sma
 feature maps. Compared with a DataLoader that calls ``np.load`` (or ``torch.load``) in 4, 8 and 16
 workers, of which the best counts, and with a floor: as many processes as cores, which read with
 nothing around them. ndfeed runs with the defaults unless a line says otherwise, on 1, 2, 4, 8 and
-all cores (by affinity); with maps, in as many processes as cores. A map crops and flips every
-sample with NumPy; its rows are in the page cache like everything here. Sums of all batches are
-compared before anything is timed.
+all cores (by affinity). A map crops and flips every sample with NumPy; its rows are in the page
+cache like everything here. Compressed files of many rows are shuffled within ``memory`` for an
+eighth of them. Where there is a GPU, batches are also delivered to its memory. Sums of all batches
+are compared before anything is timed.
 
     python benchmarks/cores.py                  # all questions, on all cores
     python benchmarks/cores.py deflated stored  # some
@@ -32,13 +33,14 @@ SMALL, LARGE = (128, 128, 3), (512, 512, 3)
 BATCH = 64
 CASES = {
     # name: kind of file, shape, files, targets against the best DataLoader and the floor
+    # (for a map: by default, and in as many processes as cores)
     "deflated": ("deflated npz", SMALL, 12_000, 3, 0.8),
     "deflated-large": ("deflated npz", LARGE, 1_500, 3, 0.85),
     "stored": ("npz", SMALL, 12_000, 8, None),
     "npy": ("npy", SMALL, 12_000, 5, None),
     "pt": ("pt", SMALL, 12_000, 8, None),
-    "map": ("npy rows", SMALL, 12_000, 1.2, None),
-    "many-rows": ("deflated npz of 200 rows", SMALL, 60, 3, None),
+    "map": ("npy rows", SMALL, 12_000, 1.2, 1.5),
+    "many-rows": ("deflated npz of 200 rows", SMALL, 240, 3, None),
 }
 
 
@@ -170,11 +172,30 @@ def run_ndfeed(folder, kind, options, seconds):
 
     ds = open_case(folder, kind)
     if kind == "deflated npz of 200 rows":
-        options = {"memory": "300MB", **options}  # a half of it: members are decoded every epoch
-    with ndfeed.loader(ds, BATCH, shuffle=True, fields="x", **options) as loader:
+        options = {"memory": "300MB", **options}  # so members are decoded in every epoch
+    make = ndfeed.loader
+    if "device" in options:
+        import ndfeed.torch
+
+        make = ndfeed.torch.loader
+    with make(ds, BATCH, shuffle=True, fields="x", **options) as loader:
         rate = timed(lambda: map(len, loader), seconds, warm=max(4, seconds))
         report = loader.report()
     return rate, {"threads": report.threads, "processes": report.processes}
+
+
+def has_gpu():
+    """Is there one that torch can use? Asked in another process: CUDA is not to be in use here."""
+    import subprocess
+
+    code = "import torch, sys; sys.exit(not torch.cuda.is_available())"
+    return not subprocess.run([sys.executable, "-c", code], check=False).returncode
+
+
+def run_apart(*case):
+    """``run_ndfeed`` in a process of its own: CUDA in use is another program."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(run_ndfeed, case)
 
 
 def timed(epoch, seconds, warm=2.0):
@@ -211,12 +232,30 @@ def read_share(folder, kind, options, connection):
     connection.send(rows / (time.perf_counter() - began))
 
 
+def read_files(folder, _kind, options, connection):
+    """The same for files of many rows: reads file after file of a share, each anew."""
+    import ndfeed
+
+    rank, world, seconds = options
+    paths = sorted(os.listdir(folder))[rank::world]
+    connection.send("ready")
+    connection.recv()
+    rows, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        for path in paths:
+            rows += len(ndfeed.open(f"{folder}/{path}", sample="row")[:]["x"])
+            if time.perf_counter() - began > seconds:
+                break
+    connection.send(rows / (time.perf_counter() - began))
+
+
 def run_floor(folder, kind, count, seconds):
     """Rows a second of processes that read with nothing around them."""
     context = multiprocessing.get_context("spawn")
     pairs = [context.Pipe() for _ in range(count)]
+    read = read_files if kind == "deflated npz of 200 rows" else read_share
     children = [
-        context.Process(target=read_share, args=(folder, kind, (i, count, seconds), theirs))
+        context.Process(target=read, args=(folder, kind, (i, count, seconds), theirs))
         for i, (_, theirs) in enumerate(pairs)
     ]
     for child in children:
@@ -267,18 +306,28 @@ def ask(name, root, asked):
             say(case=name, way="DataLoader", workers=workers, rate=round(naive[workers]))
     for count in counts:
         os.sched_setaffinity(0, sorted(every)[:count])
-        asked_for = {"processes": count} if kind == "npy rows" and count > 1 else {}
-        rate, how = run_ndfeed(folder, kind, asked_for, seconds)
+        rate, how = run_ndfeed(folder, kind, {}, seconds)
         say(case=name, way="ndfeed", cores=count, rate=round(rate), **how)
+    fixed = {}
     for processes in (most, 0):
-        fixed, how = run_ndfeed(folder, kind, {"processes": processes}, seconds)
-        say(case=name, way=f"ndfeed, processes={processes}", cores=most, rate=round(fixed), **how)
+        fixed[processes], how = run_ndfeed(folder, kind, {"processes": processes}, seconds)
+        way = f"ndfeed, processes={processes}"
+        say(case=name, way=way, cores=most, rate=round(fixed[processes]), **how)
     best = max(naive.values())
     say(case=name, ratio="of the best DataLoader", found=round(rate / best, 2), target=against)
-    if kind != "deflated npz of 200 rows":
+    if kind == "npy rows":
+        found = round(fixed[most] / best, 2)
+        say(case=name, ratio="of it with processes", found=found, target=of_floor)
+    else:
         floor = run_floor(folder, kind, most, seconds)
         say(case=name, way="floor", cores=most, rate=round(floor))
         say(case=name, ratio="of the floor", found=round(rate / floor, 2), target=of_floor)
+    if kind == "deflated npz of 200 rows":
+        say(case=name, ratio="of threads", found=round(rate / fixed[0], 2), target=against)
+    if asked.gpu:
+        there, how = run_apart(folder, kind, {"device": "cuda"}, seconds)
+        say(case=name, way="ndfeed to the GPU", cores=most, rate=round(there), **how)
+        say(case=name, ratio="to the GPU", found=round(there / rate, 2), target=0.9)
     os.sched_setaffinity(0, every)
     shutil.rmtree(folder)
 
@@ -291,6 +340,7 @@ def main():
     parser.add_argument("--counts", type=int, nargs="*", default=[1, 2, 4, 8, 16], help="cores")
     parser.add_argument("--folder", help="where to make files")
     asked = parser.parse_args()
+    asked.gpu = has_gpu()
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory(prefix="ndfeed-cores-", dir=asked.folder) as root:
         for name in asked.cases or CASES:

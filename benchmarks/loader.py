@@ -521,7 +521,7 @@ def compressed(folder: Path, quick: bool) -> None:
     found = loader.report()
     report(question="compressed", members=2 * files, inflated=found.streams,
            memory_mb=budget >> 20, order=str(loader.order),
-           mixing=round(loader.order.mixing(len(ds), 128, np.full(files, rows)), 3))  # fmt: skip
+           mixing=round(loader.order.mixing.ratio, 3))  # fmt: skip
     bar("compressed", "members / times inflated", 2 * files / found.streams, 1)
     loader.close()
     ways = {

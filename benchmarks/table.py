@@ -224,7 +224,8 @@ def comparison(one: Facts, facts: list[Facts], name: str) -> str:
 
 def spelled_out(side: str, question: str, facts: list[Facts], name: str) -> str:
     """Return one side of a ratio: what it is, with how many workers or threads."""
-    text = NAMES.get(side, side)
+    case, colon, way = side.rpartition(": ")  # such as "batches of 64: ours"
+    text = f"{case}{colon}{NAMES.get(way, way)}"
     if side.endswith("today"):
         known = f"{stem(name)} {question} "
         text = next(text for key, text in COMMON.items() if known.startswith(f"{key} "))
@@ -363,7 +364,7 @@ CORES = {
     "npy": "`.npy`, 49 KB",
     "pt": "`.pt`, 49 KB",
     "map": "rows of a `.npy`, cropped and flipped by a map",
-    "many-rows": "deflated `.npz` of 200 rows, half of them fit in `memory=`",
+    "many-rows": "rows of deflated `.npz` of 200, an eighth of which fit in `memory=`",
 }
 
 
@@ -371,7 +372,8 @@ def cores(facts: list[Facts]) -> str:
     """Return a table of samples per second by number of cores, and of what they compare with."""
     counts = sorted({one["cores"] for one in facts if one.get("way") == "ndfeed"})
     head = [f"{count} core{'s' * (count > 1)}" for count in counts]
-    rows = [["samples/s", *head, "threads only", "DataLoader, best of 4, 8 and 16", "floor"]]
+    beside = ["to a GPU", "threads only", "DataLoader, best of 4, 8 and 16", "floor"]
+    rows = [["samples/s", *head, *beside]]
     rows.append(["---"] + ["--:"] * (len(rows[0]) - 1))
     for case, name in CORES.items():
         some = [one for one in facts if one["case"] == case and "rate" in one]
@@ -379,7 +381,7 @@ def cores(facts: list[Facts]) -> str:
         found = [by_cores.get(count) for count in counts]
         found += [
             max((one["rate"] for one in some if one["way"] == way), default=None)
-            for way in ("ndfeed, processes=0", "DataLoader", "floor")
+            for way in ("ndfeed to the GPU", "ndfeed, processes=0", "DataLoader", "floor")
         ]
         if some:
             rows.append([name, *("–" if rate is None else f"{rate:,}" for rate in found)])

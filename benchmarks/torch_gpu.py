@@ -2,13 +2,15 @@
 
     bus        what a pinned copy reaches, and what 16 threads gather into pinned memory
     files      the GPU reads the mapped file itself: 150 KB, 3 KB and 128 B rows
+    labels     150 KB images and int64 labels from a second file, batches of 32, 256 and 1024
     pinned     the same rows through pinned memory
     resident   rows of 3 KB out of GPU memory
+    maps       a function on the CPU that returns its input, and one that makes floats
     today      torch's DataLoader with pinned memory, at its best number of workers
     training   a ResNet-50 in bfloat16: fed, and on data that is on the GPU already
 
-``tests/torch/cuda`` checks that they are the right ones. Needs a CUDA device, about 20 GB of
-disk and as much memory, and PyTorch with Triton. Prints one JSON line per measurement and target.
+``tests/torch/test_cuda_races.py`` checks every value. Needs a CUDA device, about 20 GB of
+disk and as much memory, and PyTorch. Prints one JSON line per measurement and target.
 
     python benchmarks/torch_gpu.py [QUESTION ...] [--folder DIR] [--quick]
 """
@@ -29,7 +31,7 @@ from measure import bar, report
 
 import ndfeed
 import ndfeed.torch
-from ndfeed.torch.cuda import feed
+from ndfeed.cuda import feed
 
 DEVICE = torch.device("cuda:0")
 # Shape of a row, rows per batch, rows in the file.
@@ -38,7 +40,7 @@ ROWS = {
     "3KB": ((32, 32, 3), 4096, 3_000_000),
     "128B": ((128,), 4096, 40_000_000),
 }
-FILES = {"150KB": 0.95, "3KB": 0.85}
+FILES = {"150KB": 0.99, "3KB": 0.85}
 _why_not_direct = feed.why_not_direct
 
 
@@ -119,19 +121,53 @@ def _gather(bench: Bench, label: str) -> float:
         return sum(pool.map(work, range(16)))
 
 
+def labels(bench: Bench) -> None:
+    """Measure images with labels from a file of their own; every label is compared."""
+    path = bench.path("150KB")
+    count = len(np.load(path, mmap_mode="r"))
+    beside = path.with_name("labels.npy")
+    np.save(beside, np.arange(count))
+    ds = ndfeed.open({"image": path, "label": beside}, sample="row")
+    size = int(np.prod(ROWS["150KB"][0]))
+    for batch in (32, 256, 1024):
+        best = 0.0
+        wrong = torch.zeros((), dtype=torch.int64, device=DEVICE)
+        for _ in range(3):
+            loader = ndfeed.torch.loader(
+                ds, batch, shuffle=True, drop_last=True, memory="8GB", device=DEVICE
+            )
+            for one in itertools.islice(loader, 200):
+                number = one["image"].view(batch, size)[:, :4].contiguous().view(torch.int32)
+                wrong += (number[:, 0] != one["label"]).any()
+            batches = endless(loader)
+            sync_rate(lambda batches=batches: next(batches)["image"].nbytes, 0.7)
+            best = max(best, sync_rate(lambda batches=batches: next(batches)["image"].nbytes, 1.5))
+            found = loader.report()
+            loader.close()
+        report(question=f"labels, batch {batch}", way="ours", gb_per_s=round(best / 1e9, 1),
+               threads=found.threads, took=found.way, wrong=int(wrong))  # fmt: skip
+        bar(f"labels, batch {batch}", "ours / pinned copy rate", best / bench.bus, 0.95)
+
+
 def loader_of(path: Path, batch: int, way: str, **options: Any) -> Any:
     """Return a loader that uses one of the ways."""
     feed.why_not_direct = (lambda ds: "asked for") if way == "pinned" else _why_not_direct
     ds = ndfeed.open(path)
+    steps = {"maps": floats, "same": same}
     return ndfeed.torch.loader(
-        ds.map(floats) if way == "maps" else ds, batch, shuffle=True, drop_last=True, memory="8GB",
-        resident=way == "resident", **{"device": DEVICE} | options,
+        ds.map(steps[way]) if way in steps else ds, batch, shuffle=True, drop_last=True,
+        memory="8GB", resident=way == "resident", **{"device": DEVICE} | options,
     )  # fmt: skip
 
 
 def floats(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Convert to float on the CPU, in new arrays."""
     return {"data": batch["data"].astype(np.float32)}
+
+
+def same(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return what it is given."""
+    return batch
 
 
 def endless(loader: Any) -> Iterator[Any]:
@@ -164,7 +200,7 @@ def files(bench: Bench) -> None:
         if label in FILES:
             bar(f"files {label}", "ours / pinned copy rate", rate / bench.bus, FILES[label])
         else:
-            bar(f"files {label}", "M rows/s", rate / 128 / 1e6, 40)
+            bar(f"files {label}", "M rows/s", rate / 128 / 1e6, 48)
 
 
 def pinned(bench: Bench) -> None:
@@ -193,6 +229,8 @@ def maps(bench: Bench) -> None:
             report(question="maps 150KB", way=f"ours, {device}", rows_per_s=round(rates[device]),
                    took=loader.report().way)  # fmt: skip
     bar("maps 150KB", "on the GPU / on the CPU", rates["cuda"] / rates["cpu"], 0.8)
+    rate = measured("150KB", "same", bench)
+    bar("maps 150KB", "a map that returns its input / pinned copy rate", rate / bench.bus, 0.9)
 
 
 class Mapped(torch.utils.data.Dataset[torch.Tensor]):
@@ -289,7 +327,7 @@ def _train(bench: Bench, name_of_net: str, model: torch.nn.Module) -> None:
         bar(f"training {name_of_net}", "fed / on the GPU already", max(rates["ours"]) / base, 0.97)
 
 
-QUESTIONS = {f.__name__: f for f in (bus, files, pinned, resident, maps, today, training)}
+QUESTIONS = {f.__name__: f for f in (bus, files, labels, pinned, resident, maps, today, training)}
 
 
 def main() -> None:

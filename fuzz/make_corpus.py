@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import struct
 import tempfile
 import zipfile
 import zlib
@@ -122,6 +123,26 @@ def sidecar() -> Seeds:
     yield "small", b'{"dtype": "bfloat16", "shape": [8], "note": "more"}'
 
 
+def megatron() -> Seeds:
+    """Sequences of 240 numbers of four bytes, or of 960 bytes; and an index without sequences."""
+    for name, code, width in (("int32", 4, 4), ("bytes", 1, 1)):
+        sizes = np.array([100, 0, 960 // width - 100], "<i4")
+        pointers = (np.cumsum(sizes) - sizes).astype("<i8") * width
+        head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, 3, 2)
+        yield name, head + sizes.tobytes() + pointers.tobytes() + np.array([0, 3], "<i8").tobytes()
+    yield "empty", b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 0, 1) + bytes(8)
+
+
+def csr() -> Seeds:
+    """Stored and deflated."""
+    members = {"indices": np.arange(4, dtype="<i4"), "data": np.arange(4.0), "format": b"csr"}
+    members |= {"indptr": np.array([0, 1, 1, 4], "<i4"), "shape": np.array([3, 9])}
+    for name, save in (("stored", np.savez), ("deflated", np.savez_compressed)):
+        file = io.BytesIO()
+        save(file, **members)
+        yield name, file.getvalue()
+
+
 def manifest() -> Seeds:
     """Fields of one shape, ragged ones, parts, where it came from."""
     x, y, z = (
@@ -184,7 +205,8 @@ def state() -> Seeds:
 
 MAKERS = {
     "npy": npy, "npz": npz, "npy.gz": npy_gz, "pt": pt, "safetensors": safetensors,
-    "sidecar": sidecar, "manifest": manifest, "index": index, "journal": journal, "state": state,
+    "sidecar": sidecar, "megatron": megatron, "csr": csr, "manifest": manifest, "index": index,
+    "journal": journal, "state": state,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -13,18 +13,20 @@ Without it they are random changes of the corpus. An input that makes a target f
 import argparse
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 ROOT = Path(__file__).parent.parent
 NAMES = (
-    *("npy", "npz", "npy.gz", "pt", "safetensors", "sidecar"),
+    *("npy", "npz", "npy.gz", "pt", "safetensors", "sidecar", "megatron", "csr"),
     *("manifest", "index", "journal", "state"),
 )
 _PATIENCE = 60.0  # seconds that a process may be silent before it is ended
@@ -55,15 +57,18 @@ def main() -> int:
     plain = words.plain or importlib.util.find_spec("atheris") is None
     print(f"{'target':12} {'engine':8} {'inputs':>10} {'crashes':>8} {'hangs':>6} {'seconds':>8}")
     bad = False
-    for name in names:
-        began = time.monotonic()
-        work = _plainly if plain else _by_coverage
-        found = work(name, words.seconds, words.seed, found_in, words.keep)
-        engine = "plain" if plain else "atheris"
-        took = time.monotonic() - began
-        counts = f"{found.inputs:10,} {found.crashes:8} {found.hangs:6}"
-        print(f"{name:12} {engine:8} {counts} {took:8.0f}", flush=True)
-        bad |= bool(found.crashes or found.hangs)
+    with nullcontext() if plain else _Instrumented() as process:
+        for name in names:
+            began = time.monotonic()
+            if process is None:
+                found = _plainly(name, words.seconds, words.seed, found_in)
+            else:
+                found = _by_coverage(process, name, words.seconds, words.seed, found_in, words.keep)
+            engine = "plain" if plain else "atheris"
+            took = time.monotonic() - began
+            counts = f"{found.inputs:10,} {found.crashes:8} {found.hangs:6}"
+            print(f"{name:12} {engine:8} {counts} {took:8.0f}", flush=True)
+            bad |= bool(found.crashes or found.hangs)
     if bad:
         print(f"inputs that failed are in {found_in}; --input runs one again")
     return int(bad)
@@ -95,12 +100,47 @@ def _once(name: str, path: Path) -> int:
     return 0
 
 
-def _by_coverage(name: str, seconds: float, seed: int, found_in: Path, keep: str | None) -> Found:
+class _Instrumented:
+    """The process that has instrumented ndfeed; it forks for every run of a target."""
+
+    def __enter__(self) -> Self:
+        self._said = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "fuzz.coverage"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True,
+            env=_environment(), cwd=tempfile.gettempdir(),
+        )  # fmt: skip
+        self._answer()  # it is ready; what follows is timed
+        return self
+
+    def run(self, name: str, folder: str, words: list[str]) -> tuple[int, str]:
+        """Fuzz a target in ``folder``; the exit status, and what was said."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([name, folder, words]) + "\n")
+        self._process.stdin.flush()
+        return self._answer(), (Path(folder) / "log").read_text(errors="replace")
+
+    def _answer(self) -> int:
+        assert self._process.stdout is not None
+        status = self._process.stdout.readline()
+        if not status:
+            self._said.seek(0)
+            raise RuntimeError(f"fuzz.coverage ended:\n{self._said.read()[-2000:]}")
+        return int(status)
+
+    def __exit__(self, *_: object) -> None:
+        with self._said:
+            self._process.communicate()  # the end of its input ends it
+
+
+def _by_coverage(
+    process: _Instrumented, name: str, seconds: float, seed: int, found_in: Path, keep: str | None
+) -> Found:
     """atheris ends at the first input that fails: begin again until the time is over."""
     total = Found()
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
-        corpus = Path(keep) / name if keep else Path(folder) / "corpus"
+        corpus = Path(keep).resolve() / name if keep else Path(folder) / "corpus"
         corpus.mkdir(parents=True, exist_ok=True)
         for turn in range(_MOST_RUNS):
             left = round(end - time.monotonic())
@@ -108,23 +148,19 @@ def _by_coverage(name: str, seconds: float, seed: int, found_in: Path, keep: str
                 break
             artifacts = Path(folder) / f"found{turn}"
             artifacts.mkdir()
-            done = subprocess.run(
-                [
-                    *(sys.executable, "-m", "fuzz.coverage", name),
-                    *(corpus, ROOT / "fuzz" / "corpus" / name),
-                    *(f"-max_total_time={left}", f"-seed={(seed + turn) % (1 << 31) or 1}"),
-                    *("-timeout=5", "-rss_limit_mb=4096", "-max_len=16384", "-print_final_stats=1"),
-                    f"-artifact_prefix={artifacts}{os.sep}",
-                ],
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                env=_environment(), cwd=folder,
-            )  # fmt: skip
-            units = _UNITS.findall(done.stdout)
-            hangs = _kept(name, artifacts, found_in, done.stdout)
-            crashed = done.returncode not in (0, _TIMEOUT)
+            words = [
+                *(corpus, ROOT / "fuzz" / "corpus" / name),
+                *(f"-max_total_time={left}", f"-seed={(seed + turn) % (1 << 31) or 1}"),
+                *("-timeout=5", "-rss_limit_mb=4096", "-max_len=16384", "-print_final_stats=1"),
+                f"-artifact_prefix={artifacts}{os.sep}",
+            ]
+            status, said = process.run(name, folder, list(map(os.fspath, words)))
+            units = _UNITS.findall(said)
+            hangs = _kept(name, artifacts, found_in, said)
+            crashed = status not in (0, _TIMEOUT)
             if crashed and not any(artifacts.iterdir()):
-                status = f"{name}: ended with status {done.returncode} and left no input behind"
-                print(f"{status}:\n{done.stdout[-2000:]}", file=sys.stderr)
+                what = f"{name}: ended with status {status} and left no input behind"
+                print(f"{what}:\n{said[-2000:]}", file=sys.stderr)
             total += Found(int(units[-1]) if units else 0, int(crashed), hangs)
     return total
 
@@ -147,7 +183,7 @@ def keep(name: str, kind: str, data: bytes, found_in: Path, said: str) -> None:
     path.with_name(f"{path.name}.txt").write_text(said)
 
 
-def _plainly(name: str, seconds: float, seed: int, found_in: Path, keep: str | None) -> Found:
+def _plainly(name: str, seconds: float, seed: int, found_in: Path) -> Found:
     """Random changes in a process of its own, begun again where one ends it."""
     total = Found()
     end = time.monotonic() + seconds

@@ -8,6 +8,7 @@ import re
 import struct
 import tempfile
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,61 @@ def _compare_safetensors(data: bytes, sample: Sample) -> None:
     for name, array in theirs.items():
         if name and sample[name].dtype != np.uint8:  # narrow types come as packed bytes
             same(name, sample[name], array)
+
+
+# Samples in ranges of an array: what is read must be what plain slicing gives.
+
+
+def _open_ragged(path: Path) -> ndfeed.Dataset | None:
+    """The dataset of a file, in the folder of its own; nothing if it is refused."""
+    # What is decoded when it is opened takes shared memory, for which the system is asked.
+    watching = watch(path, path.with_suffix(".bin"), f"{path}.json")
+    try:
+        with watching if path.suffix == ".idx" else nullcontext():
+            ds = ndfeed.open(path, cache=False)
+            ds.lengths("data")  # looks at every offset
+            return ds
+    except ndfeed.Error as error:
+        check_message(error)
+        return None
+
+
+def _check_megatron(data: bytes) -> bool:
+    path = _ragged / "x.idx"
+    path.write_bytes(data)
+    path.with_suffix(".bin").write_bytes(ELEMENTS)
+    ds = _open_ragged(path)
+    if ds is None:
+        return False
+    count = int.from_bytes(data[18:26], "little")
+    sizes = np.frombuffer(data, "<i4", count, 34).tolist()
+    pointers = np.frombuffer(data, "<i8", count, 34 + 4 * count).tolist()
+    found = ds.read(np.arange(len(ds)))["data"]
+    for sample, size, start in zip(found, sizes, pointers, strict=True):
+        same("data", sample, np.frombuffer(ELEMENTS, sample.dtype, size, start))
+    return True
+
+
+def _check_csr(data: bytes) -> bool:
+    path = _ragged / "x.npz"
+    path.write_bytes(data)
+    ds = _open_ragged(path)
+    if ds is None or "sparse matrix" not in ds.why or ds.nbytes > 1 << 20:
+        return ds is not None
+    try:
+        with np.load(io.BytesIO(data), max_header_size=1 << 20) as archive:
+            theirs = {name: archive[name] for name in ("indptr", "indices", "data")}
+    except Exception:  # noqa: BLE001 - it may refuse what it likes
+        return True
+    found = ds.read(np.arange(len(ds)))
+    for name in ("indices", "data"):
+        for at, sample in enumerate(found[name]):
+            first, last = theirs["indptr"][at : at + 2].tolist()
+            same(name, sample, theirs[name][first:last])
+    return True
+
+
+_ragged = Path(tempfile.mkdtemp(prefix="ndfeed-fuzz-"))
 
 
 # Put checksums right.
@@ -236,6 +292,8 @@ TARGETS = {
         Target("pt", checked_file("x.pt"), repair_npz),
         Target("safetensors", checked_file("x.safetensors", _compare_safetensors)),
         Target("sidecar", checked_file("x.bin", beside=ELEMENTS)),
+        Target("megatron", _check_megatron),
+        Target("csr", _check_csr, repair_npz),
         Target("manifest", _check_manifest, repair_manifest),
         Target("index", _check_index, repair_index),
         Target("journal", _check_journal, repair_journal),

@@ -7,31 +7,35 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from unittest.mock import patch
 
 import psutil
 from hypothesis import settings
+
+from ndfeed.files import processes
+
+# Some fork, and NumPy has threads of its own: newer versions of Python warn of that.
+WARNINGS = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
 
 PRELUDE = """
 import os, resource, signal, sys, time
 import numpy as np
 import ndfeed
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 args = sys.argv[1:]
 """
 
 
 def examples(count):
     """How many examples Hypothesis draws: ``count`` by default, fewer or more by its profile."""
-    return max(count * settings.default.max_examples // 100, 10)
+    return max(count * settings.default.max_examples // 50, 10)
 
 
 def start(code, *args, **options):
     """A new interpreter that runs ``code``, with ``args``, numpy and ndfeed at hand."""
-    # Some fork, and NumPy has threads of its own: newer versions of Python warn of that.
-    warnings = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
-    command = [sys.executable, *warnings, "-c", PRELUDE + textwrap.dedent(code)]
+    command = [sys.executable, *WARNINGS, "-c", PRELUDE + textwrap.dedent(code)]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen([*command, *map(os.fspath, args)], text=True, **(pipes | options))
 
@@ -53,6 +57,47 @@ def run(code, *args, timeout=250, **options):
     return finish(start(code, *args, **options), timeout)
 
 
+def servers():
+    """Processes of ours that start workers; multiprocessing has children of its own."""
+    found = []
+    for one in psutil.Process().children():
+        with suppress(psutil.Error):  # it ends just now
+            if "process_server" in " ".join(one.cmdline()):
+                found.append(one)
+    return found
+
+
+@contextmanager
+def processes_at_work():
+    """Within, processes of ours work: forks of a server that this process starts; none is left."""
+    busy, over = [0.0], threading.Event()
+
+    def watch():
+        while not over.wait(0.002):
+            for server in servers():
+                with suppress(psutil.Error):  # they end just now
+                    busy.extend(sum(one.cpu_times()[:2]) for one in server.children())
+
+    def call_when_started(pool, item):
+        """On a busy machine this process could be done before others have started."""
+        until = time.monotonic() + 100
+        while pool._free.empty() and time.monotonic() < until:
+            time.sleep(0.001)
+        return call(pool, item)
+
+    call = processes._Pool._call
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        with patch.object(processes._Pool, "_call", call_when_started):
+            yield
+    finally:
+        over.set()
+        watching.join()
+    assert max(busy) > 0
+    assert not servers()
+
+
 def names_in_shared_memory():
     """Files under /dev/shm that this process or a child has mapped: other processes make some."""
     mine = psutil.Process()
@@ -69,7 +114,10 @@ import numpy.ma  # what is imported late may lie where nobody may read
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
-    os.setuid(65534)
+    try:
+        os.setuid(200_000 + os.getpid())  # whose processes no other test counts
+    except OSError:  # a container with fewer users
+        os.setuid(65534)
 """
 
 
@@ -132,3 +180,25 @@ def short_lease_breaks(seconds):
             yield True
         finally:
             BREAK_TIME.write_text(before)
+
+
+# For programs that use processes: ``watch(act)`` acts once a server and three workers run.
+WATCHING = """
+import psutil, threading
+from ndfeed.files import platform_calls
+platform_calls.cores = lambda: 3
+def workers():
+    return psutil.Process().children(recursive=True)
+def kill():
+    for one in workers()[::-1]:
+        one.kill()
+seen = []
+def watch(act):
+    while threading.main_thread().is_alive():
+        if len(workers()) >= 4:
+            time.sleep(0.1)
+            seen.append(None)
+            act()
+            return
+        time.sleep(0.001)
+"""

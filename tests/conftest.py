@@ -2,23 +2,29 @@
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
+from growing import write
 from hypothesis import settings
 
 # A shared machine stalls at times: how long one example took says nothing about the code. The
 # examples are the same in every run: a change is to blame for what fails, not the day.
-settings.register_profile("ndfeed", deadline=None, derandomize=True)
+settings.register_profile("ndfeed", deadline=None, derandomize=True, max_examples=50)
 # For a second run with other versions of what we stand on.
-settings.register_profile("few", deadline=None, derandomize=True, max_examples=20)
+settings.register_profile("few", deadline=None, derandomize=True, max_examples=10)
 # For looking further than that: new examples in every run.
-settings.register_profile("search", deadline=None, max_examples=500)
+settings.register_profile("search", deadline=None, max_examples=250)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
 
 
 def pytest_configure(config):
     """Load the profile that was asked for, or ours."""
     settings.load_profile(config.getoption("--hypothesis-profile") or "ndfeed")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As a shell's background jobs do; processes that tests start would do so, too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,3 +47,12 @@ def folder(tmp_path):
     made.mkdir()
     yield made
     shutil.rmtree(made)
+
+
+@pytest.fixture
+def three(tmp_path):
+    """A folder of three files, with room for others before, between and after them."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write(folder, 10, 20, 30)
+    return folder

@@ -27,6 +27,7 @@ from unittest.mock import patch
 
 import numpy as np
 import packed_making
+from ragged_making import megatron_index
 
 import ndfeed
 from ndfeed import cli, errors
@@ -34,6 +35,8 @@ from ndfeed.files import platform_calls
 
 REVIEWED = Path(__file__).parent / "error_tour.txt"
 OPEN = "ndfeed.open({!r})"
+MAPPED = "ndfeed.open(np.load('x.npy', mmap_mode='r'))"
+TOKENS = "ndfeed.open('tokens.npy', offsets='offsets.npy')"
 
 
 class Stop(NamedTuple):
@@ -333,7 +336,36 @@ def fields_in_files():
 def sparse_matrix():
     """What scipy.sparse.save_npz writes."""
     members = {"indices": np.zeros(2, "i4"), "indptr": np.zeros(3, "i4")}
-    np.savez("x.npz", format=b"csr", shape=np.array([2, 5]), data=np.ones(2), **members)
+    np.savez("x.npz", format=b"csc", shape=np.array([2, 5]), data=np.ones(2), **members)
+
+
+def other_matrices():
+    """Rows of two widths."""
+    os.mkdir("folder")
+    for columns in (5, 7):
+        members = {"indices": np.zeros(2, "i4"), "indptr": np.array([0, 1, 2]), "data": np.ones(2)}
+        shape = np.array([2, columns])
+        np.savez(f"folder/{columns}.npz", format=b"csr", shape=shape, **members)
+
+
+def tokens(offsets):
+    """A thousand tokens, and offsets of samples."""
+
+    def make():
+        npy("tokens.npy", np.zeros(1000, "<u2"))
+        npy("offsets.npy", np.array(offsets))
+
+    return make
+
+
+def a_pair(values=1000):
+    """A thousand tokens, and an index of Megatron-LM for them."""
+
+    def make():
+        content("corpus.bin", bytes(2 * values))()
+        content("corpus.idx", megatron_index([500, 500]))()
+
+    return make
 
 
 def loaded_archive():
@@ -406,6 +438,97 @@ def a_state():
     return {"ds": ds, "loader": loader, "state": loader.state_dict()}
 
 
+def two_sets():
+    npy("web.npy")
+    npy("code.npy")
+    return {"sets": {name: ndfeed.open(f"{name}.npy") for name in ("web", "code")}}
+
+
+def a_mixture_state():
+    """The state of a mixture, and a function that makes a loader of another one."""
+    known = two_sets()["sets"]
+    state = ndfeed.loader(ndfeed.mix(known), 2, shuffle=True).state_dict()
+    return {"sets": known, "state": state, "of": lambda sets: ndfeed.loader(ndfeed.mix(sets), 2)}
+
+
+def some_texts():
+    tokens([0, 300, 310, 1000])()
+    return {"ds": ndfeed.open("tokens.npy", offsets="offsets.npy")}
+
+
+def a_number_each():
+    npy("numbers.npy", np.zeros(10, "<f4"))
+    return {"ds": ndfeed.open("numbers.npy")}
+
+
+def a_state_of_buckets():
+    loader = ndfeed.loader(**some_texts(), batch_size=1, shuffle=ndfeed.Buckets("data"))
+    next(iter(loader))
+    return {"loader": loader, "state": loader.state_dict() | {"more": {}}}
+
+
+def pets():
+    """Samples with a weight and a class, of which one has no sample."""
+    np.savez("x.npz", x=np.zeros((10, 4)), weight=np.arange(10.0), debt=-np.arange(10.0))
+    kinds = ["cat", "dog"] * 5
+    ds = ndfeed.open("x.npz").with_labels(kinds, field="kind", classes=["cat", "dog", "eel"])
+    return {"ds": ds, "order": Shifted()}
+
+
+class Shifted:
+    """An order of one's own that goes one row too far."""
+
+    def length(self, n):
+        return n
+
+    def rows(self, positions, n, seed, epoch):
+        return positions + 1
+
+
+class Turned:
+    """An order of one's own that has an attribute, and expects at least one position."""
+
+    def __init__(self, by):
+        self.by = by
+
+    def length(self, n):
+        return n
+
+    def rows(self, positions, n, seed, epoch):
+        return (positions[0] + np.arange(len(positions)) + self.by) % n
+
+
+def a_turned_order():
+    ds = pets()["ds"]
+    state = ndfeed.loader(ds, 2, shuffle=Turned(3)).state_dict()
+    return {"loader": ndfeed.loader(ds, 2, shuffle=Turned(7)), "state": state, "Turned": Turned}
+
+
+def two_fields():
+    np.savez("x.npz", x=np.zeros((10, 4, 4), "<f4"), y=np.zeros((10, 5)))
+    return {"ds": ndfeed.open("x.npz")}
+
+
+def patients():
+    """Samples of two patients."""
+    np.savez("x.npz", patient=np.arange(10) // 5, site=np.array(["Bonn", "Oslo"] * 5))
+    return {"ds": ndfeed.open("x.npz")}
+
+
+def ragged_patients():
+    for i in range(3):
+        np.savez(f"{i}.npz", scan=np.zeros(i + 2), patient=i)
+    return {"ds": ndfeed.open("*.npz", sample="file")}
+
+
+def some_labels():
+    """Three files, and a table that lacks one of them and has another one twice."""
+    for name in "abc":
+        npy(f"{name}.npy")
+    Path("labels.csv").write_text("id,kind\na,cat\nb,dog\na,dog\n", encoding="utf-8")
+    return {"ds": ndfeed.open(["a.npy", "b.npy", "c.npy"], sample="file")}
+
+
 def a_source_of_tensorflow():
     """The function behind a dataset, as TensorFlow calls it in the process that it was sent to."""
     importlib.import_module("ndfeed.tf")
@@ -423,6 +546,63 @@ def another_state():
     npy("y.npy", np.zeros((12, 4)))
     other = ndfeed.loader(ndfeed.open("y.npy"), 2, shuffle=True)
     return a_state() | {"state": other.state_dict()}
+
+
+def a_folder():
+    """Three files, of ten rows each, and a loader that has delivered one batch."""
+    Path("data").mkdir()
+    for number in (2, 4, 6):
+        npy(f"data/{number}.npy")
+    ds = ndfeed.open("data", sample="row")
+    loader = ndfeed.loader(ds, 2, shuffle=True)
+    next(iter(loader))
+    return {"ds": ds, "loader": loader, "state": loader.state_dict()}
+
+
+def fewer_files():
+    made = a_folder()
+    for number in (2, 6):
+        Path(f"data/{number}.npy").unlink()
+    return made
+
+
+def a_vanished_file():
+    npy("x.npy")
+    ds = ndfeed.open("x.npy")
+    Path("x.npy").unlink()
+    return {"ds": ds}
+
+
+def one_rewritten():
+    made = a_folder()
+    npy("data/4.npy", np.ones((12, 4)))
+    return made
+
+
+def another_kind():
+    made = a_folder()
+    made["loader"] = ndfeed.loader(ndfeed.open("data", sample="file"), 2)
+    npy("data/8.npy", np.ones((12, 4), "<f4"))
+    return made
+
+
+def more_files():
+    made = a_folder()
+    npy("data/5.npy")
+    for second, number in enumerate((2, 5, 6, 4)):
+        os.utime(f"data/{number}.npy", (second, second))
+    made["now"] = ndfeed.loader(ndfeed.open("data", sample="row"), 2, shuffle=True)
+    return made
+
+
+def newest_files():
+    made = a_folder()
+    recent = ndfeed.Recent(4)
+    loader = ndfeed.loader(made["ds"], 2, shuffle=recent)
+    next(iter(loader))
+    npy("data/8.npy")
+    now = ndfeed.loader(ndfeed.open("data", sample="row"), 2, shuffle=recent)
+    return {"state": loader.state_dict(), "now": now}
 
 
 def _dies(batch):
@@ -579,6 +759,26 @@ STOPS = [
     opened(errors.SchemaError, "one file of another type", one_odd_type, "folder"),
     Stop(errors.AmbiguousError, "files that are fields", fields_in_files, "ndfeed.open('folder')"),
     opened(errors.UnsupportedError, "a sparse matrix", sparse_matrix, "x.npz"),
+    opened(errors.SchemaError, "sparse matrices of two widths", other_matrices, "folder"),
+    Stop(errors.FormatError, "offsets without the end", tokens([0, 300, 600]), TOKENS),
+    Stop(errors.FormatError, "offsets without the start", tokens([300, 700, 1000]), TOKENS),
+    Stop(errors.FormatError, "lengths instead of offsets", tokens([300, 400, 300]), TOKENS),
+    Stop(errors.FormatError, "offsets of another array", tokens([0, 700, 2000]), TOKENS),
+    Stop(errors.FormatError, "offsets that go back", tokens([0, 700, 300, 1000]), f"{TOKENS}[1]"),
+    Stop(errors.SchemaError, "offsets that are no integers", tokens([0.0, 1000.0]), TOKENS),
+    Stop(
+        errors.SchemaError,
+        "offsets in memory that go back",
+        tokens([0, 1000]),
+        "ndfeed.open('tokens.npy', offsets=[0, 700, 300, 1000])",
+    ),
+    opened(errors.FormatError, "tokens that another index describes", a_pair(900), "corpus.bin"),
+    Stop(
+        ValueError,
+        "lengths after a map",
+        tokens([0, 1000]),
+        f"{TOKENS}.map(lambda batch: batch).lengths('data')",
+    ),
     Stop(
         errors.CastError,
         "a value too large for the requested dtype",
@@ -664,6 +864,37 @@ STOPS = [
         "loader.load_state_dict(state | {'epoch': None})",
     ),
     Stop(errors.ResumeError, "an empty state", a_state, "loader.load_state_dict({})"),
+    Stop(errors.MissingError, "files that are gone", fewer_files, "ds.refresh()"),
+    Stop(errors.MissingError, "reading a file that is gone", a_vanished_file, "ds[:]"),
+    Stop(errors.ChangedError, "a file rewritten while others come", one_rewritten, "ds.refresh()"),
+    Stop(errors.SchemaError, "new files of another shape", another_kind, "loader.refresh()"),
+    Stop(ValueError, "a split that should follow its files", a_folder, "ds.split(.5)[0].refresh()"),
+    Stop(ValueError, "what to do with missing files", a_folder, "ds.refresh(missing='ignore')"),
+    Stop(errors.ResumeError, "more files than before", more_files, "now.load_state_dict(state)"),
+    Stop(
+        errors.ResumeError,
+        "old files that nothing tells from new ones",
+        more_files,
+        "now.load_state_dict(state, grown=True)",
+    ),
+    Stop(
+        errors.ResumeError,
+        "another dataset as the old one",
+        more_files,
+        "now.load_state_dict(state, grown=ndfeed.open('data/[56].npy', sample='row'))",
+    ),
+    Stop(
+        errors.ResumeError,
+        "the newest samples of an epoch of others",
+        newest_files,
+        "now.load_state_dict(state, grown=True)",
+    ),
+    Stop(
+        errors.ResumeError,
+        "a history of growth that cannot be",
+        a_folder,
+        "loader.load_state_dict(state | {'more': {'grown': [[40, 2, '0']]}})",
+    ),
     Stop(
         errors.WorkerError,
         "a function that ends its process",
@@ -674,6 +905,61 @@ STOPS = [
     Stop(TypeError, "a single number for take()", a_state, "ds.take(5)"),
     Stop(ValueError, "two fields with the same name", fields_of_x, "ds.rename({'image': 'label'})"),
     Stop(ValueError, "split() after with_origin()", a_state, "ds.with_origin().split(.8)"),
+    Stop(errors.FieldError, "where() with an unknown field", a_state, "ds.where('label')"),
+    Stop(errors.SchemaError, "where() with a field of images", a_state, "ds.where('data')"),
+    Stop(errors.SchemaError, "where() with a field of text", patients, "ds.where('site')"),
+    Stop(
+        TypeError,
+        "a condition that returns no mask",
+        patients,
+        "ds.where(lambda batch: batch['patient'] * 2)",
+    ),
+    Stop(
+        errors.SchemaError,
+        "a split by a ragged field",
+        ragged_patients,
+        "ds.split(.8, by='scan')",
+    ),
+    Stop(ValueError, "fewer groups than parts", patients, "ds.split(.8, .1, .1, by='patient')"),
+    Stop(ValueError, "classes of other samples", patients, "ds.split(.8, like=[0, 1])"),
+    Stop(ValueError, "more folds than samples", patients, "ds.folds(11)"),
+    Stop(
+        errors.SchemaError,
+        "labels in no column",
+        some_labels,
+        "ds.with_labels('labels.csv', column='label')",
+    ),
+    Stop(
+        errors.SchemaError,
+        "a table of labels without the file names",
+        some_labels,
+        "ds.with_labels('labels.csv', column='id', key='name')",
+    ),
+    Stop(
+        errors.SchemaError,
+        "files without a label, names with two",
+        some_labels,
+        "ds.with_labels('labels.csv', column='kind')",
+    ),
+    Stop(
+        errors.SchemaError,
+        "labels for other names",
+        some_labels,
+        "ds.with_labels({'A_1': 0, 'B_1': 1})",
+    ),
+    Stop(
+        errors.SchemaError,
+        "a label that is no class",
+        some_labels,
+        "ds.with_labels(['cat', 'dog', 'eel'], classes=['cat', 'dog'])",
+    ),
+    Stop(
+        errors.SchemaError,
+        "a sum of other classes",
+        some_labels,
+        "ds.with_labels(['a', 'b', 'b']) + ds.with_labels(['b', 'c', 'c'])",
+    ),
+    Stop(ValueError, "labels of another length", some_labels, "ds.with_labels(np.arange(4))"),
     Stop(TypeError, "a dict in a dict", a_state, "ds.map(lambda b: {'in': {'a': b['data']}})[0]"),
     Stop(TypeError, "a path instead of a dataset", npy, "ndfeed.loader('x.npy', 2)"),
     Stop(TypeError, "a set of fields", a_state, "ndfeed.loader(ds, 2, fields={'x', 'y'})"),
@@ -707,8 +993,239 @@ STOPS = [
         a_state,
         "ndfeed.loader(ds, 2, ragged='pad', pad_value=-1)",
     ),
+    Stop(ValueError, "a source of negative weight", two_sets, "ndfeed.mix(sets, weights=[3, -1])"),
+    Stop(ValueError, "a weight that is NaN", two_sets, "ndfeed.mix(sets, weights=[np.nan, 1])"),
+    Stop(ValueError, "sources of no weight", two_sets, "ndfeed.mix(sets, weights=[0, 0])"),
+    Stop(ValueError, "weights of another length", two_sets, "ndfeed.mix(sets, weights=[1, 2, 3])"),
+    Stop(ValueError, "weights by a wrong name", two_sets, "ndfeed.mix(sets, weights={'wbe': 1})"),
+    Stop(
+        ValueError,
+        "weights from a later epoch on",
+        two_sets,
+        "ndfeed.mix(sets, weights={5: [1, 1]})",
+    ),
+    Stop(
+        ValueError,
+        "an empty source",
+        two_sets,
+        "ndfeed.mix(sets | {'none': sets['web'].take([])})",
+    ),
+    Stop(
+        ValueError,
+        "one source named twice",
+        two_sets,
+        "ndfeed.mix(sets | {'more': sets['web']})",
+    ),
+    Stop(
+        errors.SchemaError,
+        "sources with other fields",
+        two_sets,
+        "ndfeed.mix(sets | {'code': sets['code'].rename({'data': 'tokens'})})",
+    ),
+    Stop(
+        errors.SchemaError,
+        "sources of two shapes",
+        two_sets,
+        "ndfeed.mix({'web': sets['web'].windows(2), 'code': sets['code'].windows(3)})",
+    ),
+    Stop(
+        errors.ResumeError,
+        "a source with another name",
+        a_mixture_state,
+        "of({'web': sets['web'], 'books': sets['code']}).load_state_dict(state)",
+    ),
+    Stop(
+        errors.ResumeError,
+        "sources in another order",
+        a_mixture_state,
+        "of({'code': sets['code'], 'web': sets['web']}).load_state_dict(state)",
+    ),
+    Stop(
+        ValueError,
+        "a mixture that should follow its files",
+        two_sets,
+        "ndfeed.mix(sets).refresh()",
+    ),
+    Stop(
+        ValueError,
+        "a mixture in batches of tokens",
+        two_sets,
+        "ndfeed.loader(ndfeed.mix(sets), tokens=4096, shuffle=True)",
+    ),
+    Stop(ValueError, "a mixture of one", two_sets, "ndfeed.mix({'web': sets['web']})"),
+    Stop(ValueError, "split() of a mixture", two_sets, "ndfeed.mix(sets).split(.8)"),
+    Stop(
+        ValueError,
+        "an order for an unknown source",
+        two_sets,
+        "ndfeed.loader(ndfeed.mix(sets), 2, shuffle={'wbe': True})",
+    ),
+    Stop(
+        TypeError,
+        "orders by source for one dataset",
+        a_state,
+        "ndfeed.loader(ds, 2, shuffle={'a': True})",
+    ),
     Stop(ValueError, "a batch size of 0", a_state, "ndfeed.loader(ds, 0)"),
+    Stop(ValueError, "edges that fall", a_state, "ndfeed.Buckets('data', edges=(128, 64))"),
+    Stop(ValueError, "no edges", a_state, "ndfeed.Buckets('data', edges=())"),
+    Stop(ValueError, "a negative edge", a_state, "ndfeed.Buckets('data', edges=(-1, 64))"),
+    Stop(
+        errors.FieldError,
+        "buckets of an unknown field",
+        some_texts,
+        "ndfeed.loader(ds, 2, shuffle=ndfeed.Buckets('text'))",
+    ),
+    Stop(
+        ValueError,
+        "buckets of a field without lengths",
+        a_number_each,
+        "ndfeed.loader(ds, 2, shuffle=ndfeed.Buckets('data'))",
+    ),
+    Stop(
+        ValueError,
+        "another number of lengths than samples",
+        some_texts,
+        "ndfeed.loader(ds, 2, shuffle=ndfeed.Buckets([3, 4]))",
+    ),
+    Stop(
+        ValueError,
+        "a budget smaller than one sample",
+        some_texts,
+        "ndfeed.loader(ds, tokens=256, shuffle=True)",
+    ),
+    Stop(
+        ValueError,
+        "both a batch size and a budget of tokens",
+        some_texts,
+        "ndfeed.loader(ds, 8, tokens=8192, shuffle=True)",
+    ),
+    Stop(TypeError, "no batch size", some_texts, "ndfeed.loader(ds, shuffle=True)"),
+    Stop(ValueError, "a budget without an order", some_texts, "ndfeed.loader(ds, tokens=8192)"),
+    Stop(
+        ValueError,
+        "a budget for samples of one length",
+        a_state,
+        "ndfeed.loader(ds, tokens=8192, shuffle=True)",
+    ),
+    Stop(
+        ValueError,
+        "a budget for samples padded to one length",
+        some_texts,
+        "ndfeed.loader(ds, tokens=8192, shuffle=True, ragged='pad', pad_to=1024)",
+    ),
+    Stop(
+        errors.ResumeError,
+        "a state of buckets without their sizes",
+        a_state_of_buckets,
+        "loader.load_state_dict(state)",
+    ),
     Stop(TypeError, "an invalid order", a_state, "ndfeed.loader(ds, 2, shuffle='yes')"),
+    Stop(
+        TypeError,
+        "the class of an order",
+        a_state,
+        "ndfeed.loader(ds, 2, shuffle=ndfeed.Balanced)",
+    ),
+    Stop(TypeError, "rows for an order", a_state, "ndfeed.loader(ds, 2, shuffle=np.arange(10))"),
+    Stop(TypeError, "an object for an order", a_state, "ndfeed.loader(ds, 2, shuffle=object())"),
+    Stop(
+        ValueError,
+        "classes for weights",
+        pets,
+        "ndfeed.loader(ds, 2, shuffle=ndfeed.Weighted('kind'))",
+    ),
+    Stop(ValueError, "a negative weight", nothing, "ndfeed.Weighted([1, 2, -3])"),
+    Stop(ValueError, "a weight that is no number", nothing, "ndfeed.Weighted([1, np.nan])"),
+    Stop(ValueError, "weights that are all zero", nothing, "ndfeed.Weighted([0, 0])"),
+    Stop(TypeError, "a weight for each class", nothing, "ndfeed.Weighted({'cat': 1, 'dog': 2})"),
+    Stop(TypeError, "weights for a loader", a_state, "ndfeed.loader(ds, 2, weights=[1, 2])"),
+    Stop(ValueError, "no weights", nothing, "ndfeed.Weighted([])"),
+    Stop(ValueError, "a table of weights", nothing, "ndfeed.Weighted([[1, 2]])"),
+    Stop(TypeError, "weights that are text", nothing, "ndfeed.Weighted(['high', 'low'])"),
+    Stop(ValueError, "an epoch of no draws", nothing, "ndfeed.Weighted([1, 2], rows=0)"),
+    Stop(
+        ValueError,
+        "weights of other samples",
+        pets,
+        "ndfeed.loader(ds, 2, shuffle=ndfeed.Weighted([1, 2, 3]))",
+    ),
+    Stop(
+        ValueError,
+        "a field of negative weights",
+        pets,
+        "ndfeed.loader(ds, 2, shuffle=ndfeed.Weighted('debt'))",
+    ),
+    Stop(
+        errors.FieldError,
+        "weights of an unknown field",
+        pets,
+        "ndfeed.loader(ds, 2, shuffle=ndfeed.Weighted('wight'))",
+    ),
+    Stop(
+        errors.SchemaError,
+        "a field with several weights for each sample",
+        pets,
+        "ndfeed.loader(ds, 2, shuffle=ndfeed.Weighted('x'))",
+    ),
+    Stop(
+        ValueError,
+        "weights of no samples",
+        pets,
+        "ndfeed.loader(ds.take([]), 2, shuffle=ndfeed.Weighted('weight'))",
+    ),
+    Stop(
+        ValueError,
+        "a class without a sample",
+        pets,
+        "ndfeed.loader(ds, 2, shuffle=ndfeed.Balanced('kind'))",
+    ),
+    Stop(
+        ValueError,
+        "a weight for an unknown class",
+        pets,
+        "ndfeed.loader(ds, 2, shuffle=ndfeed.Balanced('kind', weights={'cow': 2}))",
+    ),
+    Stop(
+        ValueError,
+        "a class with a part of a weight",
+        nothing,
+        "ndfeed.Balanced('kind', weights={'cat': 1.5})",
+    ),
+    Stop(
+        ValueError,
+        "classes that are all left out",
+        pets,
+        "ndfeed.loader(ds, 2, shuffle=ndfeed.Balanced([1] * 10, weights={1: 0}))",
+    ),
+    Stop(TypeError, "sorted by nothing", nothing, "ndfeed.Sorted()"),
+    Stop(
+        ValueError,
+        "more stages than samples",
+        pets,
+        "ndfeed.loader(ds, 2, shuffle=ndfeed.Sorted('weight', stages=100))",
+    ),
+    Stop(ValueError, "values without an order", nothing, "ndfeed.Sorted([1, np.nan])"),
+    Stop(
+        errors.OrderError,
+        "an order of one's own that goes too far",
+        pets,
+        "list(ndfeed.loader(ds, 2, shuffle=order))",
+    ),
+    Stop(errors.OrderError, "the same, checked", pets, "ndfeed.check_order(order)"),
+    Stop(TypeError, "no order to check", nothing, "ndfeed.check_order(True)"),
+    Stop(
+        errors.OrderError,
+        "an order that expects a position",
+        a_turned_order,
+        "ndfeed.check_order(Turned(3), n=1)",
+    ),
+    Stop(
+        errors.ResumeError,
+        "a state of an order with other attributes",
+        a_turned_order,
+        "loader.load_state_dict(state)",
+    ),
     Stop(
         ValueError, "a rank out of range", a_state, "ndfeed.loader(ds, 2, shard=(4, 4))"
     ),
@@ -718,7 +1235,9 @@ STOPS = [
     ),
     Stop(TypeError, "a folder for the index", npy, "ndfeed.open('x.npy', cache='/data')"),
     Stop(TypeError, "fields without an order", npy, "ndfeed.open('x.npy', fields={'data'})"),
-    Stop(TypeError, "an array instead of its path", nothing, "ndfeed.open(np.zeros(3))"),
+    Stop(TypeError, "a memory map instead of its path", npy, MAPPED),
+    Stop(TypeError, "a list of numbers as a source", nothing, "ndfeed.open([1, 2, 3])"),
+    Stop(ValueError, "a number as a source", nothing, "ndfeed.open({'x': np.float32(3)})"),
     Stop(TypeError, "an archive instead of its path", loaded_archive, "ndfeed.open(archive)"),
     Stop(
         ValueError,
@@ -728,6 +1247,26 @@ STOPS = [
     ),
     Stop(ValueError, "a shape without a dtype", odd_raw, "ndfeed.open('x.bin', shape=(100,))"),
     Stop(IndexError, "a row out of range", a_state, "ds[10]"),
+    Stop(errors.SchemaError, "a window longer than every file", a_state, "ds.windows(1025)"),
+    Stop(ValueError, "windows that do not move", a_state, "ds.windows(2, stride=0)"),
+    Stop(errors.FieldError, "windows by an unknown field", a_state, "ds.windows(2, by='episode')"),
+    Stop(ValueError, "bounds that go back", a_state, "ds.windows(2, bounds=[5, 3])"),
+    Stop(
+        ValueError, "windows of rows that were chosen", a_state, "ds.take([1, 5, 3]).windows(2)"
+    ),
+    Stop(
+        ValueError, "windows after a map", a_state, "ds.map(lambda batch: batch).windows(2)"
+    ),
+    Stop(errors.SchemaError, "a crop larger than the case", a_state, "ds.crops({'data': (96,)})"),
+    Stop(errors.FieldError, "crops of an unknown field", a_state, "ds.crops({'image': (2,)})"),
+    Stop(ValueError, "crops in different axes", two_fields, "ds.crops({'x': (2, 2), 'y': (2,)})"),
+    Stop(
+        errors.SchemaError,
+        "crops of fields of two sizes",
+        two_fields,
+        "ds.crops({'x': (2,), 'y': (2,)})",
+    ),
+    Stop(IndexError, "a corner too far", a_state, "ds.crops({'data': (2,)}, at=[[0, 3]])"),
 ]  # fmt: skip
 
 

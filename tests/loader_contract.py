@@ -31,6 +31,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from children import examples
+from growing import expected as numbers_in
+from growing import write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loading.making import (
@@ -56,6 +58,14 @@ SHARES = {
     "world": st.integers(1, 3),
     "drop_last": st.booleans(),
 }
+
+
+LENGTHS = [1, 12, 5, 30, 2, 7, 3, 19, 1, 4, 8, 15, 26, 6, 2, 9, 11, 3, 21, 10, 5, 2, 13, 4] * 2
+
+
+def numbers_of(batches):
+    """The numbers of the samples of ``ragged``, batch by batch."""
+    return [np.asarray(batch["n"]).tolist() for batch in batches]
 
 
 def pickled(loader):
@@ -409,6 +419,19 @@ class EpochContract:
 
         assert labels(other.epoch()) != labels(ndfeed.loader(ds, 7, shuffle=True, seed=5))
 
+    def test_the_order_says_how_well_it_mixes(self, tmp_path):
+        """In every framework the same, and the order is still the one that was asked for."""
+        ds, order = images(tmp_path), ndfeed.Blocks(rows=4, window=2)
+        feed = self.feed(ds, 10, shuffle=order)
+        found = feed.data.order
+
+        assert found == order
+        assert isinstance(found, ndfeed.Blocks)
+        assert found.mixing == ndfeed.loader(ds, 10, shuffle=order).order.mixing
+        assert (found.mixing.batch, found.mixing.parts) == (10, 25)
+        assert f"  mixing: {found.mixing}" in f"{feed.data.report()}".splitlines()
+        assert "of 25 blocks: if the rows of a block are alike, it is worth" in f"{found.mixing}"
+
     def test_drop_last_leaves_out_the_short_batch(self, tmp_path):
         """And nothing else: the others are the batches that come without it."""
         ds = images(tmp_path)
@@ -436,6 +459,33 @@ class EpochContract:
         numpy = Feed(ds, size, state=state, shuffle=True)
         assert [labels(numpy.epoch()), labels(numpy.epoch())] == [rest, after]
 
+    def test_a_mixture_resumes_with_the_same_weights_and_with_others(self, tmp_path):
+        """Epochs of different lengths, left in the middle of one; every batch is NumPy's."""
+        sources = {"web": images(tmp_path / "a", 60), "code": images(tmp_path / "b", 20)}
+        stages = {0: [2, 1], 2: [1, 1]}
+        ds = ndfeed.mix(sources, weights=stages, end="last", source="source")
+
+        def told(batches):
+            pairs = [(np.asarray(b["label"]), np.asarray(b["source"])) for b in batches]
+            return [
+                (a, b) for one in pairs for a, b in zip(*map(np.ndarray.tolist, one), strict=True)
+            ]
+
+        whole = ndfeed.loader(ds, 10, shuffle=True, seed=8)
+        expected = [told(whole) for _ in range(3)]
+        feed = self.feed(ds, 10, shuffle=True, seed=8)
+        first = told(feed.epoch())
+        seen, state = feed.begin(4)
+        state = json.loads(json.dumps(state))
+        resumed = self.feed(ds, 16, state=state, shuffle=True)
+        assert [first, told(seen) + told(resumed.epoch()), told(resumed.epoch())] == expected
+        assert [len(one) for one in expected] == [90, 90, 120]
+
+        other = ndfeed.mix(sources, weights=[1, 3], end="last", source="source")
+        changed, numpy = (make(other, 16, state=state, shuffle=True) for make in (self.feed, Feed))
+        for _ in range(2):
+            assert told(changed.epoch()) == told(numpy.epoch())
+
     @pytest.mark.parametrize("drop_last", [False, True])
     def test_ranks_together_see_every_sample_once(self, tmp_path, drop_last):
         """Each has its share of every global batch, and all have as many batches."""
@@ -447,6 +497,45 @@ class EpochContract:
         assert len({len(one) for one in found}) == 1
         assert sorted(label for one in found for label in labels(one)) == sorted(expected)
         assert len(expected) == (84 if drop_last else 100)
+
+    def test_a_budget_of_tokens_makes_the_same_batches(self, tmp_path):
+        """Of similar length and within the budget, each sample once; as many as were announced."""
+        ds = ragged(tmp_path / "r", LENGTHS)
+        words = {"tokens": 40, "shuffle": True, "seed": 3}
+        feed, expected = self.feed(ds, None, **words), ndfeed.loader(ds, **words)
+        for _ in range(2):
+            found = numbers_of(feed.epoch())
+            assert found == numbers_of(expected)
+            assert len(found) == len(expected)
+            assert sorted(itertools.chain(*found)) == list(range(len(LENGTHS)))
+            assert all(max(LENGTHS[n] for n in some) * len(some) <= 40 for some in found)
+        assert len({len(some) for some in found}) > 2
+
+    @pytest.mark.parametrize(
+        "then", [{"tokens": 40}, {"tokens": 64}, {"batch_size": 5}, {"batch_size": 40}], ids=str
+    )
+    def test_a_run_by_length_resumes(self, tmp_path, then):
+        """With the same budget the same batches remain, with another one the same samples.
+
+        From the middle of the second epoch. With large batches it has more of them than others.
+        """
+        ds = ragged(tmp_path / "r", LENGTHS)
+        words = {"shuffle": ndfeed.Buckets("x"), "seed": 3}
+        feed = self.feed(ds, None, tokens=40, **words)
+        whole = ndfeed.loader(ds, tokens=40, **words)
+        expected = [numbers_of(whole) for _ in range(3)]
+        assert numbers_of(feed.epoch()) == expected[0]
+        seen, state = feed.begin(4)
+        again = {"batch_size": None} | then
+        resumed = self.feed(ds, state=json.loads(json.dumps(state)), **again, **words)
+        rest, after = numbers_of(resumed.epoch()), numbers_of(resumed.epoch())
+
+        assert numbers_of(seen) == expected[1][:4]
+        if then == {"tokens": 40}:
+            assert [rest, after] == [expected[1][4:], expected[2]]
+        left = sorted(itertools.chain(*expected[1][4:]))
+        assert sorted(itertools.chain(*rest)) == left
+        assert sorted(itertools.chain(*after)) == list(range(len(LENGTHS)))
 
     def test_two_iterators_do_not_disturb_each_other(self, tmp_path):
         """Each is one whole epoch, whatever the other does in between."""
@@ -595,6 +684,30 @@ class LoaderContract(IteratorContract):
         assert [label for some in seen + rest for label in some] == labels(
             ndfeed.loader(ds, 10, shuffle=True)
         )
+
+    def test_data_that_grows(self, tmp_path):
+        """Files that come are seen between epochs, and after a resume in the middle of one."""
+        write(tmp_path, 10, 20, 30)
+
+        def take(loader, count=None):
+            batches = itertools.islice(loader, count)
+            return [x for batch in batches for x in np.asarray(batch["data"]).tolist()]
+
+        loader = self.package.loader(ndfeed.open(tmp_path, sample="row"), 3, shuffle=True)
+        seen = take(loader, 2)
+        state = json.loads(json.dumps(loader.state_dict()))
+        write(tmp_path, 5, 40)
+        assert loader.refresh() == 8
+        assert sorted(take(loader)) == numbers_in(5, 10, 20, 30, 40)
+        ds = ndfeed.open(tmp_path, sample="row")
+        arrays, other = (p.loader(ds, 4, shuffle=True) for p in (ndfeed, self.package))
+        for one in (arrays, other):
+            one.load_state_dict(state, grown=True)
+        rest = take(other, 1)
+        assert other.state_dict() == (take(arrays, 1) and arrays.state_dict())
+        last = self.package.loader(ds, 5, shuffle=True)
+        last.load_state_dict(other.state_dict())
+        assert sorted(seen + rest + take(last)) == numbers_in(5, 10, 20, 30, 40)
 
     def test_any_size_any_rank_and_the_state_at_any_batch(self, tmp_path_factory):
         """Short batches and empty ones come as they should, and only what was delivered counts."""

@@ -14,6 +14,7 @@ NO_COMMAND = {
     errors.ChangedError: "a command opens files and is done with them",
     errors.ResourceError: "a command would have to run short of memory",
     errors.ResumeError: "no command resumes",
+    errors.OrderError: "no command has orders of users",
     errors.WorkerError: "no command runs functions",
 }
 

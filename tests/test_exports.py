@@ -11,7 +11,7 @@ import pytest
 import ndfeed
 
 PARTS = {"jax": "jax", "keras": "keras", "ray": "ray", "tf": "tensorflow", "torch": "torch"}
-FOREIGN = {"torch", "tensorflow", "jax", "keras", "ray", "dask", "rich", "typer"}
+FOREIGN = {"torch", "tensorflow", "jax", "keras", "ray", "dask", "rich", "typer", "pyarrow", "csv"}
 
 # numpy first: its linear algebra starts threads of its own.
 FRESH = """

@@ -5,6 +5,7 @@ function counts as well as one at the top.
 """
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -23,10 +24,11 @@ MAY_IMPORT = {
     "order": {"errors"},
     "loading": {"order", "dataset", "formats", "files", "errors"},
     "packing": {"order", "dataset", "index", "formats", "files", "errors", "progress"},
-    "torch": {"loading", "dataset", "order", "files", "errors"},
+    "cuda": {"loading", "dataset", "order", "files", "errors"},
+    "torch": {"cuda", "loading", "dataset", "order", "files", "errors"},
     "tf": {"loading", "dataset", "order", "errors"},
     "keras": {"tf", "loading", "dataset", "order", "errors"},
-    "jax": {"loading", "dataset", "order", "errors"},
+    "jax": {"cuda", "loading", "dataset", "order", "errors"},
     "ray": {"errors"},
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
@@ -46,6 +48,7 @@ FRAMEWORKS = {
     "dask": {"cli"},
     "distributed": {"cli"},
     "matplotlib": {"cli"},  # for charts as PNG
+    "pyarrow": {"dataset"},  # for labels in Parquet files
 }
 
 # They run code from a file, or open containers with less care than ours do.
@@ -84,10 +87,10 @@ THEMES = {
     "formats/golden_torch": "files that released versions of torch and safetensors wrote",
     "jax/grain_source": "needs Grain, which the other tests of ``jax_loader`` do without",
     "jax/processes": "several processes of one JAX, from arguments to arrays on devices",
-    "jax/shardings": "``adapter`` as it is; ``test_adapter`` takes the CPU for another device",
     "keras/fit": "training with every backend, from ``fit`` down to the loader",
     "loading/by_rank": "compressed files divided among ranks: plan, decode schedule and order",
     "loading/loader_contract": "``tests/loader_contract.py``, which all frameworks share",
+    "loading/mixtures": "``ndfeed.mix`` through loaders: proportions, resuming, ranks, decoding",
     "loading/seams": "rules for the source of every module of this package",
     "loading/shutdown": "every way in which a pass can end: threads, processes and memory",
     "packing/attacks": "links and hard links in the way of everything that packing writes",
@@ -99,8 +102,8 @@ THEMES = {
     "torch/accelerate": "Accelerate's ``prepare``",
     "torch/lightning": "Lightning's ``Trainer``",
     "torch/nodes": "nodes of torchdata",
-    "torch/cuda/file_changes": "files that change while the GPU reads them",
-    "torch/cuda/races": "the values of every batch on the GPU, at any pace",
+    "torch/cuda_file_changes": "files that change while the GPU reads them",
+    "torch/cuda_races": "the values of every batch on the GPU, at any pace",
 }
 
 
@@ -166,6 +169,7 @@ def found(tree, banned):
     )
 
 
+@functools.cache
 def parse(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from loading.making import compressed
+from order.own_orders import Backwards
 
 import ndfeed
 
@@ -19,33 +20,33 @@ def ds(request, tmp_path_factory):
     return ndfeed.open(folder / "x.npz")
 
 
-def numpy_batches(ds):
+def numpy_batches(ds, shuffle=True):
     """The rows of every batch, and the values that belong to them."""
-    loader = ndfeed.loader(ds, SIZE, shuffle=True, seed=11, fields=("n", "x"))
+    loader = ndfeed.loader(ds, SIZE, shuffle=shuffle, seed=11, fields=("n", "x"))
     return [batch for _ in range(EPOCHS) for batch in loader]
 
 
-def with_torch(ds):
+def with_torch(ds, shuffle=True):
     pytest.importorskip("torch")
     import ndfeed.torch
 
-    loader = ndfeed.torch.loader(ds, SIZE, shuffle=True, seed=11, fields=("n", "x"))
+    loader = ndfeed.torch.loader(ds, SIZE, shuffle=shuffle, seed=11, fields=("n", "x"))
     return [batch for _ in range(EPOCHS) for batch in loader]
 
 
-def with_tensorflow(ds):
+def with_tensorflow(ds, shuffle=True):
     pytest.importorskip("tensorflow")
     import ndfeed.tf
 
-    data = ndfeed.tf.dataset(ds, SIZE, shuffle=True, seed=11, fields=("n", "x"))
+    data = ndfeed.tf.dataset(ds, SIZE, shuffle=shuffle, seed=11, fields=("n", "x"))
     return [batch for _ in range(EPOCHS) for batch in data]
 
 
-def with_keras(ds):
+def with_keras(ds, shuffle=True):
     pytest.importorskip("keras")
     import ndfeed.keras
 
-    data = ndfeed.keras.dataset(ds, SIZE, shuffle=True, seed=11, fields=("n", "x"))
+    data = ndfeed.keras.dataset(ds, SIZE, shuffle=shuffle, seed=11, fields=("n", "x"))
     found = []
     for _ in range(EPOCHS):
         data.on_epoch_begin()
@@ -54,11 +55,11 @@ def with_keras(ds):
     return found
 
 
-def with_jax(ds):
+def with_jax(ds, shuffle=True):
     pytest.importorskip("jax")
     import ndfeed.jax
 
-    loader = ndfeed.jax.loader(ds, SIZE, shuffle=True, seed=11, fields=("n", "x"))
+    loader = ndfeed.jax.loader(ds, SIZE, shuffle=shuffle, seed=11, fields=("n", "x"))
     return [batch for _ in range(EPOCHS) for batch in loader]
 
 
@@ -75,3 +76,21 @@ def test_frameworks_read_the_same(ds, batches):
             np.testing.assert_array_equal(
                 theirs, ds.read(other[0])["n" if theirs.ndim == 1 else "x"]
             )
+
+
+ORDERS = [
+    ndfeed.Weighted(np.arange(60) % 4, rows=45),
+    ndfeed.Balanced(np.arange(60) // 25, rows=46),
+    ndfeed.Sorted(-np.arange(60), stages=4),
+    Backwards(),
+]
+
+
+@pytest.mark.parametrize("shuffle", ORDERS, ids=lambda order: type(order).__name__)
+@pytest.mark.parametrize("batches", [with_torch, with_tensorflow, with_keras, with_jax])
+def test_frameworks_draw_the_same(ds, batches, shuffle):
+    """Orders with other lengths than the data have, too."""
+    expected = numpy_batches(ds, shuffle)
+    found = batches(ds, shuffle)
+
+    assert [np.asarray(one[0]).tolist() for one in found] == [one[0].tolist() for one in expected]

@@ -5,10 +5,12 @@ It lies beside their folders, not in them: see ``torch_making``.
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 
+import imported
 import numpy as np
 
 
@@ -65,8 +67,24 @@ def run(code, *args, timeout=250, **env):
         timeout=timeout,
         env=environment(**env),
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.strip().splitlines()[-1]), done.stderr
+    return _result(done.returncode, done.stdout, done.stderr)
+
+
+def _result(status, out, log):
+    how = f"exit status {status}" if status >= 0 else f"ended by {signal.Signals(-status).name}"
+    assert status == 0, f"{how}\n{log[-4000:]}"
+    return json.loads(out.strip().splitlines()[-1]), log
+
+
+def run_imported(code, *args, timeout=250, **env):
+    """The same, where importing Keras, its backend and TensorFlow is not part of the test."""
+    if not hasattr(os, "fork"):
+        return run(code, *args, timeout=timeout, **env)
+    env = environment(**{"KERAS_BACKEND": "tensorflow"} | env)
+    modules = "keras", "ndfeed.keras"
+    if env["KERAS_BACKEND"] == "tensorflow":
+        modules += "tensorflow", "ndfeed.tf"
+    return _result(*imported.run(modules, code, *args, env=env, timeout=timeout))
 
 
 def run_workers(code, world, *args, timeout=250):

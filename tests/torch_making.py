@@ -4,17 +4,20 @@ It lies beside their folder, not in it: a folder named torch hides nothing, as l
 it is imported by that name.
 """
 
+import itertools
 import json
 import os
 import signal
 import warnings
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from children import all_ended
+from growing import write
+from imported import all_ended
 from loading.making import eventually, labels, refused
 
 import ndfeed
@@ -80,7 +83,7 @@ def run_ranks(function, world, folder, *args, joined=True, timeout=250):
     folder.mkdir(exist_ok=True, parents=True)
     each = [(function, rank, world, folder, args, joined) for rank in range(world)]
     found = []
-    for rank, code in enumerate(all_ended(_rank, each, timeout)):
+    for rank, code in enumerate(all_ended(["torch_making"], _rank, each, timeout)):
         assert code in (0, -signal.SIGKILL), f"rank {rank} ended with {code}"
         path = folder / f"rank{rank}.json"
         found.append(json.loads(path.read_text()) if code == 0 else None)
@@ -134,6 +137,76 @@ def share_and_agree(rank, world, folder, source):
     dcp.save({"model": model.state_dict(), "loader": loader}, checkpoint_id=folder / "saved")
     dist.barrier()
     return found
+
+
+def follow_a_folder(rank, world, folder, source):
+    """Two ranks over a folder that grows; one file comes when rank 0 has looked already."""
+    loader = ndfeed.torch.loader(ndfeed.open(source, sample="row"), 2, shuffle=True)
+    found = {"epochs": [[x for batch in loader for x in batch["data"].tolist()]]}
+    looked = folder / "looked"
+    if rank == 0:
+        write(Path(source), 5)
+        found["new"] = [loader.refresh()]
+        looked.touch()
+    else:
+        eventually(looked.exists)
+        write(Path(source), 40)
+        found["new"] = [loader.refresh()]
+    dist.barrier()
+    found["epochs"].append([x for batch in loader for x in batch["data"].tolist()])
+    dist.barrier()
+    found["new"].append(loader.refresh())
+    batches = iter(loader)
+    found["seen"] = [x for _ in range(2) for x in next(batches)["data"].tolist()]
+    found["state"] = loader.state_dict()
+    del batches
+    dist.barrier()  # a rank still reads the file until it has its batches
+    if rank == 0:
+        (Path(source) / "005.npy").unlink()
+    dist.barrier()
+    try:
+        loader.refresh()
+    except (RuntimeError, ndfeed.Error) as error:
+        found["gone"] = f"{type(error).__name__} {error}"
+    dist.barrier()
+    return found
+
+
+def train_on_a_mixture(rank, world, folder, sources, state=None):
+    """DDP over a mixture: what this rank was given in an epoch, and the state in its middle."""
+    ds = ndfeed.mix({name: ndfeed.open(path) for name, path in sources.items()}, weights=[3, 1],
+                    end="last", source="source")  # fmt: skip
+    loader = ndfeed.torch.loader(ds, 8, shuffle=True, seed=5)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(48, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    if state is not None:
+        loader.load_state_dict(state)
+    found = {"len": len(loader), "batches": [], "states": []}
+    for batch in loader:
+        model(batch["image"].flatten(1).float()).mean().backward()
+        optimizer.step()
+        found["batches"].append([batch["label"].tolist(), batch["source"].tolist()])
+        found["states"].append(loader.state_dict())
+    return found
+
+
+def by_length(rank, world, folder, source, state):
+    """A rank of those that read by a budget of tokens: a few batches, or the rest of an epoch."""
+    loader = ndfeed.torch.loader(
+        ndfeed.open(source, sample="file"), tokens=40, shuffle=True, seed=3, ragged="pad"
+    )
+    if state is not None:
+        loader.load_state_dict(state)
+    batches = [
+        (batch["n"].tolist(), list(batch["x"].shape)) for batch in itertools.islice(loader, 3)
+    ]
+    found = {"first": batches, "state": loader.state_dict(), "len": len(loader)}
+    loader.load_state_dict(found["state"])
+    rest = [(batch["n"].tolist(), list(batch["x"].shape)) for batch in loader]
+    wrong = ndfeed.torch.loader(
+        ndfeed.open(source, sample="file"), tokens=40 + rank, shuffle=True, seed=3
+    )
+    return found | {"rest": rest, "refused": refused(wrong)}
 
 
 def late_group(rank, world, folder, source):
@@ -228,3 +301,37 @@ def whose_store(rank, world, folder):
     store.set(f"from {rank}", "here")
     dist.barrier()
     return [store.get(f"from {other}").decode() for other in range(world)]
+
+
+def draw_weighted(rank, world, folder, source):
+    """Rows of two epochs under DDP's ranks, and of the rest of the second from a state."""
+    ds = ndfeed.open(source)
+    order = ndfeed.Weighted(np.arange(100) % 7, rows=130)
+    loader = ndfeed.torch.loader(ds, 8, shuffle=order, seed=5)
+    first = [batch["label"].tolist() for batch in loader]
+    batches = iter(loader)
+    second = [next(batches)["label"].tolist() for _ in range(3)]
+    state = loader.state_dict()
+    other = ndfeed.torch.loader(ds, 5, shuffle=order)
+    other.load_state_dict(json.loads(json.dumps(state)))
+    rest = [batch["label"].tolist() for batch in other]
+    return {"first": first, "second": second, "rest": rest}
+
+
+def weights_disagree(rank, world, folder, source):
+    """Each rank has weights of its own, which nobody may train with."""
+    order = ndfeed.Weighted(np.arange(100) + rank)
+    return refused(ndfeed.torch.loader(ndfeed.open(source), 8, shuffle=order))
+
+
+def share_weights(rank, world, folder, source):
+    """Which memory a rank's table lies in, for so many samples that it is worth sharing."""
+    n = (16 << 20) // 8
+    np.save(folder / f"{rank}.npy", np.arange(n, dtype="u4"))
+    ds = ndfeed.open(folder / f"{rank}.npy")
+    loader = ndfeed.loader(ds, 8, shuffle=ndfeed.Weighted(np.ones(n)), shard=(rank, world))
+    rows = next(iter(loader))["data"].tolist()
+    with open("/proc/self/maps") as maps:
+        inodes = [line.split()[4] for line in maps if "memfd:ndfeed" in line and " r--s " in line]
+    dist.barrier()
+    return {"inode": inodes[0], "rows": rows}

@@ -19,6 +19,8 @@ import typing as _typing
 
 from ndfeed.dataset.column import Field
 from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.labels import folder_name
+from ndfeed.dataset.mix import mix
 from ndfeed.dataset.open import open as _open
 from ndfeed.errors import (
     AmbiguousError,
@@ -34,6 +36,7 @@ from ndfeed.errors import (
     LimitError,
     ManifestError,
     MissingError,
+    OrderError,
     ResourceError,
     ResumeError,
     SchemaError,
@@ -45,9 +48,17 @@ from ndfeed.errors import (
     WorkerError,
 )
 from ndfeed.loading.argument_hints import with_open_hints as _with_open_hints
-from ndfeed.loading.loader import Loader, loader
+from ndfeed.loading.loader import Loader
+from ndfeed.loading.numpy_loader import loader
 from ndfeed.loading.report import Report
+from ndfeed.order.balanced import Balanced
+from ndfeed.order.buckets import Buckets
+from ndfeed.order.grown import Recent
+from ndfeed.order.mixing import Mixing
 from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
+from ndfeed.order.own import CheckedOrder, check_order
+from ndfeed.order.sorted import Sorted
+from ndfeed.order.weighted import Weighted
 from ndfeed.packing.pack import pack
 from ndfeed.packing.request import Forecast
 from ndfeed.packing.verify import Verified, verify
@@ -69,9 +80,12 @@ _FRAMEWORKS = {"jax": "jax", "keras": "keras", "ray": "ray", "tf": "tensorflow",
 __all__ = [
     "AmbiguousError",
     "BadFilesError",
+    "Balanced",
     "Blocks",
+    "Buckets",
     "CastError",
     "ChangedError",
+    "CheckedOrder",
     "ChecksumError",
     "ConflictError",
     "Dataset",
@@ -86,20 +100,28 @@ __all__ = [
     "Loader",
     "ManifestError",
     "MissingError",
+    "Mixing",
+    "OrderError",
+    "Recent",
     "Report",
     "ResourceError",
     "ResumeError",
     "SchemaError",
     "Sequential",
+    "Sorted",
     "SourceError",
     "SpaceError",
     "TargetError",
     "TruncatedError",
     "UnsupportedError",
     "Verified",
+    "Weighted",
     "Windows",
     "WorkerError",
+    "check_order",
+    "folder_name",
     "loader",
+    "mix",
     "open",
     "pack",
     "verify",

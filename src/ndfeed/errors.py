@@ -18,6 +18,7 @@
     ├── FieldError        (KeyError)      no field of that name
     ├── CastError         (ValueError)    a value that another type cannot hold
     ├── ResumeError       (ValueError)    a loader's state that does not fit
+    ├── OrderError        (ValueError)    an order of your own that breaks the rules
     ├── WorkerError       (RuntimeError)  a process that ran a map or packed died
     ├── TargetError       (OSError)       what is packed cannot be written
     │   └── SpaceError                    there is no room for it
@@ -50,6 +51,7 @@ __all__ = [
     "LimitError",
     "ManifestError",
     "MissingError",
+    "OrderError",
     "ResourceError",
     "ResumeError",
     "SchemaError",
@@ -219,6 +221,13 @@ class AmbiguousError(SchemaError):
     """The samples could be read two ways; the message shows both, and the argument to add."""
 
 
+_ADDED_BY = {
+    "file": "; ds.with_origin() adds 'file' and 'row'",
+    "row": "; ds.with_origin() adds 'file' and 'row'",
+    "source": "; source='source' in ndfeed.mix() adds it to a mixture",
+}
+
+
 class FieldError(Error, KeyError):
     """No field of that name; lists those there are."""
 
@@ -228,7 +237,7 @@ class FieldError(Error, KeyError):
         self.path = None if path is None else fsdecode(path)
         listed = ", ".join(repr(known) for known in self.known[:_LISTED]) or "none"
         more = f" and {len(self.known) - _LISTED} more" if len(self.known) > _LISTED else ""
-        hint = "; ds.with_origin() adds 'file' and 'row'" if name in ("file", "row") else ""
+        hint = _ADDED_BY.get(name, "")
         self.problem = f"no field {name!r}"
         self.remedy = f"the fields are {listed}{more}{hint}"
 
@@ -263,6 +272,16 @@ class _TextError(Error):
 
 class ResumeError(_TextError, ValueError):
     """A loader's state that is damaged, or belongs to other data or another order."""
+
+    @classmethod
+    def of_damage(cls, problem: str) -> "ResumeError":
+        """Make the error for a state that ``state_dict`` cannot have returned."""
+        remedy = "load what state_dict() returned, or start over"
+        return cls(f"the state is damaged: {problem}", remedy)
+
+
+class OrderError(_TextError, ValueError):
+    """An order of your own returned what no order may: says what, and what to return instead."""
 
 
 class WorkerError(_TextError, RuntimeError):

@@ -4,6 +4,7 @@ import importlib
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ from rich.console import Console
 
 import ndfeed
 from ndfeed.cli import throughput
-from ndfeed.cli.diagnosis import Stage, Trial
+from ndfeed.cli.diagnosis import OrderTrial, Stage, Trial
 from ndfeed.cli.measurements import Findings
 from ndfeed.cli.throughput import Ran
+from ndfeed.order.mixing import Mixing
 
 bench = importlib.import_module("ndfeed.cli.bench")  # the package has the command by this name
 
@@ -31,6 +33,7 @@ KEYS = [
     "sample",
     "trials",
     "remedies",
+    "orders",
     "notes",
     "plot",
 ]
@@ -121,7 +124,8 @@ def test_the_users_function_is_a_stage(invoke, plain, monkeypatch):
     found = examined(invoke, plain, "--map", "bench_functions:slow", "--sample", "row")
 
     assert rates(found)["transform"] > 0
-    assert {one["how"] for one in found["trials"] if one["name"] == "processes"}
+    tried = {one["how"] for one in found["trials"] if one["name"] == "processes"}
+    assert tried or found["loader"]["processes"]
 
 
 def test_fields_and_order_are_the_loaders(invoke, plain):
@@ -237,6 +241,102 @@ def test_bytes_to_the_device_are_those_of_what_the_function_made():
 
     assert to_device.split()[:6] == ["to", "the", "device", "500", "20", "kB"]
     assert copied.split()[:6] == ["copying", "into", "batches", "1.0", "k", "10"]
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """Rows that are compressed together: 64 files of one class each, of which a few are open."""
+    folder = tmp_path_factory.mktemp("together")
+    rng = np.random.default_rng(0)
+    for i in range(64):
+        np.savez_compressed(folder / f"{i:02d}.npz", x=rng.random((500, 64)), y=np.full(500, i))
+    return folder
+
+
+def test_compressed_rows_are_also_read_in_other_orders(invoke, together):
+    """Each with its rate and its mixing, that of ``shuffle=True`` first."""
+    done = invoke("bench", together, "--sample", "row", "--json", "--seconds", "2")
+    found = json.loads(done.stdout)["orders"]
+    usual, *others = found["tried"]
+    order = ndfeed.loader(ndfeed.open(together, sample="row"), 256, shuffle=True).order
+
+    assert (usual["how"], usual["order"], usual["gain"]) == ("shuffle=True", f"{order}", 1)
+    assert usual["mixing"] == order.mixing.as_dict()
+    assert {one["how"] for one in others} <= {
+        "shuffle=ndfeed.Exact()",
+        f"shuffle=ndfeed.Windows(files={min(4 * order.files, 64)})",
+    }
+    assert others
+    for one in others:
+        assert one["gain"] == pytest.approx(
+            one["rows_per_second"] / usual["rows_per_second"], abs=0.01
+        )
+        assert one["mixing"]["ratio"] > usual["mixing"]["ratio"]
+    best = found["recommended"]
+    assert best is None or next(o["gain"] for o in others if o["how"] == best) >= 1.19
+
+
+def test_small_rows_are_also_read_in_blocks(invoke, plain):
+    """Blocks of a size that fits the data: several times as many as are mixed at a time."""
+    usual, blocks = examined(invoke, plain, "--sample", "row")["orders"]["tried"]
+
+    assert usual["order"] == "Exact()"
+    assert blocks["how"] == "shuffle=ndfeed.Blocks(rows=32, window=32)"
+    assert usual["mixing"]["ratio"] == 1
+    assert blocks["mixing"]["ratio"] < 0.5
+
+
+@pytest.mark.parametrize("options", [["--no-shuffle"], ["--sample", "file", "--batch-size", "8"]])
+def test_orders_are_compared_only_where_it_matters(invoke, compressed, options):
+    """Not where nothing is shuffled, nor where every sample is a file of its own."""
+    assert examined(invoke, compressed, *options)["orders"] == {"tried": [], "recommended": None}
+
+
+def test_the_table_of_orders():
+    """It fits into 80 columns, and says how to read it and what to write."""
+    mixing = Mixing("", 10**6, 256, 1, 0.125, "block", 244, 32.0, 0.13, 0.0, None, 64)
+    exact = replace(mixing, ratio=1.0)
+    how = "Blocks(rows=4096, window=32)"
+    trials = [
+        OrderTrial("shuffle=True", "Exact()", 1e5, exact),
+        OrderTrial(f"shuffle=ndfeed.{how}", how, 3e5, mixing),
+    ]
+    out = Console(file=io.StringIO(), width=80)
+    bench._print_orders(out, found_with(orders=trials))
+    head, _, usual, blocks, *lines = out.file.getvalue().splitlines()
+
+    assert head.split() == ["shuffle=", "rows/s", "speed", "mixing", "a", "batch", "is", "worth"]
+    assert usual.split() == ["True:", "Exact()", "100.0", "k", "1.0×", "1.00", "256", "of", "256"]
+    assert blocks.split()[2:] == ["300.0", "k", "3.0×", "0.12", "32", "of", "256"]
+    said = " ".join(" ".join(lines).split())
+    assert "1.00 is a true shuffle" in said
+    assert f"shuffle=ndfeed.{how} is 3.0× as fast: a batch of 256 rows draws from about 32" in said
+
+    out = Console(file=io.StringIO(), width=80)
+    bench._print_orders(
+        out, found_with(orders=[trials[0], replace(trials[1], rows_per_second=9e4)])
+    )
+    assert out.file.getvalue() == ""
+
+
+def test_the_table_of_orders_says_what_to_do_if_files_are_sorted():
+    """The better mixed order was in the table, and no line said what to do about it."""
+    window = Mixing("", 10**6, 256, 1, 0.08, "file", 500, 20.0, 0.04, 0.0, None, 64)
+    trials = [
+        OrderTrial("shuffle=True", "Windows(files=20)", 1e5, window),
+        OrderTrial("shuffle=ndfeed.Exact()", "Exact()", 8e4, replace(window, ratio=1.0)),
+    ]
+    out = Console(file=io.StringIO(), width=80)
+    bench._print_orders(out, found_with(orders=trials))
+    said = " ".join(out.file.getvalue().split())
+
+    assert "if your files are sorted, by class for instance: shuffle=ndfeed.Exact() mixes " in said
+    assert "(1.00) at 0.8× the speed, or mix the rows once with ndfeed pack --shuffle 0" in said
+
+    faster = [trials[0], replace(trials[1], rows_per_second=2e5)]
+    out = Console(file=io.StringIO(), width=80)
+    bench._print_orders(out, found_with(orders=faster))
+    assert "if your files are sorted" not in out.file.getvalue()  # there is nothing to weigh up
 
 
 def test_what_is_in_memory_says_how_to_measure_the_disk(invoke, plain):

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ndfeed.cli import diagnosis
-from ndfeed.cli.diagnosis import Remedy, Stage, Trial
+from ndfeed.cli.diagnosis import OrderTrial, Remedy, Stage, Trial
+from ndfeed.order.mixing import Mixing
 
 
 def test_a_stage_could_give_what_its_time_says():
@@ -157,3 +158,56 @@ def test_a_remedy_gains_no_more_than_the_disk_lets_through():
         ("memory", 8.0),
         ("blocks", 2.0),
     ]
+
+
+def order_trial(how, rate, ratio):
+    """An order with a rate and a mixing; the rest does not matter here."""
+    mixing = Mixing(how, 10_000, 256, 1, ratio, "block", 40, 9.0, 0.2, 0.0, None, 64)
+    return OrderTrial(how, how, rate, mixing)
+
+
+@pytest.mark.parametrize(
+    ("others", "differ", "chosen"),
+    [
+        ([], False, None),
+        ([("worse", 90.0, 0.1)], False, None),
+        ([("hardly faster", 119.0, 0.1)], False, None),
+        ([("faster", 121.0, 0.1)], True, "faster"),
+        ([("better mixed", 50.0, 0.9)], True, None),  # worth showing, no reason to change
+        ([("fastest", 305.0, 0.1), ("about as fast", 300.0, 0.4)], True, "about as fast"),
+        ([("fastest", 500.0, 0.1), ("faster", 300.0, 0.4)], True, "fastest"),
+    ],
+)
+def test_an_order_is_recommended_for_its_speed_only(others, differ, chosen):
+    """At least 1.2 times that of ``shuffle=True``; of those about as fast, the best mixed."""
+    trials = [order_trial("usual", 100.0, 0.5), *(order_trial(*one) for one in others)]
+    found = diagnosis.choose_order(trials)
+
+    assert diagnosis.orders_differ(trials) is differ
+    assert (found and found.how) == chosen
+
+
+@pytest.mark.parametrize(
+    ("others", "chosen"),
+    [
+        ([("worse", 300.0, 0.1)], None),
+        ([("hardly better", 300.0, 0.55)], None),
+        ([("better mixed", 50.0, 0.9)], "better mixed"),
+        ([("exact", 80.0, 1.0), ("wider", 120.0, 0.7)], "exact"),
+        ([("exact", 80.0, 1.0), ("almost", 90.0, 0.95)], "almost"),
+    ],
+)
+def test_an_order_for_sorted_files_mixes_best(others, chosen):
+    """At least 1.2 times as well as ``shuffle=True``; of those about as well mixed, the fastest."""
+    trials = [order_trial("usual", 100.0, 0.5), *(order_trial(*one) for one in others)]
+    found = diagnosis.choose_better_mixed(trials)
+
+    assert (found and found.how) == chosen
+
+
+def test_without_orders_there_is_nothing_to_say():
+    """As where samples are not shuffled, or a loaded machine delivered nothing."""
+    assert diagnosis.choose_order([]) is None
+    assert diagnosis.choose_better_mixed([]) is None
+    assert not diagnosis.orders_differ([])
+    assert order_trial("any", 5.0, 1.0).gain_over(order_trial("none", 0.0, 1.0)) == 0

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from ragged_making import save_csr, save_megatron, sparse_rows
 
 KEYS = [
     "path",
@@ -266,6 +267,20 @@ def test_ragged_field_has_a_mean_size(facts, invoke, tmp_path):
     assert field["shape"] == [None, 5]
     assert field["bytes_per_sample"] == 120
     assert "data float64 (…, 5) about 120 raw" in text
+
+
+def test_sequences_and_sparse_rows_are_ranges_of_files(facts, tmp_path):
+    """Also where a matrix was decoded into memory: people asked about the file."""
+    save_megatron(tmp_path / "corpus.idx", [[1, 2], [3]])
+    save_csr(tmp_path / "m.npz", sparse_rows(), 100)
+
+    pair, matrix = facts(tmp_path / "corpus.idx"), facts(tmp_path / "m.npz")
+
+    assert (pair["sample"], pair["samples"]) == ("range", 2)
+    assert pair["formats"] == {"raw": 1, "megatron": 1}
+    assert (matrix["sample"], matrix["samples"]) == ("range", 30)
+    assert matrix["formats"] == {"csr": 1}
+    assert matrix["bytes_on_disk"] == (tmp_path / "m.npz").stat().st_size
 
 
 def test_many_fields_are_cut_in_the_table_only(facts, invoke, tmp_path):

@@ -189,7 +189,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
         *("--workers", "1", "--memory", "20kB"),  # many pieces, each synced
     ]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 200
     while not any(map(os.path.getsize, tmp_path.glob(".packed.*/journal"))):
         assert time.monotonic() < until
         time.sleep(0.001)

@@ -1,5 +1,7 @@
 """Rows out of many mapped files: any size, any alignment, any number of files."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from children import examples
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 import ndfeed
 from ndfeed.dataset import gather as ways
+from ndfeed.dataset.reader import reader_of
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -77,3 +80,28 @@ def test_fortran_order_warns_once_with_its_cost(tmp_path):
         ds = ndfeed.open(tmp_path / "x.npy")
 
     np.testing.assert_array_equal(ds.read([7, 999])["data"], data[[7, 999]])
+
+
+class _Interrupted(np.ndarray):
+    """Numbers that let another thread run, once, when something is subtracted from them."""
+
+    def __isub__(self, other):
+        self.meanwhile()
+        return np.subtract(self, other)
+
+
+def test_a_file_that_another_thread_maps_moves_no_other(tmp_path):
+    """Where the first batches of several threads meet, records of all files were taken from
+    addresses that count from the lowest file of a moment ago: samples were other bytes.
+    """
+    for i in range(8):
+        np.save(tmp_path / f"{i}.npy", np.full((16, 2), i, "<i4"))
+    (group,) = ndfeed.open(tmp_path, sample="row").groups
+    maps, column = reader_of(group).maps, group.columns[0]
+    for number, other in pairwise(range(8)):
+        start = np.full(5, column.first[number]).view(_Interrupted)
+        start.meanwhile = lambda other=other: maps.read(other, lambda: None)
+        file = np.full(5, number)
+        found = maps.read(number, lambda f=file, s=start: ways.by_address(maps, f, s, 8))
+
+        assert found.view("<i4").tolist() == [number] * 10

@@ -1,5 +1,6 @@
 """Streams that memory does not hold: read in order out of a window, else from a disk."""
 
+import functools
 import gzip
 import io
 import os
@@ -224,21 +225,32 @@ with ndfeed.loader(ds, 8, memory="32MB", shuffle=True) as loader:
 }
 
 
+@pytest.fixture(scope="module")
+def zeros(tmp_path_factory):
+    """The path of a compressed file of some rows, which are made once."""
+
+    @functools.cache
+    def write(rows):
+        path = tmp_path_factory.mktemp("zeros") / "x.npz"
+        data = np.zeros((rows, 100_000), np.uint8)
+        data[:, 0] = np.arange(rows) % 256
+        np.savez_compressed(path, x=data)
+        return path
+
+    return write
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="measures as Linux counts")
 @pytest.mark.parametrize("work", WORK)
-def test_memory_is_kept_by_a_member_of_many_times_its_size(tmp_path, work):
+def test_memory_is_kept_by_a_member_of_many_times_its_size(zeros, work):
     """400 MB in 400 kB, memory of 32 MB: never a quarter of it is in memory at a time.
 
     Reading without a loader keeps streams of up to 512 MB, so it is given a larger one.
     """
-    rows = 7000 if "row" in work else 4000
-    data = np.zeros((rows, 100_000), np.uint8)
-    data[:, 0] = np.arange(rows) % 256
-    np.savez_compressed(tmp_path / "x.npz", x=data)
-    del data
+    path = zeros(7000 if "row" in work else 4000)
     code = MEASURED.replace("WORK", WORK[work])
     done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "x.npz"],
+        [sys.executable, "-c", code, path],
         capture_output=True,
         text=True,
         timeout=300,

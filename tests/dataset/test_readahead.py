@@ -72,6 +72,20 @@ def test_a_file_that_cannot_be_mapped_is_asked_for_too(opened):
         assert readahead.ask(group, np.arange(5)) > 0
 
 
+def test_raw_files_beside_compressed_ones_are_asked_for(tmp_path):
+    """As in a mixture: rows of raw files are asked for one by one, and no others."""
+    rows = np.arange(100 * 3 * PAGE // 8).reshape(100, -1)
+    np.savez(tmp_path / "raw.npz", x=rows)
+    np.savez_compressed(tmp_path / "small.npz", x=rows)
+    sources = {name: ndfeed.open(tmp_path / f"{name}.npz") for name in ("raw", "small")}
+    (group,) = ndfeed.mix(sources).groups
+    if not forgotten(tmp_path / "raw.npz"):
+        pytest.skip("this file system keeps everything in memory, or cannot say what it keeps")
+
+    assert readahead.ask(group, np.array([150, 3, 199])) >= 3 * PAGE
+    assert readahead.ask(group, np.arange(100, 200)) == 0
+
+
 def test_whole_files_are_asked_for(tmp_path):
     """One sample each."""
     for i in range(6):

@@ -21,6 +21,7 @@ from faults.reads import READS, open_read
 from faults.seam import ERRORS, WRITES, Fault, failing, forked, kill, watch
 from faults.stops import stops
 from faults.tally import caught
+from faults.workers import ended_workers
 
 import ndfeed
 
@@ -70,7 +71,7 @@ def pack_errors(folder, tally, seed=0):
     for name in PACKS:
         case = Case(name, folder / name, **_size(name, seed))
         case.begin()
-        for what, fault in _some(_failures(name, case.run), rng, 250):
+        for what, fault in _some(_failures(name, case.run), rng, 125):
             case.begin()
             with watch(fault):
                 error = caught(tally, what, case.run)
@@ -109,7 +110,7 @@ def power_losses(folder, tally, seed=0):
         case.begin()
         length = record(case.folder, case.run).length
         cases = [(call, state) for call in range(length + 1) for state in STATES]
-        for call, state in _some(cases, rng, 220):
+        for call, state in _some(cases, rng, 110):
             what = f"{name}, power lost after call {call}, {state} of the rest kept"
             case.begin()
             record(case.folder, case.run).restore(call, state, rng)
@@ -122,7 +123,7 @@ def read_errors(folder, tally, seed=0):
     rng = random.Random(seed)
     for name in READS:
         read = open_read(name, folder / name)
-        for number, (what, fault) in enumerate(_some(_failures(name, read.run), rng, 120)):
+        for number, (what, fault) in enumerate(_some(_failures(name, read.run), rng, 60)):
             read.begin()
             with watch(fault):
                 caught(tally, what, lambda read=read, what=what: _compare(tally, read, what))
@@ -146,7 +147,7 @@ def changes(folder, tally, seed=0):
             with read.opened() as ds, watch() as seen:
                 read.take(ds)
             cases = [(at, how) for at in range(1, seen.count + 1) for how in CHANGES]
-            for at, how in _some(cases, rng, 35):
+            for at, how in _some(cases, rng, 20):
                 change = partial(changer.begin, how, read.paths())
                 _change_during(tally, read, f"{name}, {how} at call {at}", at, change)
 
@@ -198,7 +199,7 @@ def changes_of_packs(folder, tally, seed=0):
         with watch() as seen:
             case.run()
         cases = [(at, how) for at in range(1, seen.count + 1) for how in CHANGES]
-        for number, (at, how) in enumerate(_some(cases, rng, 60)):
+        for number, (at, how) in enumerate(_some(cases, rng, 30)):
             changed = Case(name, folder / f"{name} {number}", **_size(name, seed))
             _change_source(tally, changed, f"{name}, {how} at call {at}", at, CHANGES[how], rng)
             shutil.rmtree(folder / f"{name} {number}")
@@ -237,4 +238,5 @@ CAMPAIGNS = {
     "files changed at every call of a read": changes,
     "sources changed at every call of a pack": changes_of_packs,
     "stopped while files change": stops,
+    "loaders and their workers ended": ended_workers,
 }

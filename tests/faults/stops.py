@@ -28,7 +28,7 @@ import ndfeed
 from ndfeed.files.platform_calls import can
 
 WAYS = ("truncate", "overwrite", "replace")
-READ_CASES, PACK_CASES = 14, 15  # of each kind
+READ_CASES, PACK_CASES = 8, 9  # of each kind
 AT_ONCE = 48  # processes
 PATIENCE = 60.0  # seconds for all processes of a round to stop, and again to end
 MOMENT = 0.3  # seconds within which a process is stopped that does not stop itself

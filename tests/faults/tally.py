@@ -9,7 +9,7 @@ from traceback import extract_tb
 import ndfeed
 
 SLOW = 5.0  # seconds of work after which a case counts as hung
-STUCK = 20.0  # seconds after which it does whatever it did: a loaded machine makes everybody wait
+STUCK = 60.0  # seconds after which it does whatever it did: a loaded machine makes everybody wait
 EXAMPLES = 10  # how many faults are described
 
 

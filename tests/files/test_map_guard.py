@@ -194,7 +194,7 @@ for thread in threads:
 time.sleep(0.2)
 if "after" in args:
     faulthandler.enable()
-    time.sleep(1.2)  # it is looked at every second
+    time.sleep(3)  # it is looked at every second
 os.truncate(names[0], 5000)
 for thread in threads:
     thread.join(60)
@@ -271,7 +271,7 @@ data = mmap.mmap(os.open(f"{folder}/y", os.O_RDONLY), 0, prot=mmap.PROT_READ)
 os.truncate(f"{folder}/y", 10)
 if "after" in args:
     faulthandler.enable()
-    time.sleep(1.2)
+    time.sleep(3)
     ds[0]  # we are on top again
 print("now", flush=True)
 data[5000]

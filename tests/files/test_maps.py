@@ -296,8 +296,24 @@ def test_a_file_deleted_before_it_was_read_is_missing(tmp_path):
     ds = open_rows(folder_of(tmp_path, 2))
     os.unlink(tmp_path / "x1.npy")
 
-    with pytest.raises(ndfeed.MissingError, match=r"x1\.npy: no such file"):
+    with pytest.raises(ndfeed.MissingError, match=r"x1\.npy: no such file") as caught:
         ds.read([150])
+    assert 'call refresh(missing="skip")' in str(caught.value)
+
+
+def test_a_sample_whose_file_vanished_can_be_left_out(tmp_path):
+    """The error says so, and what it says works."""
+    for i in range(3):
+        np.save(tmp_path / f"{i}.npy", np.full(4, i))
+    ds = ndfeed.open(tmp_path, sample="file")
+    os.unlink(tmp_path / "1.npy")
+
+    with pytest.raises(ndfeed.MissingError, match=r"or pass on_error=\"skip\" to the loader"):
+        list(ndfeed.loader(ds, 1))
+    left = [[0] * 4, [2] * 4]
+    skipping = ndfeed.loader(ds, 3, on_error="skip")
+    assert [batch["data"].tolist() for batch in skipping] == [left]
+    assert ds.refresh(missing="skip")[:]["data"].tolist() == left
 
 
 @pytest.mark.filterwarnings("ignore:.*Fortran")
@@ -483,20 +499,24 @@ def test_ctrl_c_at_any_moment_leaves_nothing_held(tmp_path):
     folder_of(tmp_path, 12)
     code = """
     import signal
+    reading = False
     def interrupt(*_):
-        raise KeyboardInterrupt
+        if reading:  # the kernel may deliver it a moment after the timer was stopped
+            raise KeyboardInterrupt
     ds = ndfeed.open(args[0], sample="row", cache=False)
     signal.signal(signal.SIGALRM, interrupt)
     count = 0
     until = time.monotonic() + 2
-    while time.monotonic() < until:
+    while time.monotonic() < until or (count <= 100 and time.monotonic() < until + 60):
         try:
+            reading = True
             signal.setitimer(signal.ITIMER_REAL, 0.0003 + 0.00001 * (count % 50))
             for _ in range(1000):  # Python itself may lose one, in a callback of a weak reference
                 ds.read([5, 700, 1100])
+            reading = False
         except KeyboardInterrupt:
-            count += 1
-    signal.setitimer(signal.ITIMER_REAL, 0)
+            reading, count = False, count + 1
+        signal.setitimer(signal.ITIMER_REAL, 0)
     assert (ds.read([5, 700, 1100])["data"][:, 0] == [0, 7, 11]).all()
     np.save(os.path.join(args[0], "x7.npy"), np.zeros((3, 3)))
     print("saved", count > 100)
@@ -520,7 +540,7 @@ def test_no_descriptor_is_left(tmp_path, monkeypatch):
                 ds.read([350])
         del ds
 
-    assert eventually(lambda: process.num_fds() == before)
+    assert eventually(lambda: process.num_fds() <= before)  # those of other tests may be closed
 
 
 def test_two_datasets_of_one_folder_do_not_disturb_each_other(tmp_path):

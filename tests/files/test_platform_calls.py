@@ -201,3 +201,14 @@ def test_what_the_machine_has():
     assert 1 <= platform_calls.cores() <= (os.cpu_count() or 1)
     assert platform_calls.memory_bytes() > 1 << 20
     assert (platform_calls.disk_bytes() or 0) >= 0
+
+
+def test_cores_are_shared_among_ranks(monkeypatch):
+    """As launchers tell how many there are on this host."""
+    monkeypatch.setattr(platform_calls, "cores", lambda: 16)
+    found = []
+    for ranks in ("", "1", "4", "5", "64", "many"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        found.append(platform_calls.share_of_cores())
+
+    assert found == [16, 16, 4, 3, 1, 16]

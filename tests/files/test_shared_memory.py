@@ -199,3 +199,36 @@ def test_a_block_larger_than_the_machine_is_refused():
     """Before the system ends some process to make room for it."""
     with pytest.raises(SourceError, match="cannot be had"):
         Block.of(1 << 50)
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_block_is_freed_wherever_it_is_mapped(forked):
+    """Workers keep it mapped; but a fork of the process that made it may still use it."""
+    block = Block.of(1 << 20)
+    block[:] = 7
+    seen = attach(block.handle)
+    fd = os.open(block.handle.path, os.O_RDONLY)
+    try:
+        if forked:
+            pid = os.fork()
+            if not pid:
+                os._exit(0)
+            os.waitpid(pid, 0)
+        del block
+
+        assert os.fstat(fd).st_size == (1 << 20 if forked else 0)
+        assert not forked or (seen == 7).all()
+    finally:
+        os.close(fd)
+
+
+def test_a_block_can_be_read_until_the_very_end():
+    """By what the program does at exit."""
+    code = """
+    import atexit
+    from ndfeed.files.shared_memory import Block
+    block = Block.of(1 << 20)
+    atexit.register(lambda: print(int(block[-1])))
+    block[:] = 7
+    """
+    assert run(code) == "7\n"

@@ -601,10 +601,12 @@ def test_a_sparse_matrix_is_named_and_refused(tmp_path, members):
         describe(tmp_path / "x.npz")
 
 
-def test_what_scipy_saves_is_refused_in_every_format(tmp_path):
-    """Whatever the members of each are called today."""
+def test_what_scipy_saves_is_refused_in_every_format_but_csr(tmp_path):
+    """Whatever the members of each are called today: only rows can be samples."""
     sparse = pytest.importorskip("scipy.sparse")
-    for form in ("csr", "csc", "coo", "bsr", "dia"):
+    sparse.save_npz(tmp_path / "csr.npz", sparse.eye_array(6, format="csr"))
+    assert describe(tmp_path / "csr.npz").format == "csr"
+    for form in ("csc", "coo", "bsr", "dia"):
         sparse.save_npz(tmp_path / f"{form}.npz", sparse.eye_array(6, format=form))
 
         with pytest.raises(UnsupportedError, match="sparse matrix"):

@@ -12,7 +12,7 @@ import warnings
 import numpy as np
 import pytest
 from audit import opened_in
-from children import AS_NOBODY, examples, finish, folder_for_all, run, start
+from children import AS_NOBODY, examples, finish, folder_for_all, processes_at_work, run, start
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -20,11 +20,12 @@ from index.forging import signed, with_columns
 from index.lists import same
 
 import ndfeed
-from ndfeed.files import cache_files
+from ndfeed.files import cache_files, platform_calls, process_server, processes
 from ndfeed.files.listing import Folders
 from ndfeed.index import cache, codec, validate
 from ndfeed.index.open import open_table
 from ndfeed.index.source import spell_source
+from ndfeed.index.table import subset
 
 COUNT = 12
 
@@ -312,7 +313,55 @@ class TestManyFiles:
 
     @pytest.fixture(autouse=True)
     def few(self, monkeypatch):
-        monkeypatch.setattr(cache, "_CHECKED", 4)
+        monkeypatch.setattr(cache, "CHECKED", 4)
+
+    def test_files_that_were_just_written_need_no_second_look(self, tmp_path):
+        """Whoever makes a million files and opens them waits for a moment once, not twice."""
+        folder = tmp_path / "data"
+        for i in range(COUNT):
+            (folder / f"{i % 3}").mkdir(parents=True, exist_ok=True)
+            save(folder / f"{i % 3}" / f"{i}.npy", i)
+        assert len(described(folder)) == COUNT
+        (written,) = kept(tmp_path)
+        before = os.stat(written)
+
+        assert described(folder) == []
+        assert os.stat(written) == before  # or all files were checked, and a new one written
+
+    def test_processes_check_very_many_files(self, tmp_path, monkeypatch):
+        """The same answer for each, in their order."""
+        if process_server.why_not():
+            pytest.skip("needs fork")
+        monkeypatch.setattr(platform_calls, "cores", lambda: 3)
+        monkeypatch.setattr(processes, "WORTH_IT", -1)
+        names = ["a.npy", "b.npy", "c.npy"]
+        for name in names:
+            save(tmp_path / name, 1)
+        settle()
+        few = open_table([tmp_path / name for name in names]).table
+        table = subset([few], np.arange(400_000) % 3)
+        save(tmp_path / "b.npy", 2)
+        (tmp_path / "c.npy").unlink()
+        with processes_at_work():
+            found = cache.changed_files(cache.Kept(table, cache.now(), Folders()), None)
+
+        assert (found == (np.arange(400_000) % 3 > 0)).all()
+
+    def test_names_that_appear_during_the_wait_are_not_missed(self, folder, monkeypatch):
+        """Even where the folder has the same time as before."""
+        save(folder / "new.npy", 1)
+        before, sleep = os.stat(folder), time.sleep
+
+        def change(seconds):
+            sleep(seconds)
+            save(folder / "late.npy", 2)
+            os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(cache.time, "sleep", change)
+            assert len(open_table(folder).table.identity) == COUNT + 1
+
+        assert len(open_table(folder).table.identity) == COUNT + 2
 
     def test_a_change_shows_when_the_file_is_read(self, folder):
         """And then the next to open the folder is told."""

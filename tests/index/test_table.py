@@ -11,7 +11,7 @@ from index.lists import names, one, read_back, same, several, status, written_do
 
 from ndfeed.files.listing import Paths
 from ndfeed.formats.description import Array, Description
-from ndfeed.index.table import NOTES_KEPT, concat, places, subset
+from ndfeed.index.table import NOTES_KEPT, concat, match_paths, places, subset
 
 
 @given(several)
@@ -57,6 +57,21 @@ def test_paths_are_found_in_a_table(files, wanted):
     assert found.tolist() == [own.index(path) if path in own else -1 for path in wanted]
 
 
+@given(several, st.data())
+def test_paths_in_about_the_same_order_are_matched(files, data):
+    """All that were there before and after what is new or gone, and no file by another name."""
+    table = concat([one(file) for file in files])
+    own = [path for path, _, _ in files]
+    start, end = sorted(data.draw(st.tuples(*[st.integers(0, len(own))] * 2)))
+    new = data.draw(st.lists(names.map(lambda name: table.base + name), max_size=4))
+    wanted = [*own[:start], *new, *own[end:]]
+    found = match_paths(table, Paths(wanted, table.base)).tolist()
+
+    assert all(at == -1 or own[at] == path for path, at in zip(wanted, found, strict=True))
+    if not set(new) & set(own):
+        assert found.count(-1) == len(new)
+
+
 def test_no_path_is_found_in_no_table():
     """As when everything changed."""
     table = subset([one((b"/x", status(), Description("npy", ())))], np.zeros(0, np.int64))
@@ -100,7 +115,7 @@ def test_as_many_types_as_there_are():
 def test_a_file_costs_few_bytes(tmp_path):
     """A million files must fit in 300 MB while they are opened, and in half of that then.
 
-    The same file a hundred thousand times goes the same way as so many files.
+    The same file many times goes the same way as so many files.
     """
     np.save(tmp_path / "sample_0123456.npy", np.zeros(8, "<f4"))
     code = """
@@ -108,7 +123,7 @@ def test_a_file_costs_few_bytes(tmp_path):
     def used():
         return {line.split()[0]: int(line.split()[1]) for line in open("/proc/self/status")
                 if line.startswith("Vm")}["VmHWM:"]
-    source = [args[0]] * 100_000
+    source = [args[0]] * 300_000
     open_table(source[:2000], cached=True)
     before = used()
     table = open_table(source, cached=True).table

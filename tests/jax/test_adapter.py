@@ -15,19 +15,22 @@ from loading.making import large_rows, numbers  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.jax  # noqa: E402
-from ndfeed.jax.adapter import Away, To  # noqa: E402
+from ndfeed.jax.adapter import Away, To, ToDevices  # noqa: E402
 
 
-def feed(form, layout, size, room, place):
-    device = place and place.find()
-    return Away(form, To(layout, device, jax.config.jax_default_device), "device", size, room)
+class ToAnother(ToDevices):
+    """Takes the CPU for another device."""
+
+    def __call__(self):
+        to = To(self.layout, self.place and self.place.find(), jax.config.jax_default_device)
+        return Away(self.form, to, "device", self.size, self.room)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def away():
     """Also the CPU counts as another device."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["ndfeed.jax.jax_loader"], "feed", feed)
+        patch.setattr(sys.modules["ndfeed.jax.jax_loader"], "ToDevices", ToAnother)
         yield
 
 
@@ -44,7 +47,7 @@ def test_small_batches_are_sent_many_at_a_time(tmp_path):
     loader = ndfeed.jax.loader(numbers(tmp_path, 10_000), 16)
     list(loader)
 
-    assert loader._runtimes[0].adapter.ahead > 16
+    assert loader._runtimes.every[0].adapter.ahead > 16
     assert "batches ahead" in loader.report().way
 
 
@@ -84,6 +87,6 @@ def test_memory_counts_what_is_on_its_way(tmp_path, memory):
     loader = ndfeed.jax.loader(large_rows(tmp_path, 64), 1, memory=memory)
     list(loader)
 
-    held, report = loader._runtimes[0].adapter.held, loader.report()
+    held, report = loader._runtimes.every[0].adapter.held, loader.report()
     assert held == memory // 4
     assert held + report.depth * report.batch_bytes <= memory

@@ -10,6 +10,7 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
 import jax_making  # noqa: E402
+from children import start  # noqa: E402
 from jax_making import table  # noqa: E402
 from loader_contract import (  # noqa: E402
     STRUCTURES,
@@ -538,3 +539,20 @@ def test_structures_on_a_mesh(tmp_path, nest):
 
     for one, other in zip(found, ndfeed.loader(ds, 25), strict=True):
         ArgumentContract().alike(one, built(nest, other))
+
+
+def test_a_pass_that_is_left_open_at_exit_says_nothing(tmp_path):
+    """The modules of a program may be empty when the last objects end."""
+    pytest.importorskip("torch")
+    np.save(tmp_path / "x.npy", np.zeros((100, 4)))
+    code = """
+    import jax
+    import ndfeed.torch
+    batches = iter(ndfeed.torch.loader(ndfeed.open(args[0]), 25))
+    next(batches)
+    """
+    child = start(code, tmp_path / "x.npy")
+    _, said = child.communicate(timeout=250)
+
+    assert child.returncode == 0
+    assert "Exception ignored" not in said

@@ -15,7 +15,7 @@ from loading.making import labels, ragged  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.jax  # noqa: E402
-from ndfeed.jax.adapter import slices  # noqa: E402
+from ndfeed.jax.shardings import slices  # noqa: E402
 
 
 def mesh_of(*shape, order=None):

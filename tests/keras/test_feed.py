@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("keras")
 pytest.importorskip("torch")
 
-from tf_making import run
+from tf_making import run_imported
 
 HANDED_OVER = """
 import json, sys, warnings
@@ -72,7 +72,7 @@ def test_torch_gets_tensors_of_the_memory_that_was_read_into(tmp_path):
     one = np.arange(30 * 4).reshape(30, 4) % 100
     fields = {name: one.astype(name) for name in (*SAME, *CHANGED)}
     np.savez(tmp_path / "x.npz", n=np.arange(30), **fields)
-    found, _ = run(HANDED_OVER, tmp_path / "x.npz", KERAS_BACKEND="torch")
+    found, _ = run_imported(HANDED_OVER, tmp_path / "x.npz", KERAS_BACKEND="torch")
 
     assert len(found["shared"]) == 3
     for batch in found["shared"]:

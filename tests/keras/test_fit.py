@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("keras")
 
 from loading.making import chained, images, ragged
-from tf_making import run
+from tf_making import run_imported
 
 import ndfeed
 
@@ -121,7 +121,7 @@ found["report"] = [str(data.order), data.report().rows, [b[1].tolist() for b in 
 del model, other
 del data
 keras.backend.clear_session()
-until = time.monotonic() + 20
+until = time.monotonic() + 60
 def threads():
     names = [one.name for one in threading.enumerate()]
     return [name for name in names if name.startswith("ndfeed-") and name != "ndfeed-leases"]
@@ -222,7 +222,7 @@ def whole(ds, size, epochs, name="label"):
 def test_fit_sees_the_epochs_of_the_loader(ds, backend):
     """With short epochs of its own, workers, evaluations in between, or called again."""
     pytest.importorskip(backend)
-    found, _ = run(ORDERS, ds.files[0], KERAS_BACKEND=backend)
+    found, _ = run_imported(ORDERS, ds.files[0], KERAS_BACKEND=backend)
     everything = list(range(100))
 
     assert found["steps"] == whole(ds, 10, 4)
@@ -241,7 +241,7 @@ def test_fit_sees_the_epochs_of_the_loader(ds, backend):
 def test_fit_goes_on_where_it_was(ds, backend):
     """Interrupted anywhere: what is left of the epoch, then whole ones; no sample twice."""
     pytest.importorskip(backend)
-    found, _ = run(RESUMED, ds.files[0], KERAS_BACKEND=backend)
+    found, _ = run_imported(RESUMED, ds.files[0], KERAS_BACKEND=backend)
     expected = whole(ds, 10, 4)
 
     first, second, lengths, epoch = found["resumed"]
@@ -268,7 +268,7 @@ def test_ragged_samples(tmp_path, backend):
     pytest.importorskip(backend)
     texts = ragged(tmp_path, [3, 3, 3, 3, 5, 9, 2, 3, 3, 3])
     expected = whole(texts, 3, 2, "n")
-    found, _ = run(RAGGED, tmp_path, KERAS_BACKEND=backend)
+    found, _ = run_imported(RAGGED, tmp_path, KERAS_BACKEND=backend)
 
     assert found["ragged"] == expected
     assert found["mapped"] == expected[:4]
@@ -315,7 +315,7 @@ def test_fit_takes_any_structure_and_weights(tmp_path, backend):
     pytest.importorskip(backend)
     n = np.arange(20, dtype=np.float32)[:, None]
     np.savez(tmp_path / "x.npz", x=n, z=2 * n, y=3 * n + 1, w=(n[:, 0] < 10).astype(np.float32))
-    found, _ = run(STRUCTURES, tmp_path / "x.npz", KERAS_BACKEND=backend)
+    found, _ = run_imported(STRUCTURES, tmp_path / "x.npz", KERAS_BACKEND=backend)
 
     assert found["backend"] == backend
     for kind in ("dict", "list"):
@@ -362,7 +362,7 @@ def test_text_with_the_tensorflow_backend(tmp_path):
     (tmp_path / "words").mkdir()
     for i, words in enumerate((["cat", "dög"], ["dög"])):
         np.savez(tmp_path / "words" / f"{i}.npz", words=np.array(words))
-    found, _ = run(TEXT, tmp_path, KERAS_BACKEND="tensorflow")
+    found, _ = run_imported(TEXT, tmp_path, KERAS_BACKEND="tensorflow")
 
     expected = {"loss": [0.0, 0.0], "predicted": numbers, "ragged": [5, 3], "by number": "S"}
     assert found == expected
@@ -380,9 +380,9 @@ def note(batch):
 
 
 class Wait(keras.callbacks.Callback):
-    "Uses the first batch until others are made, or for a few seconds."
+    "Uses the first batch until others are made, or for a minute."
     def on_train_batch_end(self, batch, logs=None):
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while not batch and len(made) < 5 and time.monotonic() < until:
             time.sleep(0.01)
         if not batch:
@@ -402,7 +402,7 @@ print(json.dumps(found))
 def test_batches_are_made_while_fit_uses_another(tmp_path, backend):
     """PyTorch and JAX got each batch when they asked for it, six times slower than the loader."""
     pytest.importorskip(backend)
-    found, _ = run(AHEAD, images(tmp_path).files[0], KERAS_BACKEND=backend)
+    found, _ = run_imported(AHEAD, images(tmp_path).files[0], KERAS_BACKEND=backend)
 
     assert len(found) == 1
     assert found[0] >= 5

@@ -9,10 +9,11 @@ import pytest
 pytest.importorskip("keras")
 
 import keras
+from growing import expected, write
 from keras_recorder import Recorder
 from loader_contract import ArgumentContract, EpochContract, Feed
 from loading.making import MADE, compressed, epoch_of, images, labels, made, noisy, numbers
-from tf_making import run, same
+from tf_making import run_imported, same
 
 import ndfeed
 import ndfeed.keras
@@ -80,6 +81,35 @@ class TestEpochs(EpochContract):
     loops_advance = False
     lacking = ("ragged",)
     more = ("workers", "use_multiprocessing", "max_queue_size")
+
+
+def mixture(folder, weights, end="last"):
+    sources = {"web": images(folder / "web", 60), "code": images(folder / "code", 20)}
+    return ndfeed.mix(sources, weights=weights, end=end)
+
+
+def test_epochs_of_different_lengths_need_a_fit_each(tmp_path):
+    """Keras would take as many batches from each as from the first, and leave out the others."""
+    weights = {0: [2, 1], 2: [1, 1]}
+    data = ndfeed.keras.dataset(mixture(tmp_path, weights), 10, shuffle=True)
+    with pytest.raises(ValueError, match="call fit once for each epoch"):
+        Recorder().fit(data, epochs=3, verbose=0)
+
+    even, model = ndfeed.keras.dataset(mixture(tmp_path, weights, "cycle"), 10), Recorder()
+    model.fit(even, epochs=3, verbose=0)
+    assert len(model.seen) == 24
+
+
+def test_batches_by_number_follow_other_weights(tmp_path):
+    """A state that changes the order does so for those who ask for batches by number, too."""
+    first = ndfeed.loader(mixture(tmp_path, [2, 1]), 10, shuffle=True)
+    next(iter(first))
+    ds = mixture(tmp_path, [1, 3])
+    data, numpy = (make(ds, 10, shuffle=True) for make in (ndfeed.keras.dataset, ndfeed.loader))
+    for one in (data, numpy):
+        one.load_state_dict(first.state_dict())
+    for at, batch in enumerate(numpy):
+        assert np.asarray(data[at]["label"]).tolist() == batch["label"].tolist()
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -229,7 +259,7 @@ print(json.dumps(found))
 def test_every_backend_gets_the_same(ds, backend):
     """``fit``, ``evaluate``, ``predict``, with workers of every kind: one order, all rows."""
     pytest.importorskip(backend)
-    found, _ = run(BACKEND, ds.files[0], KERAS_BACKEND=backend)
+    found, _ = run_imported(BACKEND, ds.files[0], KERAS_BACKEND=backend)
     loader = ndfeed.loader(ds, 10, shuffle=True, seed=1)
     means = [round(float(np.mean(batch["label"])), 1) for _ in range(2) for batch in loader]
 
@@ -239,3 +269,23 @@ def test_every_backend_gets_the_same(ds, backend):
         assert found[kind]["means"] == pytest.approx(means, abs=0.11)
         assert found[kind]["evaluated"] == 49.5
         assert found[kind]["predicted"] == list(range(100))
+
+
+def test_a_state_goes_on_with_more_files(tmp_path):
+    """What fit has used stays used, and what came since comes into the rest of the epoch."""
+    write(tmp_path, 10, 20, 30)
+
+    def take(feed, count=None):
+        seen = feed.epoch() if count is None else feed.begin(count)[0]
+        return [x for batch in seen for x in np.asarray(batch["data"]).tolist()]
+
+    feed = KerasFeed(ndfeed.open(tmp_path, sample="row"), 3, shuffle=True)
+    seen, state = take(feed, 2), feed.data.state_dict()
+    write(tmp_path, 5, 40)
+    now = KerasFeed(ndfeed.open(tmp_path, sample="row"), 4, shuffle=True)
+    with pytest.raises(ndfeed.ResumeError, match="pass grown=True if there are more now"):
+        now.data.load_state_dict(state)
+    now.data.load_state_dict(state, grown=True)
+    assert now.data.state_dict()["more"] == {"grown": [[12, 6, state["data"]]]}
+    assert sorted(seen + take(now)) == expected(5, 10, 20, 30, 40)
+    assert sorted(take(now)) == expected(5, 10, 20, 30, 40)

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 
+import imported
 import numpy as np
 import psutil
 import safetensors.numpy
@@ -217,14 +218,14 @@ def running(pid=None):
 
 
 def _runs(child):
-    """Does it, and is it none of what spawning and forkservers leave behind in every test run?"""
+    """Does it, and is it none of those that serve a whole run of tests?"""
     try:
         words = " ".join(child.cmdline())
         if child.status() == psutil.STATUS_ZOMBIE:
             return False
     except psutil.NoSuchProcess:
         return False
-    helpers = "multiprocessing.resource_tracker", "multiprocessing.forkserver"
+    helpers = "multiprocessing.resource_tracker", "multiprocessing.forkserver", imported.__file__
     return not any(name in words for name in helpers)
 
 

@@ -141,12 +141,14 @@ def test_epochs_divide_files_anew(ds):
 
 def test_a_process_that_is_several_ranks(ds):
     """Their rows one behind the other, as each of them would have had them."""
+    from ndfeed.loading.facts import Facts
     from ndfeed.loading.loader import Loader
     from ndfeed.loading.options import Options, Request
 
     order = ndfeed.Windows(3, ranks=4)
     share = Share(len(ds), 8, 0, 4, others=(2,))
-    with Loader(Request(ds, share, order, Options(memory=1 << 26))) as loader:
+    request = Request(ds, share, order, Options(memory=1 << 26), Facts(ds))
+    with Loader(request) as loader:
         together = [batch["n"] for batch in loader]
     alone = [epoch_of(ds, 8, shuffle=order, shard=(rank, 4)) for rank in (0, 2)]
     for found, *parts in zip(together, *alone, strict=True):

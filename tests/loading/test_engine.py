@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from children import run
 from loading.making import doubled, eventually, numbers, rows_of, threads
 
 import ndfeed
@@ -20,6 +21,30 @@ def test_order_holds_whatever_finishes_first(tmp_path):
     ds = numbers(tmp_path, 100).map(slow_at_first)
     with ndfeed.loader(ds, 5, threads=8) as loader:
         assert rows_of(loader) == list(range(100))
+
+
+def test_threads_may_pause_between_any_two_lines(tmp_path):
+    """One that asked for the current epoch just as the consumer ended it died of that; then the
+    next epoch could wait for it for ever."""
+    numbers(tmp_path, 64, width=1000)
+    code = """
+    import random, threading
+    rng, died = random.Random(0), []
+    threading.excepthook = lambda found: died.append(repr(found.exc_value))
+    def pause(*_):
+        if rng.random() < 0.2:
+            time.sleep(rng.random() * 0.001)
+        return pause
+    def trace(frame, *_):
+        return pause if frame.f_code.co_filename.endswith("engine.py") else None
+    threading.settrace(trace)
+    with ndfeed.loader(ndfeed.open(args[0]), 8, threads=2, memory=200_000) as loader:
+        for _ in range(150):
+            assert [int(row[0]) for batch in loader for row in batch["data"]] == list(range(64))
+    print(died)
+    """
+
+    assert run(code, tmp_path / "x.npy") == "[]\n"
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -527,7 +527,8 @@ def test_a_share_that_changes_changes_the_files_that_are_decoded(tmp_path):
     early = ndfeed.loader(ds, 2, shuffle=order, shard=(1, 4))
 
     assert rows_of(late) == rows_of(early)
-    assert late._plan.lanes == early._plan.lanes != ndfeed.loader(ds, 2, shuffle=order)._plan.lanes
+    lanes = [one._setup.plan.lanes for one in (late, early, ndfeed.loader(ds, 2, shuffle=order))]
+    assert lanes[0] == lanes[1] != lanes[2]
 
 
 def test_threads_of_passes_end_with_them(tmp_path):

@@ -16,8 +16,10 @@ from loading.making import (
 )
 
 import ndfeed
-from ndfeed.loading import process_choice, process_server
-from ndfeed.loading.process_choice import Switch, Trial, is_portable, share_of_cores, why_not_fork
+from ndfeed.files import process_server
+from ndfeed.loading import process_choice
+from ndfeed.loading.builder_switch import Switch
+from ndfeed.loading.process_choice import Trial, is_portable, why_not_fork
 
 pytestmark = pytest.mark.skipif(process_server.why_not() != "", reason="needs fork")
 
@@ -44,8 +46,8 @@ def test_what_stands_in_the_way_of_forking_is_named(monkeypatch):
     assert why_not_fork() != ""
 
 
-def test_maps_stay_where_they_are_unless_asked_for(tmp_path):
-    """They may depend on what the program has set, and change it."""
+def test_maps_that_change_something_stay_where_they_are(tmp_path):
+    """Unless asked for: what is collected elsewhere is not seen here."""
     seen = []
     ds = one_per_file(tmp_path / "x", "npz").map(lambda batch: seen.append(1) or batch)
     with ndfeed.loader(ds, 4) as loader:
@@ -54,17 +56,6 @@ def test_maps_stay_where_they_are_unless_asked_for(tmp_path):
 
         assert len(seen) >= 200
         assert eventually(lambda: not running())
-
-
-def test_cores_are_shared_among_ranks(monkeypatch):
-    """As launchers tell how many there are on this host."""
-    monkeypatch.setattr(process_choice.platform_calls, "cores", lambda: 16)
-    found = []
-    for ranks in ("", "1", "4", "5", "64", "many"):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        found.append(share_of_cores())
-
-    assert found == [16, 16, 4, 3, 1, 16]
 
 
 def test_nothing_is_started_that_is_of_no_use(tmp_path):
@@ -83,9 +74,11 @@ class Pool:
 
     def __init__(self, count=4):
         self.count, self.ready, self.problem, self.closed = count, False, "", False
+        self.threads, self.lean, self.wanted = count + 1, True, False
+        self.starting = False
 
     def reopen(self):
-        self.closed = False
+        self.closed, self.starting = False, True
 
     def start(self):
         self.ready = True
@@ -99,17 +92,18 @@ def choose(rates, waits=1.0, seconds=20.0, monkeypatch=None, pool=None):
     clock = [0.0]
     monkeypatch.setattr(process_choice.time, "perf_counter", lambda: clock[0])
     pool = pool or Pool()
-    switch = Switch(None, pool, wanted=False)
+    switch = Switch(None, None, pool, careful=False)
     threads = []
-    trial = Trial(switch, pool, 2, threads.append)
+    trial = Trial(switch, pool, (), 2, threads.append)
     rows = waited = 0.0
     while clock[0] < seconds and not trial.over:
         clock[0] += 0.25
-        rows += 0.25 * rates[switch.wanted](clock[0])
+        rows += 0.25 * rates[pool.wanted](clock[0])
         waited += 0.25 * waits
         trial.look(int(rows), waited, 10)
-        time.sleep(0.001)  # a thread starts them
-    return switch.wanted, trial.over, threads, pool
+        while pool.starting and not pool.ready:  # a thread starts them
+            time.sleep(0.001)
+    return pool.wanted, trial.over, threads, pool
 
 
 @pytest.mark.parametrize(

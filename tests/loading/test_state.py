@@ -364,6 +364,9 @@ HOSTILE = {
     "half a character": {"data": "\ud800"},
     "data that paints the terminal": {"data": "\x1b[31m"},
     "immense rows": {"rows": 2**255},
+    "a number for a history": {"more": {"grown": 5}},
+    "a text for a history": {"more": {"grown": "abc"}},
+    "a dict for a history": {"more": {"grown": {"rows": 1}}},
 }
 
 

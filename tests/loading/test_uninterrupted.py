@@ -12,7 +12,6 @@ def test_ctrl_c_is_raised_when_the_work_is_done():
     import signal, threading
     from ndfeed.loading.uninterrupted import uninterrupted
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     done = []
 
     def work():

@@ -4,16 +4,20 @@ import multiprocessing
 import os
 import shutil
 import sys
+import textwrap
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from children import processes_at_work, run, servers
 from faults.packs import AtOnce
 from faults.seam import tree
 from packing import making
 
 import ndfeed
+from ndfeed.files import platform_calls, process_server
+from ndfeed.packing import executors
 
 distributed = pytest.importorskip("distributed")
 pytest.importorskip("ndfeed.ray", exc_type=ImportError)
@@ -176,3 +180,97 @@ def test_ray_with_a_worker_killed(ds, folder, expected, monkeypatch):
     assert not os.listdir(folder / "deaths")
     with pytest.raises(RuntimeError, match="after shutdown"):
         executor.submit(print)
+
+
+@pytest.fixture
+def many(tmp_path):
+    """Samples in files of their own, and enough of them that forks have something to do."""
+    paths = []
+    for i in range(40):
+        paths.append(tmp_path / f"{i}.npz")
+        np.savez_compressed(paths[-1], image=np.full((300, 300), i, np.uint8), label=i)
+    return ndfeed.open(paths * 60, sample="file")
+
+
+@pytest.fixture
+def by_forks(monkeypatch):
+    """Forks of a lean process run most tasks, on a machine that seems to have many cores."""
+    if process_server.why_not():
+        pytest.skip("needs fork")
+    monkeypatch.setattr(platform_calls, "cores", lambda: 8)
+    monkeypatch.setattr(executors, "_WORTH_A_FORK", -1)
+
+
+def test_forks_pack_the_same(many, tmp_path, by_forks):
+    """Byte for byte, whoever had which task."""
+    with processes_at_work():
+        ndfeed.pack(many, tmp_path / "forks")
+    ndfeed.pack(many, tmp_path / "threads", workers=2)
+    assert ndfeed.verify(tmp_path / "forks").ok
+
+    assert tree(tmp_path / "forks") == tree(tmp_path / "threads")
+
+
+def test_forks_report_the_error_of_threads(many, tmp_path, by_forks):
+    """Which file is bad, in one line."""
+    (tmp_path / "39.npz").write_bytes((tmp_path / "38.npz").read_bytes())
+    said = []
+    for workers in (2, 8):
+        with pytest.raises(ndfeed.ChangedError, match=r"39\.npz: changed") as caught:
+            ndfeed.pack(many, tmp_path / "packed", workers=workers)
+        said.append(str(caught.value))
+
+    assert said[0] == said[1]
+    assert not servers()
+
+
+FORKS = """
+import psutil, threading
+from ndfeed.files import platform_calls
+from ndfeed.packing import executors
+platform_calls.cores = lambda: 8
+executors._WORTH_A_FORK = -1
+ds = ndfeed.open([f"{args[0]}/{i}.npz" for i in range(40)] * 100, sample="file")
+def workers():
+    return psutil.Process().children(recursive=True)
+def watch(act):
+    while len(workers()) < 3:  # a server and the first of its workers
+        time.sleep(0.001)
+    act()
+"""
+
+
+@pytest.mark.skipif(process_server.why_not() != "", reason="needs fork")
+def test_killed_forks_are_no_loss(many, tmp_path):
+    """Their tasks are run here."""
+    code = """
+    def kill():
+        for one in workers()[::-1]:
+            one.kill()
+    threading.Thread(target=watch, args=(kill,), daemon=True).start()
+    packed = ndfeed.pack(ds, args[1])
+    assert ndfeed.verify(args[1]).ok
+    print((packed[:]["label"] == np.arange(4000) % 40).all(), workers())
+    """
+
+    assert run(FORKS + textwrap.dedent(code), tmp_path, tmp_path / "packed") == "True []\n"
+
+
+@pytest.mark.skipif(process_server.why_not() != "", reason="needs fork")
+def test_ctrl_c_ends_forks_and_the_pack_resumes(many, tmp_path):
+    """What was recorded is not done again."""
+    code = """
+    interrupt = lambda: os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=watch, args=(interrupt,), daemon=True).start()
+    try:
+        ndfeed.pack(ds, args[1])
+    except KeyboardInterrupt:
+        print("interrupted", workers())
+    first = []
+    packed = ndfeed.pack(ds, args[1], progress=lambda rows, _: first.append(rows))
+    assert ndfeed.verify(args[1]).ok
+    print((packed[:]["label"] == np.arange(4000) % 40).all(), first[0] > 0)
+    """
+    said = run(FORKS + textwrap.dedent(code), tmp_path, tmp_path / "packed")
+
+    assert said == "interrupted []\nTrue True\n"

@@ -132,6 +132,15 @@ def whole(ds, size, epochs, **words):
     return [labels([batch]) for _ in range(epochs) for batch in loader]
 
 
+def complaints(log):
+    """What TensorFlow says of sharding; an iterator that is cancelled has such a name."""
+    return [
+        line
+        for line in log.lower().splitlines()
+        if "shard" in line.replace("multideviceiteratorgetnextfromshard", "")
+    ]
+
+
 def test_replicas_of_one_worker_share_batches(source):
     """The strategy splits what is one batch of the loader; also in ``fit``."""
     ds, path = source
@@ -148,7 +157,7 @@ def test_replicas_of_one_worker_share_batches(source):
     # Two replicas note their halves in either order.
     seen = [sorted(found["fit"][i : i + 10]) for i in range(0, 200, 10)]
     assert seen == [sorted(batch) for batch in expected]
-    assert "shard" not in log.lower()
+    assert not complaints(log)
 
 
 def test_workers_read_their_own_parts(source):
@@ -164,7 +173,7 @@ def test_workers_read_their_own_parts(source):
     assert sorted(first["own"] + second["own"]) == list(range(100))
     assert "distribute_datasets_from_function" in first["refused"]
     assert "multiple of 2" in first["odd"]
-    assert "shard" not in (first_log + second_log).lower()
+    assert not complaints(first_log + second_log)
 
 
 def test_workers_divide_a_dataset_that_was_made_outside_of_the_scope(source):
@@ -184,7 +193,7 @@ def test_workers_divide_a_dataset_that_was_made_outside_of_the_scope(source):
     # With shard=(0, 1) each worker asked for everything.
     for found in (first, second):
         assert [sorted(chained(epoch)) for epoch in found["everything"]] == [[*range(20)]] * 2
-    assert "shard" not in (first_log + second_log).lower()
+    assert not complaints(first_log + second_log)
 
 
 def test_a_context_and_a_shard_are_one_too_many(source):

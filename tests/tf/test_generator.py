@@ -1,19 +1,18 @@
 """Going on in the middle of an epoch: what the consumer has had, and nothing else, counts."""
 
 import json
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+from growing import expected, write  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from loading.making import chained, images, labels, numbers, rows_of  # noqa: E402
-from tf_making import environment, recorder  # noqa: E402
+from loader_contract import LENGTHS  # noqa: E402
+from loading.making import chained, images, labels, numbers, ragged, rows_of  # noqa: E402
+from tf_making import recorder, run_imported  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.keras  # noqa: E402
@@ -40,6 +39,36 @@ def whole(ds, size, epochs, **words):
     """The labels of all batches of some epochs, as the loader has them."""
     loader = ndfeed.loader(ds, size, shuffle=True, **words)
     return [labels([batch]) for _ in range(epochs) for batch in loader]
+
+
+def test_an_epoch_of_smaller_batches_is_resumed_whole(tmp_path):
+    """It has more batches than the dataset would have; TensorFlow must not cut them off."""
+    ds = ragged(tmp_path / "r", LENGTHS)
+    words = {"shuffle": ndfeed.Buckets("x"), "epochs": 1}
+    first = ndfeed.tf.State()
+    data = ndfeed.tf.dataset(ds, 2, state=first, **words)
+    for _ in range(2):
+        seen = []
+        for number, batch in enumerate(data):
+            seen += batch["n"].numpy().tolist()
+            first.advance()
+            if first.epoch == 1 and number == 3:
+                break
+    saved = json.loads(json.dumps(first.state_dict()))
+    assert saved["epoch"] == 1
+
+    state = ndfeed.tf.State()
+    state.load_state_dict(saved)
+    resumed = ndfeed.tf.dataset(ds, 16, state=state, **words)
+    assert sorted(seen + [n for batch in resumed for n in batch["n"].numpy().tolist()]) == list(
+        range(len(LENGTHS))
+    )
+
+    late = ndfeed.tf.State()
+    made_before = ndfeed.tf.dataset(ds, 16, state=late, **words)
+    late.load_state_dict(saved)
+    with pytest.raises(tf.errors.OpError, match="restore the state before the dataset is made"):
+        list(made_before)
 
 
 @settings(max_examples=15)
@@ -359,16 +388,41 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path):
     np.savez(tmp_path / "t.npz", x=x, y=3 * x)
 
     def train(folder, kill):
-        words = [sys.executable, "-c", TRAIN, tmp_path / "t.npz", tmp_path / folder, str(kill)]
-        return subprocess.run(
-            words, capture_output=True, text=True, timeout=250, env=environment(), check=False
-        )
+        return run_imported(TRAIN, tmp_path / "t.npz", tmp_path / folder, kill)
 
-    at_once = train("whole", 0)
-    assert at_once.returncode == 0, at_once.stderr
-    assert train("cut", 11).returncode == -signal.SIGKILL
-    gone_on = train("cut", 0)
-    assert gone_on.returncode == 0, gone_on.stderr
+    at_once, _ = train("whole", 0)
+    with pytest.raises(AssertionError, match="ended by SIGKILL"):
+        train("cut", 11)
+    gone_on, log = train("cut", 0)
 
-    assert json.loads(gone_on.stdout) == json.loads(at_once.stdout)
-    assert "ran out of data" not in gone_on.stderr
+    assert gone_on == at_once
+    assert "ran out of data" not in log
+
+
+def test_a_checkpoint_goes_on_with_more_files(tmp_path):
+    """What was used stays used, and what came since comes into the rest of the epoch."""
+    write(tmp_path, 10, 20, 30)
+    state = ndfeed.tf.State()
+    data = ndfeed.tf.dataset(
+        ndfeed.open(tmp_path, sample="row"), 3, shuffle=True, fields="data", state=state
+    )
+    seen = []
+    for batch in data.take(2):
+        seen += batch.numpy().tolist()
+        state.advance()
+    saved = tf.train.Checkpoint(data=state).save(str(tmp_path / "saved"))
+    write(tmp_path, 5, 40)
+    ds = ndfeed.open(tmp_path / "0*.npy", sample="row")
+    other = ndfeed.tf.State()
+    tf.train.Checkpoint(data=other).restore(saved)
+    with pytest.raises(ndfeed.ResumeError, match="pass grown=True if there are more now"):
+        ndfeed.tf.dataset(ds, 4, shuffle=True, fields="data", state=other)
+    again = ndfeed.tf.State(grown=True)
+    tf.train.Checkpoint(data=again).restore(saved)
+    data = ndfeed.tf.dataset(ds, 4, shuffle=True, fields="data", state=again)
+    rest = []
+    for batch in data:
+        rest += batch.numpy().tolist()
+        again.advance()
+    assert sorted(seen + rest) == expected(5, 10, 20, 30, 40)
+    assert sorted(x for batch in data for x in batch.numpy().tolist()) == sorted(seen + rest)

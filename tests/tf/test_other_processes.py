@@ -6,7 +6,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from loading.making import images  # noqa: E402
-from tf_making import run  # noqa: E402
+from tf_making import run_imported  # noqa: E402
 
 SERVICE = """
 import json, os, subprocess, sys, time
@@ -100,7 +100,7 @@ def ds(tmp_path):
 
 def test_a_service_s_worker_in_another_process_says_so_at_once(ds):
     """It has none of our Python; what it must not do is wait for it."""
-    found, _ = run(SERVICE, ds.files[0])
+    found, _ = run_imported(SERVICE, ds.files[0])
 
     assert "Could not find callback" in found
 
@@ -108,13 +108,13 @@ def test_a_service_s_worker_in_another_process_says_so_at_once(ds):
 def test_a_worker_with_a_dataset_of_its_own_does_not_serve_that(ds, tmp_path):
     """TensorFlow numbers functions in every process from 0: ours was another dataset's there."""
     np.savez(tmp_path / "other.npz", **{n: a + 1 for n, a in ds[:].items()})
-    found, _ = run(SERVICE, ds.files[0], tmp_path / "other.npz")
+    found, _ = run_imported(SERVICE, ds.files[0], tmp_path / "other.npz")
 
     assert "RuntimeError: this dataset was made in another process" in found
 
 
 def test_a_parameter_server_s_workers_read_from_here(ds):
     """Steps run in a worker's process, and TensorFlow asks the coordinator's for batches."""
-    found, _ = run(PARAMETER_SERVER, ds.files[0])
+    found, _ = run_imported(PARAMETER_SERVER, ds.files[0])
 
     assert found == [list(range(100))] * 2

@@ -24,7 +24,7 @@ from loading.making import (  # noqa: E402
     ragged,
     threads,
 )
-from tf_making import as_arrays, recorder, run, same  # noqa: E402
+from tf_making import as_arrays, recorder, run, run_imported, same  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.tf  # noqa: E402
@@ -208,7 +208,7 @@ def test_the_next_epoch_is_made_while_one_is_used(ds):
         batches = iter(data)
         for _ in range(10):
             next(batches)
-        runtime = data.passes.loader._runtimes[0]
+        runtime = data.passes.loader._runtimes.every[0]
 
         assert eventually(lambda runtime=runtime: runtime.timing().batches >= 20)
 
@@ -314,7 +314,7 @@ os._exit(0)
 """
     ds, memory = handed_over
 
-    assert run(code, ds.files[0], memory)[0] == [list(range(100))] * 2
+    assert run_imported(code, ds.files[0], memory)[0] == [list(range(100))] * 2
 
 
 def test_validation_and_evaluation_beside_the_training(handed_over):

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,7 +14,10 @@ if not torch.distributed.is_available():
     pytest.skip("torch was built without distributed", allow_module_level=True)
 
 import torch_making  # noqa: E402
-from loading.making import images, labels  # noqa: E402
+from growing import expected as numbers  # noqa: E402
+from growing import write  # noqa: E402
+from loader_contract import LENGTHS  # noqa: E402
+from loading.making import images, labels, ragged  # noqa: E402
 from torch_making import run_ranks  # noqa: E402
 
 import ndfeed  # noqa: E402
@@ -54,6 +58,45 @@ def test_ranks_share_the_order(two, source):
     assert sorted(two[0][0]["first"] + two[0][1]["first"]) == list(range(100))
 
 
+def test_ranks_follow_a_folder_together(tmp_path):
+    """They take the files that rank 0 finds, also if another one finds more."""
+    source = tmp_path / "data"
+    source.mkdir()
+    write(source, 10, 20, 30)
+    found = run_ranks(torch_making.follow_a_folder, 2, tmp_path / "ranks", os.fspath(source))
+    first, second = ([x for one in found for x in one["epochs"][i]] for i in range(2))
+    assert sorted(first) == numbers(10, 20, 30)
+    assert sorted(second) == numbers(5, 10, 20, 30)
+    assert [one["new"] for one in found] == [[4, 4], [4, 4]]
+    assert found[0]["state"] == found[1]["state"]
+    assert found[0]["gone"].startswith("MissingError")
+    assert "RuntimeError rank 0: " in found[1]["gone"]
+    assert "005.npy: 1 of 5 files of the dataset is gone" in found[1]["gone"]
+
+
+def test_a_state_of_two_ranks_resumes_on_three_with_more_files(tmp_path):
+    """What two ranks had seen stays seen, what came since comes in; by shard= as by ranks."""
+    write(tmp_path, 10, 20, 30)
+    ds = ndfeed.open(tmp_path, sample="row")
+    seen, state = [], None
+    for rank in range(2):
+        loader = ndfeed.torch.loader(ds, 2, shuffle=True, shard=(rank, 2))
+        batches = iter(loader)
+        seen += [x for _ in range(2) for x in next(batches)["data"].tolist()]
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader.close()
+    write(tmp_path, 5, 40)
+    now, rest, counts = ndfeed.open(tmp_path, sample="row"), [], []
+    for rank in range(3):
+        loader = ndfeed.torch.loader(now, 2, shuffle=True, shard=(rank, 3))
+        loader.load_state_dict(state, grown=True)
+        own = [batch["data"].tolist() for batch in loader]
+        counts.append(len(own))
+        rest += [x for batch in own for x in batch]
+    assert sorted(seen + rest) == numbers(5, 10, 20, 30, 40)
+    assert len(set(counts)) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -75,6 +118,27 @@ def test_a_refused_pass_costs_no_epoch(two):
     """The loop that comes after the mistake was mended begins with it."""
     for found in two[0]:
         assert found["epochs"] == [0, 0]
+
+
+def test_a_mixture_is_trained_on_and_resumed_by_two_ranks(tmp_path):
+    """DDP: as many batches on both, together those of one process, from any state on."""
+    sources = {}
+    for name, rows in (("web", 60), ("code", 20)):
+        images(tmp_path / name, rows)
+        sources[name] = os.fspath(tmp_path / name / "images.npz")
+    found = run_ranks(torch_making.train_on_a_mixture, 2, tmp_path / "first", sources)
+    state = found[0]["states"][2]
+    again = run_ranks(torch_making.train_on_a_mixture, 2, tmp_path / "again", sources, state)
+
+    opened = {name: ndfeed.open(path) for name, path in sources.items()}
+    ds = ndfeed.mix(opened, weights=[3, 1], end="last", source="source")
+    whole = list(ndfeed.loader(ds, 16, shuffle=True, seed=5))
+    assert found[0]["states"] == found[1]["states"]
+    assert found[0]["len"] == found[1]["len"] == len(whole) == 5
+    for one, *both in zip(whole, *(rank["batches"] for rank in found), strict=True):
+        for at, name in enumerate(("label", "source")):
+            assert [n for batch in both for n in batch[at]] == one[name].tolist()
+    assert [rank["batches"] for rank in again] == [rank["batches"][3:] for rank in found]
 
 
 def test_a_loader_of_one_rank_s_own(two):
@@ -110,6 +174,32 @@ def test_a_killed_rank_and_another_world(source, tmp_path):
     assert sorted(seen) == sorted(whole[0][:40])
     for rank, found in enumerate(resumed):
         assert found["next"] == expected(source, 4, rank, 3, 2, seed=3)[1]
+
+
+def test_ranks_that_read_by_length(tmp_path):
+    """Two processes have equally many batches within the budget; three others finish the epoch."""
+    ragged(tmp_path / "r", LENGTHS)
+    source = os.fspath(tmp_path / "r")
+    two = run_ranks(torch_making.by_length, 2, tmp_path / "two", source, None)
+    loaders = [
+        ndfeed.loader(ndfeed.open(source, sample="file"), tokens=40, shuffle=True, seed=3, shard=s)
+        for s in ((0, 2), (1, 2))
+    ]
+    for found, loader in zip(two, loaders, strict=True):
+        batches = found["first"] + found["rest"]
+        assert [numbers for numbers, _ in batches] == [batch["n"].tolist() for batch in loader]
+        assert len(batches) == found["len"] == len(loader)
+        assert all(count * length <= 40 for _, (count, length) in batches)
+        assert "agree on tokens, found 40 on rank 0, 41 on rank 1" in found["refused"]
+    assert two[0]["state"] == two[1]["state"]
+    left = sorted(n for found in two for numbers, _ in found["rest"] for n in numbers)
+
+    state = json.loads(json.dumps(two[0]["state"]))
+    three = run_ranks(torch_making.by_length, 3, tmp_path / "three", source, state)
+    batches = [found["first"] + found["rest"] for found in three]
+    assert len({len(some) for some in batches}) == 1
+    assert sorted(n for some in batches for numbers, _ in some for n in numbers) == left
+    assert all(count * length <= 40 for some in batches for _, (count, length) in some)
 
 
 def test_group_that_begins_late(source, tmp_path):
@@ -159,3 +249,32 @@ def test_example_under_torchrun(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 1
     assert "2 ranks" in done.stdout
+
+
+def test_ranks_draw_by_weight(source, tmp_path):
+    """Two processes of one group share the draws of an epoch, and of the rest of one."""
+    found = run_ranks(torch_making.draw_weighted, 2, tmp_path, source)
+    order = ndfeed.Weighted(np.arange(100) % 7, rows=130)
+    whole = ndfeed.loader(ndfeed.open(source), 130, shuffle=order, seed=5)
+
+    def interleave(name):
+        pairs = zip(*(rank[name] for rank in found), strict=True)
+        return [row for pair in pairs for batch in pair for row in batch]
+
+    assert interleave("first") == labels(whole)
+    assert interleave("second") + interleave("rest") == labels(whole)
+
+
+def test_ranks_must_agree_on_weights(source, tmp_path):
+    """Each would draw from all samples, but not the same ones."""
+    for text in run_ranks(torch_making.weights_disagree, 2, tmp_path, source):
+        assert "must agree on order" in text
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="no list of maps")
+def test_ranks_of_one_machine_share_a_table(source, tmp_path):
+    """Every process would hold eight bytes for each of a billion samples."""
+    found = run_ranks(torch_making.share_weights, 2, tmp_path, source)
+
+    assert found[0]["inode"] == found[1]["inode"]
+    assert found[0]["rows"] != found[1]["rows"]

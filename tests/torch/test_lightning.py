@@ -7,13 +7,15 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("lightning.pytorch")
 
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
-from loading.making import images, labels  # noqa: E402
+from loader_contract import LENGTHS  # noqa: E402
+from loading.making import images, labels, ragged  # noqa: E402
 from torch_recorder import Recorder, trainer  # noqa: E402
 
 import ndfeed  # noqa: E402
@@ -64,6 +66,78 @@ def test_resume_within_an_epoch(tmp_path, every):
 
         assert found == every_batch[steps:]
         assert again.global_step == 15
+
+
+def test_a_mixture_resumes_within_an_epoch(tmp_path):
+    """The checkpoint names where each source stood; the rest of the epoch follows, and the next."""
+    sources = {"web": images(tmp_path / "a", 60), "code": images(tmp_path / "b", 40)}
+    ds = ndfeed.mix(sources, weights=[2, 1], end="last")
+    whole = expected(ds, 3)
+    kept = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=4, save_top_k=-1)
+    trainer(2, kept).fit(Recorder(), make(ds))
+    path = sorted(pathlib.Path(tmp_path / "kept").iterdir())[0]
+    model = Recorder()
+    again = trainer(3)
+    again.fit(model, make(ds), ckpt_path=path, weights_only=False)
+    every_batch = [batch for epoch in range(3) for batch in whole[epoch]]
+    found = [batch for epoch in sorted(model.seen) for batch in model.seen[epoch]]
+
+    assert len(whole[0]) == 6
+    assert found == every_batch[4:]
+    assert again.global_step == 18
+
+
+@pytest.mark.parametrize("size", [{"tokens": 40}, {"batch_size": 5}], ids=str)
+def test_resume_by_length_within_an_epoch(tmp_path, size):
+    """Batches of different sizes: a resumed run sees those that were left."""
+    ds = ragged(tmp_path / "r", LENGTHS).map(as_image)
+
+    def by_length():
+        words = {"shuffle": ndfeed.Buckets("x"), "seed": 4}
+        return ndfeed.torch.loader(ds, fields={"image": "image", "label": "n"}, **size, **words)
+
+    loader = by_length()
+    every_batch = [batch["label"].tolist() for _ in range(2) for batch in loader]
+    kept = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=3, save_top_k=-1)
+    trainer(2, kept).fit(Recorder(), by_length())
+    found = sorted(pathlib.Path(tmp_path / "kept").iterdir())
+    assert len(found) == len(every_batch) // 3
+    for path in found[:2]:
+        steps = torch.load(path, weights_only=False)["global_step"]
+        model = Recorder()
+        trainer(2).fit(model, by_length(), ckpt_path=path, weights_only=False)
+        seen = [batch for epoch in sorted(model.seen) for batch in model.seen[epoch]]
+        assert seen == every_batch[steps:]
+
+
+def as_image(batch):
+    """Samples of one shape, which the recorder takes, of texts of any length."""
+    return {"image": np.zeros((len(batch["n"]), 48), np.float32), "n": batch["n"]}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [ndfeed.Weighted("label", rows=90), ndfeed.Balanced("label", rows=90, weights={3: 0})],
+    ids=lambda order: type(order).__name__,
+)
+def test_resume_of_drawn_samples_within_an_epoch(tmp_path, order):
+    """A draw is a function of its position, so a checkpoint need not hold any."""
+    ds = images(tmp_path)
+
+    def drawn():
+        return ndfeed.torch.loader(ds, 20, shuffle=order, seed=4)
+
+    kept = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=3, save_top_k=-1)
+    trainer(2, kept).fit(Recorder(), drawn())
+    loader = drawn()
+    whole = [batch["label"].tolist() for _ in range(2) for batch in loader]
+    for path in sorted(pathlib.Path(tmp_path / "kept").iterdir()):
+        steps = torch.load(path, weights_only=False)["global_step"]
+        model = Recorder()
+        trainer(2).fit(model, drawn(), ckpt_path=path, weights_only=False)
+        found = [batch for epoch in sorted(model.seen) for batch in model.seen[epoch]]
+
+        assert found == whole[steps:]
 
 
 def test_resume_behind_an_epoch(tmp_path):

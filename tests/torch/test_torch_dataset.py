@@ -254,3 +254,19 @@ def test_arguments_of_others(tmp_path):
     """They belong to DataLoader."""
     with pytest.raises(TypeError, match="unexpected keyword argument 'num_workers': threads="):
         ndfeed.torch.dataset(images(tmp_path), num_workers=2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_random_crops_differ_between_epochs(tmp_path, workers):
+    """As random maps do: torch's seed, which differs by worker and epoch, decides."""
+    np.save(tmp_path / "x.npy", np.arange(40 * 40 * 8).reshape(8, 40, 40))
+    ds = ndfeed.open(tmp_path / "x.npy").crops({"data": (4, 4)}, place=True)
+    made = torch.utils.data.DataLoader(ndfeed.torch.dataset(ds), 4, num_workers=workers)
+    corners = [torch.cat([batch["corner"] for batch in made]) for _ in range(2)]
+
+    assert (corners[0] != corners[1]).any()
+    torch.manual_seed(1)
+    again = [torch.cat([batch["corner"] for batch in made])]
+    torch.manual_seed(1)
+    again.append(torch.cat([batch["corner"] for batch in made]))
+    assert (again[0] == again[1]).all()

@@ -30,6 +30,7 @@ from ndfeed.cli.console import (
 from ndfeed.cli.diagnosis import LABELS
 from ndfeed.cli.measurements import Case, Findings, Function, examine
 from ndfeed.cli.options import (
+    ByOption,
     DtypeOption,
     FieldsOption,
     JsonOption,
@@ -37,9 +38,13 @@ from ndfeed.cli.options import (
     Sample,
     SampleOption,
     ShapeOption,
+    Tail,
+    TailOption,
+    WindowsOption,
     make_opener,
     report_bad_options,
 )
+from ndfeed.cli.order_trials import describe_orders, list_advice, make_orders_table
 from ndfeed.errors import SourceError, shown_size
 
 _WIDEST = 16  # characters of a bar: the table then has 80
@@ -69,6 +74,9 @@ def bench(
     sample: SampleOption = Sample.auto,
     dtype: DtypeOption = None,
     shape: ShapeOption = None,
+    tail: TailOption = Tail.error,
+    windows: WindowsOption = None,
+    by: ByOption = None,
     cold: Annotated[
         bool,
         typer.Option(
@@ -78,7 +86,8 @@ def bench(
         ),
     ] = False,
     seconds: Annotated[
-        float, typer.Option(min=0.1, help="Approximate total time to measure.")
+        float,
+        typer.Option(min=0.1, help="Time to measure; remedies and orders may double it or more."),
     ] = 10.0,
     plot: Annotated[
         Path | None,
@@ -100,11 +109,19 @@ def bench(
     ndfeed bench npz_data/ --batch-size 64 --map augment:flip --plot stages.svg
     ndfeed bench npz_data/ --cold --json | jq .remedies
     """
-    opened = make_opener(dtype, shape, fields)
+    opened = make_opener(dtype, shape, tail, fields, windows, by)
     picture = None if plot is None else chart.check(plot)
     mapped = None if function is None else import_function(function)
     ds = _open(path, sample, opened)
-    options = {"--sample": sample, "--dtype": dtype, "--shape": shape, "--fields": fields}
+    options = {
+        "--sample": sample,
+        "--dtype": dtype,
+        "--shape": shape,
+        "--tail": None if tail is Tail.error else tail,
+        "--windows": windows,
+        "--by": by,
+        "--fields": fields,
+    }
     case = Case(path, _pack_command(path, options), ds, mapped, batch_size, shuffle, seconds, cold)
     _check_options(case)
     with _report_function_errors(function), Steps("measuring") as steps:
@@ -185,6 +202,7 @@ def _describe(case: Case, found: Findings) -> Facts:
             "rows_per_second": round(found.loader.rows_per_second, 1),
             "bytes_per_second": round(found.loader.rows_per_second * row),
             "threads": found.loader.threads,
+            "processes": found.report.processes,
             "idle": round(found.idle, 3),
             "limit": found.report.limit,
         },
@@ -211,6 +229,7 @@ def _describe(case: Case, found: Findings) -> Facts:
         "remedies": [
             {"name": one.name, "how": one.how, "gain": round(one.gain, 2)} for one in found.remedies
         ],
+        "orders": describe_orders(found.orders),
         "notes": found.notes,
         "plot": None,
     }
@@ -228,7 +247,7 @@ def _print(out: Console, case: Case, found: Findings, plot: str | None) -> None:
     print_line(
         out,
         f"{len(ds):,} samples of {shown_size(row)}, {found.order}, batches of {case.batch_size:,}, "
-        f"{found.loader.threads} thread{'s' * (found.loader.threads != 1)}",
+        f"{found.report.workers}",
     )
     out.print(_make_table(found, row))
     for note in found.notes:
@@ -242,6 +261,7 @@ def _print(out: Console, case: Case, found: Findings, plot: str | None) -> None:
             "dim",
         )
     _print_remedies(out, found)
+    _print_orders(out, found)
     if plot is not None:
         print_line(out, f"chart: {plot}")
 
@@ -302,6 +322,14 @@ def _print_remedies(out: Console, found: Findings) -> None:
             f"{one.gain:.1f}×",
         )
     print_line(out, f"tried: {tried}", "dim")
+
+
+def _print_orders(out: Console, found: Findings) -> None:
+    table = make_orders_table(found.orders)
+    if table is not None:
+        out.print(table)
+        for line in list_advice(found.orders):
+            print_line(out, line)
 
 
 def _make_chart(case: Case, found: Findings) -> chart.Chart:

@@ -29,7 +29,7 @@ from ndfeed.errors import BadFilesError, Error, shown, shown_size
 
 # Arguments of the library that are options here, at the end of a remedy or with their value.
 _ARGUMENTS = re.compile(
-    r"""(?<![\w/.=-])(sample|dtype|shape|fields)=(?:(["'])(\w+)\2|\[\.{3}\])?(?=[\s,;:)]|$)"""
+    r"""(?<![\w/.=-])(sample|dtype|shape|tail|fields)=(?:(["'])(\w+)\2|\[\.{3}\])?(?=[\s,;:)]|$)"""
 )
 # What only Python can do, and where a part of a remedy begins.
 _PYTHON = re.compile(r"\bdtype=\{|\bndfeed\.open\(")

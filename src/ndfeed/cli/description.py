@@ -11,7 +11,7 @@ from typing import TypedDict
 import numpy as np
 
 from ndfeed.dataset import samples
-from ndfeed.dataset.column import Column, columns_of
+from ndfeed.dataset.column import Column, columns_of, total_bytes
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.reader import reader_of
 from ndfeed.errors import shown_size
@@ -129,7 +129,9 @@ def _describe(
 
 
 def _tables(ds: Dataset) -> list[Table]:
-    return list({id(group.table): group.table for group in ds.groups}.values())
+    # What was decoded into memory when it was opened is described by its files.
+    every = (ds.origin.table if group.table.sealed else group.table for group in ds.groups)
+    return list({id(table): table for table in every}.values())
 
 
 def _count_formats(tables: Sequence[Table]) -> dict[str, int]:
@@ -160,7 +162,7 @@ def _describe_fields(ds: Dataset) -> Iterator[FieldFacts]:
                 name=field.name,
                 dtype=field.dtype_text,
                 shape=None if field.shape is None else list(field.shape),
-                bytes_per_sample=column.total(group.starts) // max(len(group), 1),
+                bytes_per_sample=total_bytes(column, group.starts) // max(int(group.starts[-1]), 1),
                 stored=[CODINGS[coding] for coding in np.unique(column.coding).tolist()],
             )
 
@@ -168,11 +170,12 @@ def _describe_fields(ds: Dataset) -> Iterator[FieldFacts]:
 def find_advice(ds: Dataset) -> list[Advice]:
     """Find what costs time at every read, and suggest what to do about it."""
     columns = columns_of(ds.groups)
+    rows = columns_of(group for group in ds.groups if not group.kind)  # windows and crops overlap
     tables = _tables(ds)
     found = [
         ("compressed-rows", _find_compressed(columns)),
-        ("scattered-rows", _find_strided(columns, scattered=True)),
-        ("interleaved-rows", _find_strided(columns, scattered=False)),
+        ("scattered-rows", _find_strided(rows, scattered=True)),
+        ("interleaved-rows", _find_strided(rows, scattered=False)),
         ("kept-as-text", _find_text(columns)),
         ("byte-order", _find_swapped(columns)),
         ("tiny-files", _find_tiny(tables)),

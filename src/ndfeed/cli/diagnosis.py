@@ -14,6 +14,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ndfeed.order.mixing import Mixing
+
 WORTH = 1.2  # a smaller gain of a remedy may be noise
 _NOISE = 1.1  # two measurements of the same thing may differ by this much
 _SEEN = 0.005  # stages with a smaller share of the threads' time are not shown
@@ -89,6 +91,20 @@ class Remedy:
         return self.after / self.before
 
 
+@dataclass(frozen=True, slots=True)
+class OrderTrial:
+    """An order that was tried: ``how`` to ask for it, its rate, and how well it mixes."""
+
+    how: str
+    order: str
+    rows_per_second: float
+    mixing: Mixing
+
+    def gain_over(self, base: "OrderTrial") -> float:
+        """Return the ratio of the rates; 0 if there is none."""
+        return self.rows_per_second / base.rows_per_second if base.rows_per_second else 0.0
+
+
 def compute_stages(seconds: Mapping[str, float], idle: float, loader: float) -> list[Stage]:
     """Compute the rate of each stage from the time that threads spent on it in a loader.
 
@@ -162,3 +178,39 @@ def choose_remedies(trials: Sequence[Trial], base: Trial, most: int = 2) -> list
     worth = sorted((one for one in found if one.gain >= WORTH), key=lambda one: one.gain)
     best = {one.name: one for one in worth}  # of each name the last, which gains most
     return sorted(best.values(), key=lambda one: -one.gain)[:most]
+
+
+def orders_differ(trials: Sequence[OrderTrial]) -> bool:
+    """Is any order notably faster than the first, or does it mix notably better?"""
+    return any(
+        one.gain_over(trials[0]) >= WORTH or one.mixing.ratio >= WORTH * trials[0].mixing.ratio
+        for one in trials[1:]
+    )
+
+
+def choose_order(trials: Sequence[OrderTrial]) -> OrderTrial | None:
+    """Choose an order that is worth changing to for its speed, if there is one.
+
+    Of those that are about as fast as the fastest, it is the one that mixes best.
+    """
+    if not trials:
+        return None
+    base, *others = trials
+    faster = [one for one in others if one.gain_over(base) >= WORTH]
+    most = max((one.rows_per_second for one in faster), default=0.0)
+    about = [one for one in faster if one.rows_per_second * _NOISE >= most]
+    return max(about, key=lambda one: one.mixing.ratio, default=None)
+
+
+def choose_better_mixed(trials: Sequence[OrderTrial]) -> OrderTrial | None:
+    """Choose the order for data whose files are sorted, if one mixes notably better than the first.
+
+    Of those that mix about as well as the best, it is the fastest.
+    """
+    if not trials:
+        return None
+    base, *others = trials
+    better = [one for one in others if one.mixing.ratio >= WORTH * base.mixing.ratio]
+    most = max((one.mixing.ratio for one in better), default=0.0)
+    about = [one for one in better if one.mixing.ratio * _NOISE >= most]
+    return max(about, key=lambda one: one.rows_per_second, default=None)

@@ -11,6 +11,7 @@ from ndfeed.cli import description
 from ndfeed.cli.console import complain, literal, make_console, print_json, print_line
 from ndfeed.cli.description import Facts, FieldFacts, Reading
 from ndfeed.cli.options import (
+    ByOption,
     DtypeOption,
     FieldsOption,
     JsonLinesOption,
@@ -18,6 +19,9 @@ from ndfeed.cli.options import (
     Sample,
     SampleOption,
     ShapeOption,
+    Tail,
+    TailOption,
+    WindowsOption,
     make_opener,
     report_bad_options,
 )
@@ -41,6 +45,9 @@ def inspect(
     sample: SampleOption = Sample.auto,
     dtype: DtypeOption = None,
     shape: ShapeOption = None,
+    tail: TailOption = Tail.error,
+    windows: WindowsOption = None,
+    by: ByOption = None,
     fields: FieldsOption = None,
     as_json: JsonLinesOption = False,
     no_cache: Annotated[
@@ -57,7 +64,7 @@ def inspect(
     ndfeed inspect tokens.bin --dtype uint16 --shape 1024
     ndfeed inspect npz_data/ --json | jq .samples
     """
-    opened = make_opener(dtype, shape, fields, cache=not no_cache)
+    opened = make_opener(dtype, shape, tail, fields, windows, by, cache=not no_cache)
     out = make_console()
     failed = False
     for path in paths:

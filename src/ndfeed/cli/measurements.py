@@ -15,16 +15,22 @@ from numpy.typing import NDArray
 
 import ndfeed
 from ndfeed.cli import diagnosis, throughput
-from ndfeed.cli.diagnosis import Remedy, Stage, Trial
+from ndfeed.cli.diagnosis import OrderTrial, Remedy, Stage, Trial
+from ndfeed.cli.order_trials import Subject, try_orders
 from ndfeed.cli.throughput import Ran, run
 from ndfeed.dataset.column import columns_of
 from ndfeed.errors import SpaceError
 from ndfeed.files import platform_calls
 from ndfeed.formats.manifest import NAME
+from ndfeed.loading.coded import Coded
+from ndfeed.loading.options import Options, Shuffle
+from ndfeed.loading.process_choice import choose_processes
 
 _SAMPLE = 256 << 20  # bytes of the sample at most, decoded
 _ON_DISK = 20_000  # rows read from the disk at most
 _LEAST_BATCHES = 8
+_SHORT = 0.04  # share of the time for a choice between two
+_ENOUGH = 5.0  # seconds in all, for processes to start and to show what they can do
 _WARM_UP = 0.02  # share of the time that is not measured, whenever a loader begins
 
 Function = Callable[..., Mapping[str, Any]]
@@ -40,7 +46,7 @@ class Case:
     ds: ndfeed.Dataset
     function: Function | None
     batch_size: int
-    shuffle: bool
+    shuffle: Shuffle
     seconds: float
     cold: bool
     threads: int | None = None
@@ -77,6 +83,7 @@ class Findings:
     idle: float = 0.0  # share of the threads' time
     to_device: Ran | None = None  # where there is one
     notes: list[str] = field(default_factory=list)
+    orders: list[OrderTrial] = field(default_factory=list)  # the usual one first
 
     @property
     def limit(self) -> str | None:
@@ -115,12 +122,15 @@ def examine(case: Case, begin: Callable[[str], None]) -> Findings:
     begin("the disk")
     # The disk first: files that are mapped cannot be dropped from the page cache.
     given = _measure_disk(case, notes)
+    case = _choose_processes(case, begin)
     begin("the loader")
     with case.loader(case.ds) as loader:
         # With a cold disk the first batches count as well.
         warm_up = _WARM_UP * case.seconds if given.cold is None else 0.0
         whole = run(loader, 0.15 * case.seconds, warm_up)
         order, report = f"{loader.order}", loader.report()
+        if case.processes:  # perhaps some were still starting
+            report = replace(report, processes=case.processes)
     stored = given.row_bytes * len(case.ds)
     counts = diagnosis.disk_counts(round(stored), _free_memory(), cold=given.cold is not None)
     sample = case.ds.take(slice(_choose_sample_size(case, whole)))
@@ -142,6 +152,9 @@ def examine(case: Case, begin: Callable[[str], None]) -> Findings:
     notes += diagnosis.list_doubts(stages, disk=counts, idle=idle)
     through = (given.cold or math.inf) if counts else math.inf
     trials = [*_try_remedies(case, sample, base_run, through, notes, begin)]
+    known = whole.rows_per_second if given.cold is None else None
+    subject = _choose_subject(case, sample, given, known, counts=counts)
+    orders = try_orders(subject, notes, begin) if case.shuffle else []
     begin("as it is, again")
     # Twice, before and after the trials: a moment in which the machine was busy is no remedy.
     again = _run_warm(case, case.loader(sample)).rows_per_second
@@ -150,8 +163,38 @@ def examine(case: Case, begin: Callable[[str], None]) -> Findings:
         how = "shuffle=ndfeed.Blocks()"
         trials.append(Trial("blocks", how, base.rows_per_second, given.cold_in_a_row))
     return Findings(
-        order, whole, report, len(sample), base, stages, trials, counts, idle, to_device, notes
-    )
+        order, whole, report, len(sample), base, stages, trials, counts, idle, to_device, notes,
+        orders,
+    )  # fmt: skip
+
+
+def _choose_subject(
+    case: Case, sample: ndfeed.Dataset, given: _Disk, known: float | None, *, counts: bool
+) -> Subject:
+    """Choose what other orders are tried on: all of the data, or a sample if the disk counts."""
+
+    def loader(ds: ndfeed.Dataset, shuffle: Shuffle) -> ndfeed.Loader:
+        return replace(case, shuffle=shuffle).loader(ds)
+
+    if not counts:
+        return Subject(case.ds, case.ds, loader, case.seconds, math.inf, math.inf, known)
+    disk = given.cold or math.inf, given.cold_in_a_row or math.inf
+    return Subject(case.ds, sample, loader, case.seconds, *disk, known)
+
+
+def _choose_processes(case: Case, begin: Callable[[str], None]) -> Case:
+    """Decide between threads and processes, as a loader does in its first seconds."""
+    mapped = case.ds if case.function is None else case.ds.map(case.function)
+    decodes = any(Coded(group).columns for group in mapped.groups)
+    number = choose_processes(mapped, Options(), decodes=decodes).processes
+    if not number or case.seconds < _ENOUGH:
+        return case
+    begin("threads or processes")
+    rates = [
+        run(one.loader(case.ds), _SHORT * case.seconds, _SHORT * case.seconds).rows_per_second
+        for one in (case, replace(case, processes=number))
+    ]
+    return replace(case, processes=number) if rates[1] > rates[0] * diagnosis.WORTH else case
 
 
 def _measure_stages(given: _Disk, whole: Ran, sampled: Ran) -> tuple[list[Stage], float]:
@@ -288,7 +331,7 @@ def _try_remedies(
         how = f"batch_size={larger}"
         begin(how)
         yield Trial("batch size", how, rate(sample, replace(case, batch_size=larger)), through)
-    if case.function is not None:
+    if case.function is not None and not case.processes:
         number = max(platform_calls.cores(), 2)
         how = f"processes={number}"
         begin(how)

@@ -22,6 +22,13 @@ class Sample(StrEnum):
     file = "file"
 
 
+class Tail(StrEnum):
+    """What becomes of the end of a raw file that is no whole sample."""
+
+    error = "error"
+    drop = "drop"
+
+
 def parse_dtype(text: str) -> str:
     """Parse a dtype."""
     try:
@@ -49,6 +56,19 @@ ShapeOption = Annotated[
     str | None,
     typer.Option(metavar="N,N,…", help="Shape of one sample of raw files, such as 3,32,32."),
 ]
+TailOption = Annotated[
+    Tail, typer.Option(help="What to do with the end of a raw file that is no whole sample.")
+]
+WindowsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N[,STRIDE]", help="Windows of N consecutive rows as samples, as Dataset.windows."
+    ),
+]
+ByOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="With --windows: a field that changes between sequences."),
+]
 FieldsOption = Annotated[
     str | None, typer.Option(metavar="NAME,…", help="Read only these fields, separated by commas.")
 ]
@@ -61,18 +81,35 @@ Opener = Callable[..., ndfeed.Dataset]
 
 
 def make_opener(
-    dtype: str | None, shape: str | None, fields: str | None, *, cache: bool = True
+    dtype: str | None,
+    shape: str | None,
+    tail: Tail,
+    fields: str | None,
+    windows: str | None = None,
+    by: str | None = None,
+    *,
+    cache: bool = True,
 ) -> Opener:
     """Return ``ndfeed.open`` with these options; it takes the source, and ``sample=``."""
     if shape is not None and dtype is None:
         raise typer.BadParameter("--shape is for raw files and also needs --dtype")
-    return partial(
+    opener = partial(
         ndfeed.open,
         dtype=dtype,
         shape=None if shape is None else parse_shape(shape),
+        tail=tail.value,
         fields=None if fields is None else fields.split(","),
         cache=cache,
     )
+    if windows is None:
+        if by is not None:
+            raise typer.BadParameter("--by is for --windows")
+        return opener
+    length, *stride = parse_shape(windows)
+    if len(stride) > 1:
+        raise typer.BadParameter(f"--windows takes a length and a stride, got {windows!r}")
+    step = stride[0] if stride else 1
+    return lambda source, **options: opener(source, **options).windows(length, stride=step, by=by)
 
 
 @contextmanager

@@ -10,12 +10,16 @@ from rich.console import Console
 import ndfeed
 from ndfeed.cli.console import Meter, complain, literal, make_console, print_json, print_line
 from ndfeed.cli.options import (
+    ByOption,
     DtypeOption,
     FieldsOption,
     JsonOption,
     Sample,
     SampleOption,
     ShapeOption,
+    Tail,
+    TailOption,
+    WindowsOption,
     make_executor,
     make_opener,
     parse_dtype,
@@ -56,6 +60,9 @@ def pack(
     sample: SampleOption = Sample.auto,
     dtype: DtypeOption = None,
     shape: ShapeOption = None,
+    tail: TailOption = Tail.error,
+    windows: WindowsOption = None,
+    by: ByOption = None,
     fields: FieldsOption = None,
     cast: Annotated[
         list[str] | None,
@@ -115,7 +122,7 @@ def pack(
     ndfeed pack more_data/ packed/ --append
     ndfeed pack npz_data/ packed/ --repair
     """
-    opened = make_opener(dtype, shape, fields)
+    opened = make_opener(dtype, shape, tail, fields, windows, by)
     options: Facts = {
         "dtype": _parse_casts(cast or []),
         "shuffle": shuffle,

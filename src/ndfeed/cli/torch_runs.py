@@ -9,6 +9,7 @@ from torch import nn
 from ndfeed import torch as feed
 from ndfeed.cli.throughput import Ran, run
 from ndfeed.dataset.dataset import Dataset
+from ndfeed.loading.options import Shuffle
 
 _EPOCHS = 8
 _NBYTES = 32 << 20
@@ -36,7 +37,7 @@ def copy_rate() -> float:
     return best
 
 
-def run_on_device(ds: Dataset, batch_size: int, shuffle: bool, seconds: float) -> Ran:
+def run_on_device(ds: Dataset, batch_size: int, shuffle: Shuffle, seconds: float) -> Ran:
     """Run torch's loader, whose batches arrive on the device."""
     return run(feed.loader(ds, batch_size, shuffle=shuffle, device="cuda"), seconds)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ndfeed.dataset.column import Column, Place
+from ndfeed.dataset.column import Column, Group, Place
 from ndfeed.errors import ChangedError, ChecksumError
 from ndfeed.files.file import File
 from ndfeed.formats import checksums, manifest
@@ -94,6 +94,10 @@ class Checks:
         """Number of blocks that were not compared yet."""
         return sum(role.left for role in self._roles.values())
 
+    def select(self, parts: Ints) -> "Checks":
+        """Return those of some parts."""
+        return Checks([self.parts[part] for part in parts.tolist()])
+
     def check_places(self, column: Column, place: Place) -> None:
         """Compare the arrays that say where ragged samples lie."""
         for role, arrays, more in (
@@ -106,9 +110,13 @@ class Checks:
 
     def check_rows(self, column: Column, place: Place) -> None:
         """Compare samples of one shape."""
+        self.check_stretches(column, place.part, place.row, place.row + 1)
+
+    def check_stretches(self, column: Column, part: Ints, first: Ints, last: Ints) -> None:
+        """Compare rows [first, last) of samples of one shape."""
         own = self._roles.get("rows")
         if own is not None and own.left:
-            own.check(column.table, column.arrays, place.part, place.row, place.row + 1)
+            own.check(column.table, column.arrays, part, first, last)
 
     def check_values(self, column: Column, part: Ints, start: Ints, nbytes: Ints) -> None:
         """Compare ragged samples, given by their bytes in the files of ``part``."""
@@ -118,6 +126,43 @@ class Checks:
         size = np.maximum(column.nbytes[part], 1)
         first = (start - column.first[part]) // size
         own.check(column.table, column.arrays, part, first, first + nbytes // size)
+
+
+class WindowChecks(Checks):
+    """The checksums of rows that windows consist of.
+
+    Per sequence: its part in ``group``, and its first row there.
+    """
+
+    def __init__(self, group: Group, part: Ints, first: Ints, stride: int, span: int) -> None:
+        super().__init__(())
+        self._group = group
+        self._part = part
+        self._first = first
+        self._stride = stride
+        self._span = span
+
+    @property
+    def left(self) -> int:
+        """Number of blocks that were not compared yet."""
+        return 0 if self._group.checks is None else self._group.checks.left
+
+    def check_rows(self, column: Column, place: Place) -> None:
+        """Compare the rows of windows."""
+        self.check_stretches(column, place.part, place.row, place.row + 1)
+
+    def check_stretches(self, column: Column, part: Ints, first: Ints, last: Ints) -> None:
+        """Compare the rows of windows [first, last)."""
+        start = self._first[part] + first * self._stride
+        end = self._first[part] + (last - 1) * self._stride + self._span
+        if self._group.checks is not None:
+            own = self._group.columns[0]
+            self._group.checks.check_stretches(own, self._part[part], start, end)
+
+    def select(self, parts: Ints) -> "WindowChecks":
+        """Return those of some parts."""
+        places = self._part[parts], self._first[parts]
+        return WindowChecks(self._group, *places, self._stride, self._span)
 
 
 def make_checks(table: Table, found: manifest.Manifest, path: bytes) -> dict[str, Checks]:
@@ -145,6 +190,8 @@ def join_checks(
     """Join the checksums of two fields' parts, of which some may have none."""
     if first is None and second is None:
         return None
+    if isinstance(first, WindowChecks) or isinstance(second, WindowChecks):
+        raise ValueError("add datasets opened with verify=True first, then call windows()")
     mine = ({},) * parts if first is None else first.parts
     theirs = ({},) * others if second is None else second.parts
     return Checks((*mine, *theirs))

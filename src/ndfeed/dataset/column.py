@@ -2,23 +2,26 @@
 
 A *part* is an array of some file; its samples are the rows of its first axis, or (``whole``)
 the array itself, one sample, or (``located``) ranges of its rows whose ends are in another
-array, as packed datasets store ragged fields. The parts of a column follow each other, so sample
-``i`` belongs to the part whose ``starts`` bracket it. A *group* is columns over the same parts
-of the same files: they are located once and, where files are read whole, opened once.
+array, as packed datasets store ragged fields. Windows and crops are arrays whose rows overlap:
+an axis that counts their places stands before the array's own, with the same stride. The parts
+of a column follow each other, so sample ``i`` belongs to the part whose ``starts`` bracket it. A
+*group* is columns over the same parts of the same files: they are located once and, where files
+are read whole, opened once.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.arguments import computed_once, lazy
+from ndfeed.dataset.row_selection import PartNumbers, Rows, select_rows
 from ndfeed.errors import shown
-from ndfeed.formats.description import RAW
+from ndfeed.formats.description import RAW, c_strides
 from ndfeed.formats.dtypes import EXTENDED, delivered, itemsize, plain, swapped
 from ndfeed.index.table import Ints, Table
 
@@ -76,13 +79,23 @@ class Place(NamedTuple):
     part: Ints
     row: Ints
 
+    def find_breaks(self) -> Ints:
+        """Return the samples that do not follow the one before them in its part."""
+        follows = (self.part[1:] == self.part[:-1]) & (self.row[1:] == self.row[:-1] + 1)
+        return np.flatnonzero(~follows) + 1
+
+
+Computed = Callable[[Place], NDArray[Any]]  # gives samples by where they lie
+
 
 @dataclass(frozen=True, eq=False)
 class Column:
     """One field's samples. Per part: its place in the table, and whether it is one sample.
 
-    ``offsets`` are the places of the arrays that say where samples end, ``extents`` those of
-    their shapes, if these are stored; -1 for parts that have none.
+    ``offsets`` are the places of the arrays that say where samples begin and end, ``extents``
+    those of their shapes, if these are stored; -1 for parts that have none. See ``offsets``.
+    ``lead`` axes of every part number its samples: more than one for crops, which start anywhere
+    in several axes.
     """
 
     field: Field
@@ -91,6 +104,9 @@ class Column:
     whole: NDArray[np.bool_]
     offsets: Ints | None = None
     extents: Ints | None = None
+    lead: int = 1
+    pad: float | None = None  # what crops are filled up with
+    computed: Computed | None = None
 
     @lazy
     def first(self) -> Ints:
@@ -118,7 +134,11 @@ class Column:
     def nbytes(self) -> Ints:
         """Per part: bytes of one sample as read; for located samples, of one of their values."""
         known, shape = _sizes(self.table), self.table.shape[self.arrays]
-        elements = np.where(self.whole, known.whole[shape], known.row[shape])
+        if self.pad is not None:
+            filled: Ints = self._fill_up(known.lengths[shape, self.lead :]).prod(axis=1)
+            return filled * itemsize(self.field.type)
+        row = known.row if self.lead == 1 else known.lengths[:, self.lead :].prod(axis=1)
+        elements = np.where(self.whole, known.whole[shape], row[shape])
         sizes: Ints = elements * itemsize(self.field.type)
         return sizes
 
@@ -129,14 +149,32 @@ class Column:
 
     @lazy
     def plain(self) -> bool:
-        """Is every part raw, in C order, with samples of one size and the field's dtype?"""
-        raw = not self.coding.any() and not self.strided.any()
-        return bool(raw and not self.field.ragged and not is_converted(self))
+        """Is every part raw, with samples of one size, ``pitch`` apart, and the field's dtype?"""
+        known = not self.coding.any() and not self.field.ragged and not is_converted(self)
+        return bool(known and (self.pitch or not self.size))
 
     @lazy
     def size(self) -> int:
         """Bytes of one sample of a plain column."""
         return int(self.nbytes[0]) if len(self.nbytes) else 0
+
+    @lazy
+    def pitch(self) -> int:
+        """Bytes from one contiguous sample to the next in all parts; 0 where that differs."""
+        if not self.strided.any():
+            return self.size
+        # Samples have one shape, so they are contiguous if their own axes have these strides.
+        lengths = self.field.lengths
+        inner = c_strides(lengths, itemsize(self.field.type))
+        apart = set() if self.strided.all() else {self.size}
+        if self.lead != 1 or self.whole.any():
+            return 0
+        for place in np.unique(self.table.strides[self.arrays[self.strided]]).tolist():
+            first, *own = self.table.dimensions(place)
+            if any(n > 1 and a != b for n, a, b in zip(lengths, own, inner, strict=True)):
+                return 0
+            apart.add(first)
+        return max(apart.pop(), 0) if len(apart) == 1 else 0
 
     @lazy
     def even(self) -> bool:
@@ -152,15 +190,32 @@ class Column:
     def shapes(self, part: Ints) -> list[tuple[int, ...]]:
         """Return the shape of one sample of each part; for located ones see ``offsets``."""
         dims = self.table.dims[self.table.shape[self.arrays[part]]].tolist()
-        skipped = np.where(self.whole[part], 1, 2).tolist()
-        return [tuple(row[s : 1 + row[0]]) for row, s in zip(dims, skipped, strict=True)]
+        skipped = np.where(self.whole[part], 1, 1 + self.lead).tolist()
+        found = [tuple(row[s : 1 + row[0]]) for row, s in zip(dims, skipped, strict=True)]
+        if self.pad is None or not found:
+            return found
+        return [tuple(shape) for shape in self._fill_up(np.array(found)).tolist()]
 
-    def total(self, starts: Ints) -> int:
-        """Bytes of all samples as delivered."""
-        counts = np.diff(starts)
-        if self.offsets is not None:
-            counts = np.where(self.offsets >= 0, lengths(self.table, self.arrays), counts)
-        return int((self.nbytes * counts).sum())
+    def _fill_up(self, shapes: Ints) -> Ints:
+        """Return the shapes that crops have once they are filled up."""
+        made = shapes.copy()
+        for axis, length in enumerate(self.field.shape or ()):
+            if length is not None:
+                made[:, axis] = length
+        return made
+
+
+def total_bytes(column: Column, starts: Ints) -> int:
+    """Return the bytes of all samples of a column as delivered."""
+    counts = np.diff(starts)
+    if column.offsets is not None:
+        counts = np.where(column.offsets >= 0, lengths(column.table, column.arrays), counts)
+    return int((column.nbytes * counts).sum())
+
+
+def has_crops(column: Column) -> bool:
+    """Are its samples crops, or the places of crops?"""
+    return column.lead > 1 or column.computed is not None
 
 
 @computed_once
@@ -195,6 +250,7 @@ def _undo_conversion(column: Column) -> Column:
 class _Sizes(NamedTuple):
     """Per shape: its elements, and those of a row. Per dtype: swapped or not, name."""
 
+    lengths: Ints  # with ones for axes that it does not have
     whole: Ints
     row: Ints
     swapped: NDArray[np.bool_]
@@ -212,6 +268,7 @@ def _sizes(table: Table) -> _Sizes:
         used = np.arange(dims.shape[1] - 1) < dims[:, :1]
         lengths = np.where(used, dims[:, 1:], 1)
         found = _known_sizes[table] = _Sizes(
+            lengths,
             lengths.prod(axis=1),
             lengths[:, 1:].prod(axis=1),
             np.array([swapped(name) for name in table.dtypes], bool),
@@ -234,9 +291,11 @@ class Group:
     columns: tuple[Column, ...]
     mapped: bool = True  # may the files be mapped?
     checks: "Checks | None" = None  # checksums to compare when blocks are first read
+    kind: str = ""  # what a sample is where it is no row and no file: "window" or "crop"
+    rows: Rows | PartNumbers = None  # which samples of the parts these are, if not all in order
 
     def __len__(self) -> int:
-        return int(self.starts[-1])
+        return int(self.starts[-1]) if self.rows is None else len(self.rows)
 
     @property
     def table(self) -> Table:
@@ -252,7 +311,8 @@ class Group:
     def by_file(self) -> bool:
         """Is a sample a whole file? Then each is opened, read and closed."""
         column = self.columns[0]
-        return self.one_each and bool(column.whole.all()) and len(self) <= column.table.files
+        parts = len(self.starts) - 1
+        return self.one_each and bool(column.whole.all()) and parts <= column.table.files
 
     @lazy
     def even(self) -> int:
@@ -262,6 +322,8 @@ class Group:
 
     def locate(self, samples: Ints) -> Place:
         """Find the part and row of each sample."""
+        if self.rows is not None:
+            samples = select_rows(self.rows, samples)
         if len(self.starts) == 2:
             return Place(np.zeros(len(samples), np.int64), samples)
         if self.one_each:

@@ -5,7 +5,7 @@ Views (``select``, ``take``, ``split``, ``map``, ``+``) are new values over the 
 pickles as the way it was made, in a few kilobytes, and opens its files when it first reads.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ndfeed.dataset import samples
-from ndfeed.dataset.arguments import as_count, as_fractions
+from ndfeed.dataset.choosing import check_addable, check_fixed, check_unnumbered
 from ndfeed.dataset.column import Field, Group, columns_of
 from ndfeed.dataset.destination import check_fits
 from ndfeed.dataset.in_memory import Held, Room, hold, load_in_memory
 from ndfeed.dataset.join import agreed_names, join_groups, rename_fields, renamed_names, route_steps
+from ndfeed.dataset.labels import Classes, join_classes, rename_classes
 from ndfeed.dataset.map_fields import differing_fields, learn_fields, with_lists
 from ndfeed.dataset.map_steps import (
     Batch,
@@ -30,28 +31,29 @@ from ndfeed.dataset.map_steps import (
     fields_of,
     is_hidden,
 )
+from ndfeed.dataset.origins import Origin, join_origins
+from ndfeed.dataset.proportions import Proportions
 from ndfeed.dataset.reader import reader_of
+from ndfeed.dataset.remake import fixed, repeatable
 from ndfeed.dataset.row_selection import (
+    Drawn,
     Rows,
-    Travelling,
     as_rows,
-    compose,
+    draw_rows,
+    join_rows,
     one_row,
     select_rows,
-    split_rows,
-    take_rows,
 )
-from ndfeed.dataset.stored import Origin, Stored, join_fingerprints, join_origins
+from ndfeed.dataset.sampling import Sampling
+from ndfeed.dataset.stored import join_fingerprints
 from ndfeed.errors import Error, FieldError
 from ndfeed.files import platform_calls
 from ndfeed.index.table import Ints
 
 Made = tuple[Callable[..., "Dataset"], tuple[Any, ...]]
 
-_MOST_SEED = (1 << 128) - 1
 
-
-class Dataset(Stored):
+class Dataset(Sampling):
     """Samples of several fields in files, read in any order; made by ``ndfeed.open``.
 
     ``ds[7]`` is one sample, ``ds[10:20]``, ``ds[[3, 1, 4]]`` and ``ds[mask]`` are batches: dicts
@@ -75,13 +77,17 @@ class Dataset(Stored):
         origins: tuple[Origin, ...] = (),
         numbered: bool = False,
         skipped: tuple[Error, ...] = (),
+        classes: Classes | None = None,
+        mixture: Proportions | None = None,
     ) -> None:
         super().__init__(groups, rows, identity, origins, skipped)
+        self._classes = classes or {}
+        self.numbered = numbered  # are there fields that number the files of these samples?
+        self.mixture = mixture  # in which proportions a loader interleaves its sources
         self.steps = steps
         self.why = why
         self.names = names or tuple(c.field.name for c in columns_of(groups))
         self._made = made
-        self._numbered = numbered  # are there fields that number the files of these samples?
         self._empty: Batch = dict.fromkeys(self.names)
         self._fields: dict[str, Field] | None = None
         self._tried: Mapping[str, Field] | None = None
@@ -131,16 +137,14 @@ class Dataset(Stored):
 
     def _read_and_map(self, wanted: Ints, rng: np.random.Generator | None = None) -> Batch:
         """Read rows that are in range, and apply the steps."""
-        samples = wanted if self.rows is None else select_rows(self.rows, wanted)
+        drawn = wanted if rng is None else draw_rows(self.rows, wanted, rng)
+        samples = drawn if self.rows is None else select_rows(self.rows, drawn)
         batch: Batch = self._empty.copy()  # has the names in their order
         try:
             for group in self.groups:
                 reader_of(group).read(group, samples, batch)
         except MemoryError as error:
-            what = f"{len(wanted):,} samples"
-            raise platform_calls.translate_os_error(
-                error, self.groups[0].table.path(0), what
-            ) from None
+            raise _translate(error, self.groups[0], len(wanted)) from None
         return apply_steps_alone(batch, self.steps, wanted, rng) if self.steps else batch
 
     def _behind(self) -> Mapping[str, Field]:
@@ -184,8 +188,13 @@ class Dataset(Stored):
         """Return the same samples with these fields only, in this order."""
         if not names:
             raise ValueError("select at least one field")
+        given: list[object] = list(names)
+        if not all(isinstance(name, str) for name in given):
+            raise TypeError(f'select takes names: select("image", "label"), got {names!r:.80}')
+        own = rename_classes(self._classes, {name: name for name in names})
         if self.steps:
-            return self._like(Dataset.select, *names, steps=(*self.steps, Select(names)))
+            steps = (*self.steps, Select(names))
+            return self.view(Dataset.select, *names, steps=steps, classes=own)
         for name in names:
             if name not in self.names:
                 raise FieldError(name, self.names, self.first_file)
@@ -194,7 +203,7 @@ class Dataset(Stored):
             for group in self.groups
         ]
         groups = tuple(group for group in kept if group.columns)
-        return self._like(Dataset.select, *names, groups=groups, names=names)
+        return self.view(Dataset.select, *names, groups=groups, names=names, classes=own)
 
     def rename(self, names: Mapping[str, str]) -> "Dataset":
         """Return the same samples with other names for some fields: ``{"data": "image"}``."""
@@ -204,34 +213,12 @@ class Dataset(Stored):
         if not all(isinstance(name, str) and name for name in new):
             raise TypeError(f"names of fields must be text, got {new!r}")
         made = renamed_names(list(self._known_fields()), names, self.first_file)
+        own = rename_classes(self._classes, {n: n for n in self._classes} | dict(names))
         if self.steps:
-            step = Rename(tuple(names.items()))
-            return self._like(Dataset.rename, dict(names), steps=(*self.steps, step))
+            steps = (*self.steps, Rename(tuple(names.items())))
+            return self.view(Dataset.rename, dict(names), steps=steps, classes=own)
         groups = rename_fields(self.groups, names)
-        return self._like(Dataset.rename, dict(names), groups=groups, names=made)
-
-    def take(self, rows: ArrayLike | slice) -> "Dataset":
-        """Return the samples ``rows`` as a dataset: a slice, row numbers, or a mask."""
-        _check_unnumbered(self, "take()")
-        taken: range | Ints
-        if isinstance(rows, Travelling):
-            taken = rows.rows
-        elif isinstance(rows, slice):
-            taken = range(len(self))[rows]
-        else:
-            taken = take_rows(rows, len(self))
-        return self._like(Dataset.take, Travelling(taken), rows=compose(self.rows, taken))
-
-    def split(self, *fractions: float | Sequence[float], seed: int = 0) -> "tuple[Dataset, ...]":
-        """Split into datasets of randomly chosen samples that together have every sample once.
-
-        ``split(0.9)`` returns two: that fraction of the samples, and the others. ``split(0.8, 0.1,
-        0.1)`` returns three. Fixed by the seed; within each the samples keep their order.
-        """
-        _check_unnumbered(self, "split()")
-        parts = as_fractions(fractions)
-        rows = split_rows(len(self), parts, as_count("seed", seed, 0, _MOST_SEED))
-        return tuple(_part(self, parts, seed, which, own) for which, own in enumerate(rows))
+        return self.view(Dataset.rename, dict(names), groups=groups, names=made, classes=own)
 
     def map(self, function: Callable[..., Mapping[str, Any]], *, batched: bool = True) -> "Dataset":
         """Return the dataset with ``function`` applied to every batch that is read.
@@ -241,18 +228,18 @@ class Dataset(Stored):
         """
         if not callable(function):
             raise TypeError(f"map takes a function, got {type(function).__name__}")
-        return self._like(_map, function, batched, steps=(*self.steps, Map.of(function, batched)))
+        return self.view(_map, function, batched, steps=(*self.steps, Map.of(function, batched)))
 
     def __add__(self, other: "Dataset") -> "Dataset":
         if not isinstance(other, Dataset):
             return NotImplemented
         for ds in (self, other):
-            _check_unnumbered(ds, "+")
+            check_addable(ds)
         if self.steps != other.steps:
             names = agreed_names(self._known_fields(), other._known_fields(), other.first_file)
             return _add_mapped(self, other, names)
         groups = join_groups(self.groups, other.groups)
-        return self._like(Dataset.__add__, other, groups=groups, **_sum(self, other, alike=True))
+        return self.view(Dataset.__add__, other, groups=groups, **_sum(self, other, alike=True))
 
     def with_origin(self, *, file: str = "file", row: str = "row") -> "Dataset":
         """Return the dataset with two more fields: the file of each sample, and its row there.
@@ -261,7 +248,8 @@ class Dataset(Stored):
         a batch's first sample. An earlier ``map`` does not see them. Take, split and add first: the
         numbers are those of this dataset's files. Takes 16 bytes for each sample of the files.
         """
-        _check_unnumbered(self, "with_origin()")
+        check_unnumbered(self, "with_origin()")
+        check_fixed(self, "with_origin()")
         for name in (file, row):
             if name in self._known_fields() or name in self.names or file == row:
                 raise ValueError(f"field {name!r} exists; choose other names with file= and row=")
@@ -272,12 +260,12 @@ class Dataset(Stored):
 
         Forked and spawned processes map the same pages. A ``map`` still runs at every read.
         """
-        origins = tuple(
-            replace(one, rows=one.rows if self.rows is None else compose(one.rows, self.rows))
-            for one in self._all_origins()
-        )
-        skipped = tuple(self.skipped)
-        kept = _Kept(self.steps, self.why, self.fingerprint, origins, self._numbered, skipped)
+        origins = tuple(one.choose(self.rows) for one in self.all_origins())
+        beside = self.numbered, tuple(self.skipped), self._classes, self.mixture
+        identity = self.fingerprint
+        if isinstance(self.rows, Drawn):  # they are drawn once and for all
+            identity = join_fingerprints(identity, "in memory")
+        kept = _Kept(self.steps, self.why, identity, origins, *beside)
         return _in_memory(load_in_memory(self._without_maps()), kept)
 
     def __reduce__(self) -> Made:
@@ -286,8 +274,8 @@ class Dataset(Stored):
     def __repr__(self) -> str:
         return samples.table(self)
 
-    def _like(self, made: Callable[..., "Dataset"], *args: object, **changes: Any) -> "Dataset":
-        """Return a view: this dataset with something changed, by ``made(self, *args)``."""
+    def view(self, made: Callable[..., "Dataset"], *args: object, **changes: Any) -> "Dataset":
+        """Return this dataset with something changed; it pickles as ``made(self, *args)``."""
         own: dict[str, Any] = {
             "groups": self.groups,
             "rows": self.rows,
@@ -296,34 +284,30 @@ class Dataset(Stored):
             "names": self.names,
             "identity": self._identity,
             "origins": self._origins,
-            "numbered": self._numbered,
+            "numbered": self.numbered,
             "skipped": self._skipped,
+            "classes": self._classes,
+            "mixture": self.mixture,
         }
         own |= changes
         return Dataset(own.pop("groups"), (made, (self, *args)), **own)
 
 
+def _translate(error: MemoryError, group: Group, count: int) -> Error:
+    """Return the error for samples that memory does not hold."""
+    return platform_calls.translate_os_error(error, group.table.path(0), f"{count:,} samples")
+
+
+for _view in (Dataset.select, Dataset.rename, Dataset.__add__):
+    repeatable(_view)
+
+
+@repeatable
 def _map(ds: Dataset, function: Callable[..., Mapping[str, Any]], batched: bool) -> Dataset:
     return ds.map(function, batched=batched)
 
 
-def _part(
-    ds: Dataset, fractions: tuple[float, ...], seed: int, which: int, rows: Ints | None = None
-) -> Dataset:
-    """Return one of the parts of a split."""
-    if rows is None:
-        rows = split_rows(len(ds), fractions, seed)[which]
-    return ds._like(_part, fractions, seed, which, rows=compose(ds.rows, rows))
-
-
-def _check_unnumbered(ds: Dataset, what: str) -> None:
-    if ds._numbered:
-        raise ValueError(
-            f"{what} is not possible after with_origin(), which numbers the files of the dataset "
-            "it is called on; take, split and add first, then call with_origin()"
-        )
-
-
+@repeatable
 def _with_origin(ds: Dataset, file: str, row: str) -> Dataset:
     """Add two fields that say where each sample lies."""
     fields = [Field(name, np.dtype(np.int64), (), "<i8") for name in (file, row)]
@@ -334,7 +318,7 @@ def _with_origin(ds: Dataset, file: str, row: str) -> Dataset:
             room[name][select_rows(ds.rows, rows)] = values
 
     held = hold(fields, len(ds.groups[0]), {}, fill)
-    return ds._like(
+    return ds.view(
         _with_origin,
         file,
         row,
@@ -347,21 +331,19 @@ def _with_origin(ds: Dataset, file: str, row: str) -> Dataset:
 
 def _sum(first: Dataset, second: Dataset, *, alike: bool) -> dict[str, Any]:
     """Return what a sum has besides groups, names and steps; if ``alike``, groups tell most."""
-    rows: Rows = None
+    rows = join_rows(first.rows, len(first), second.rows, len(second), len(first.groups[0]))
     identity = ""
     origins: tuple[Origin, ...] = ()
-    if first.rows is not None or second.rows is not None:
-        mine, theirs = (select_rows(d.rows, np.arange(len(d))) for d in (first, second))
-        rows = np.concatenate([mine, theirs + len(first.groups[0])])
     if first._identity or second._identity or not alike:
         identity = join_fingerprints(first.fingerprint, second.fingerprint)
     if first._origins or second._origins or not alike:
-        origins = join_origins(first._all_origins(), second._all_origins())
+        origins = join_origins(first.all_origins(), second.all_origins())
     why = first.why if first.why == second.why else f"{first.why}; {second.why}"
-    skipped = (*first._skipped, *second._skipped)
-    return {"rows": rows, "identity": identity, "origins": origins, "why": why, "skipped": skipped}
+    more = {"skipped": (*first._skipped, *second._skipped), "classes": join_classes(first, second)}
+    return {"rows": rows, "identity": identity, "origins": origins, "why": why, **more}
 
 
+@repeatable
 def _add_mapped(first: Dataset, second: Dataset, names: tuple[str, ...] | None) -> Dataset:
     """Add datasets whose batches go through different steps."""
     sides = (first.groups, first.steps), (second.groups, second.steps)
@@ -379,8 +361,11 @@ class _Kept(NamedTuple):
     origins: tuple[Origin, ...]
     numbered: bool
     skipped: tuple[Error, ...]
+    classes: Classes
+    mixture: Proportions | None
 
 
+@fixed("in_memory()")
 def _in_memory(held: Held, kept: _Kept) -> Dataset:
     names = tuple(field.name for field in held.fields)
     return Dataset(held.groups(), (_in_memory, (held, kept)), names=names, **kept._asdict())

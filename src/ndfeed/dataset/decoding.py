@@ -29,15 +29,23 @@ if TYPE_CHECKING:
 Bytes = NDArray[np.uint8]
 Key = tuple[int, int, int]  # a table, a file in it, and where a stream starts in that
 
+# Decodes the whole stream of a part in another process; ``None`` where that is not to be done.
+Elsewhere = Callable[[Column, int], Bytes | None]
+
 _AT_ONCE = 1 << 20
 _MOST_KEPT = 512 << 20
+
+
+def stored_dtype(table: Table, array: int) -> np.dtype:
+    """Return the NumPy dtype of an array's values as they are read."""
+    name = table.dtypes[table.dtype[array]]
+    return delivered(name) if name in EXTENDED else np.dtype(name)
 
 
 def view(column: Column, part: int, data: Bytes, start: int) -> NDArray[np.generic]:
     """View the samples of a part; ``data[start]`` is the first byte of its first element."""
     table, array = column.table, int(column.arrays[part])
-    name = table.dtypes[table.dtype[array]]
-    dtype = delivered(name) if name in EXTENDED else np.dtype(name)
+    dtype = stored_dtype(table, array)
     shape = table.dimensions(int(table.shape[array]))
     strides = table.strides[array]
     steps = None if strides < 0 else table.dimensions(int(strides))
@@ -54,24 +62,31 @@ def inline_all(column: Column, part: Ints) -> NDArray[np.generic]:
     return np.ascontiguousarray(bits.reshape(-1, 8)[:, : dtype.itemsize]).view(dtype).reshape(-1)
 
 
+def decoded_bytes(column: Column, part: int) -> int:
+    """Return the bytes of the whole stream of a part, decoded unless it is raw."""
+    table, array = column.table, int(column.arrays[part])
+    return int((table.length if table.coding[array] == RAW else table.decoded)[array])
+
+
 def decode(file: File, column: Column, part: int) -> Bytes:
     """Read the whole stream of a part, decoded unless it is raw."""
-    table, array = column.table, int(column.arrays[part])
-    offset, length = int(table.offset[array]), int(table.length[array])
-    coding = int(table.coding[array])
-    if coding == LATIN1:
-        return np.frombuffer(_from_text(file, table, array), np.uint8)
-    size = length if coding == RAW else int(table.decoded[array])
+    size = decoded_bytes(column, part)
     platform_calls.require_memory(size, file.path)
     out = np.empty(size, np.uint8)
-    if coding == RAW:
-        file.read_into(offset, [out.data])
-        crc = int(table.crc[array])
-        if crc >= 0 and (found := inflate.crc32(out)) != crc:
-            raise inflate.checksum_error(file.path, crc, found)
-    else:
-        decode_into(file, column, part, out.data, 0)
+    decode_whole(file, column, part, out)
     return out
+
+
+def decode_whole(file: File, column: Column, part: int, out: Bytes) -> None:
+    """Read the whole stream of a part into ``out``, decoded unless it is raw."""
+    table, array = column.table, int(column.arrays[part])
+    if table.coding[array] != RAW:
+        decode_into(file, column, part, out.data, 0)
+        return
+    file.read_into(int(table.offset[array]), [out.data])
+    crc = int(table.crc[array])
+    if crc >= 0 and (found := inflate.crc32(out)) != crc:
+        raise inflate.checksum_error(file.path, crc, found)
 
 
 def decode_into(
@@ -124,18 +139,25 @@ def _from_text(file: File, table: Table, array: int) -> bytes:
     return found
 
 
+def nowhere(column: Column, part: int) -> None:
+    """Decode nothing: the calling thread does."""
+
+
 class Decoded:
     """A cache of decoded streams, least recently used dropped first. Thread-safe.
 
     Holds at most ``limit`` bytes, including streams being decoded, except that the newest stream
     is always kept: it had to be decoded whole anyway, and the next row is most likely in it too.
     Streams too large for that are handled by ``large``, if there is one. A stream that several
-    threads want is decoded by one of them.
+    threads want is decoded by one of them, in another process if ``elsewhere`` does that.
     """
 
-    def __init__(self, limit: int, large: "Large | None" = None) -> None:
+    def __init__(
+        self, limit: int, large: "Large | None" = None, elsewhere: Elsewhere = nowhere
+    ) -> None:
         self.limit = limit
         self.large = large  # handles the streams that are not to be decoded whole in memory
+        self.elsewhere = elsewhere
         self._lock = threading.Lock()
         self._streams: OrderedDict[Key, Bytes] = OrderedDict()
         self._under_way: dict[Key, SimpleQueue[None]] = {}  # with a queue that signals the end

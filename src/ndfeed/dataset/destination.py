@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset.block_checks import Checks
 from ndfeed.dataset.column import Column, Field, Group, Place, is_converted, with_type
 from ndfeed.errors import CastError
 from ndfeed.files import platform_calls
@@ -182,8 +181,10 @@ class Variants:
             for column, kind in zip(whole.columns, self._types[variant], strict=True)
         )
         counts = np.diff(whole.starts)[parts]
-        checks = whole.checks and Checks([whole.checks.parts[part] for part in parts.tolist()])
-        return Group(np.concatenate([[0], np.cumsum(counts)]), columns, whole.mapped, checks)
+        checks = whole.checks and whole.checks.select(parts)
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        # Samples are located in the whole group, with its rows, before they are read.
+        return replace(whole, starts=starts, columns=columns, checks=checks, rows=None)
 
 
 def _select_parts(column: Column, parts: Ints) -> Column:

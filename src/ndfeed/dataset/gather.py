@@ -11,7 +11,8 @@ of files:
 Without maps, rows are sorted by place and neighbours read together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +26,12 @@ from ndfeed.dataset.decoding import (
     inline_all,
     is_inline,
     key_of,
+    stored_dtype,
     view,
 )
 from ndfeed.dataset.destination import Destination
 from ndfeed.dataset.large_members import largest_stream, stream_size
+from ndfeed.dataset.overlapping import Boxes
 from ndfeed.dataset.read_timing import inflating, reading, spent
 from ndfeed.dataset.row_selection import stretches
 from ndfeed.files.file import File
@@ -39,13 +42,14 @@ from ndfeed.index.table import Ints
 # Above this one copy per row beats one call that holds the GIL.
 LARGE_ROW = 16 << 10
 _MOST_TOGETHER = 64 << 20
+_SMALL_CROP = 256  # bytes up to which many are copied in one call
 
 
 def gather(column: Column, place: Place, target: Destination, maps: Maps) -> None:
     """Copy rows of one size from several mapped files."""
     size = column.size
     file = column.file[place.part]
-    start = column.first[place.part] + place.row * size
+    start = column.first[place.part] + place.row * column.pitch
 
     def copy() -> None:
         if size <= LARGE_ROW:
@@ -66,7 +70,9 @@ def by_address(maps: Maps, file: Ints, start: Ints, size: int) -> NDArray[np.voi
     if not size & (size - 1) and not np.bitwise_or.reduce(start) & (size - 1):
         # Elements that all start at multiples of their size form one plain array, from which
         # NumPy takes several times faster.
-        return maps.records(size, size)[1].take(start >> size.bit_length() - 1)
+        first, plain = maps.records(size, size)
+        if first == low:  # else another thread has just mapped a file below all others
+            return plain.take(start >> size.bit_length() - 1)
     return records[start]
 
 
@@ -85,9 +91,17 @@ def take(records: NDArray[np.void], rows: Ints, out: NDArray[np.void]) -> None:
     if consecutive(rows):
         first = int(rows[0])
         out[...] = records[first : first + len(rows)]
+    elif not records.flags.c_contiguous:
+        out[...] = records[rows]
     else:
         # In range, so "clip" clips nothing; "raise" would copy through a second buffer.
         records.take(rows, out=out, mode="clip")
+
+
+def picker(records: NDArray[np.void]) -> Callable[[Ints], NDArray[np.void]]:
+    """Return what makes new records, ``records[rows]``, of rows that are in range."""
+    # Of records that overlap or lie apart, ``take`` would copy them all first.
+    return records.take if records.flags.c_contiguous else records.__getitem__
 
 
 def records_of(column: Column, maps: Maps) -> NDArray[np.void]:
@@ -96,8 +110,11 @@ def records_of(column: Column, maps: Maps) -> NDArray[np.void]:
         int(column.first[0]),
         int(column.table.dims[column.table.shape[column.arrays[0]], 1]),
     )
-    data = maps.bytes(int(column.file[0]))[first : first + count * column.size]
-    return data.view(np.dtype((np.void, column.size)))
+    data = maps.bytes(int(column.file[0]))
+    kind = np.dtype((np.void, column.size))
+    if column.pitch == column.size:
+        return data[first : first + count * column.size].view(kind)
+    return np.ndarray((count,), kind, data, first, (column.pitch,))
 
 
 def consecutive(rows: Ints) -> bool:
@@ -110,7 +127,7 @@ def read(column: Column, place: Place, target: Destination) -> None:
     """Copy rows of one size from files that are not mapped."""
     size = column.size
     file = column.file[place.part]
-    start = column.first[place.part] + place.row * size
+    start = column.first[place.part] + place.row * column.pitch
     order = np.lexsort((start, file))
     file, start = file[order], start[order]
     new = np.ones(len(order), bool)
@@ -167,6 +184,9 @@ def from_parts(
     column: Column, place: Place, target: Destination, maps: Maps | None, decoded: Decoded
 ) -> None:
     """Copy samples of parts that are coded, strided or of several shapes, part by part."""
+    if column.computed is not None:
+        target.array[...] = column.computed(place)
+        return
     if are_inline(column):  # numbers in a list, each a part of its own
         _assign(target, np.arange(len(place.part)), inline_all(column, place.part))
         return
@@ -194,6 +214,8 @@ def _from_part(
         return
     elif column.coding[part] == RAW and maps is not None:
         _from_map(column, part, place.row[at], target, at, maps)
+    elif column.coding[part] == RAW and column.lead > 1:
+        _from_boxes(column, part, place.row[at], target, at)
     else:
         _from_stream(column, part, place.row[at], target, at, decoded)
 
@@ -211,9 +233,27 @@ def _from_map(
     maps.read(file, copy)
 
 
+def _from_boxes(column: Column, part: int, rows: Ints, target: Destination, at: Ints) -> None:
+    """Read crops of a part that is not mapped: their own bytes, and few between them."""
+    table, boxes = column.table, Boxes(column, part, rows)
+    number = int(column.file[part])
+    dtype = stored_dtype(table, int(column.arrays[part]))
+    data = np.empty((len(boxes.offsets), boxes.span), np.uint8)
+    with reading(), File(table.path(number), table.expected(number)) as file:
+        for i, start in zip(at.tolist(), boxes.start.tolist(), strict=True):
+            for offset, own in zip(boxes.offsets.tolist(), data, strict=True):
+                file.read_into(start + offset, [own.data])
+            _put_crop(target, i, boxes.view(data.reshape(-1), dtype))
+        file.recheck()
+
+
 def _assign(
     target: Destination, at: Ints, samples: NDArray[np.generic], rows: Ints | None = None
 ) -> None:
+    lead = target.column.lead
+    if lead > 1 and rows is not None:
+        _assign_crops(target, at, samples, np.unravel_index(rows, samples.shape[:lead]))
+        return
     if not target.column.field.ragged:
         _assign_even(target, at, samples, rows)
         return
@@ -222,19 +262,57 @@ def _assign(
         target.ragged[i][...] = samples[row]
 
 
+def _assign_crops(
+    target: Destination, at: Ints, samples: NDArray[np.generic], corners: Sequence[Ints]
+) -> None:
+    """Copy crops that start at ``corners``; smaller ones are filled up."""
+    column = target.column
+    if not column.field.ragged and column.pad is None and column.size <= _SMALL_CROP:
+        target.array[at] = samples[tuple(corners)]
+        return
+    for i, *corner in zip(at.tolist(), *(one.tolist() for one in corners), strict=True):
+        _put_crop(target, i, samples[tuple(corner)])
+
+
+def _put_crop(target: Destination, at: int, found: NDArray[np.generic]) -> None:
+    out = target.sample(at)
+    if found.shape != out.shape:
+        out[...] = target.column.pad
+        out = out[tuple(map(slice, found.shape))]
+    out[...] = found
+
+
 def _assign_even(
     target: Destination, at: Ints, samples: NDArray[np.generic], rows: Ints | None
 ) -> None:
     out = target.array
     if rows is None:
         out[at] = samples
-    elif samples.ndim > 1 and samples.dtype == out.dtype and samples.flags.c_contiguous:
-        # As opaque bytes: NumPy copies arrays of several axes a few elements at a time.
-        record = np.dtype((np.void, samples[0].nbytes))
-        stored = samples.reshape(-1).view(np.uint8).view(record)
-        target.flat.view(record)[at] = stored.take(rows)
-    else:
+        return
+    # As bytes: NumPy copies arrays of several axes a few elements at a time.
+    records = _as_records(samples) if samples.ndim > 1 and samples.dtype == out.dtype else None
+    if records is None:
         out[at] = samples[rows]
+    elif records.dtype.itemsize <= LARGE_ROW:
+        target.flat.view(records.dtype)[at] = records[rows]
+    else:
+        into = target.flat.reshape(-1, records.dtype.itemsize)
+        for i, row in zip(at.tolist(), rows.tolist(), strict=True):
+            into[i] = samples[row].reshape(-1).view(np.uint8)
+
+
+def _as_records(samples: NDArray[np.generic]) -> NDArray[np.void] | None:
+    """View samples, each contiguous, as opaque elements; ``None`` where they are not contiguous."""
+    found: NDArray[Any] = samples
+    for length, step in zip(samples.shape[:0:-1], samples.strides[:0:-1], strict=True):
+        size = found.dtype.itemsize
+        if length == 1:
+            found = found[..., 0]
+        elif step != size:
+            return None
+        else:
+            found = found.view(np.dtype((np.void, length * size)))[..., 0]
+    return found.view(np.dtype((np.void, found.dtype.itemsize)))
 
 
 def _from_stream(
@@ -263,9 +341,11 @@ def stream_of(column: Column, part: int, decoded: Decoded) -> Bytes:
     table, number = column.table, key[1]
 
     def decode_now() -> Bytes:
-        path, expected = table.path(number), table.expected(number)
-        with inflating(), File(path, expected) as file:
-            found = decode(file, column, part)
+        with inflating():
+            found = decoded.elsewhere(column, part)
+            if found is None:
+                with File(table.path(number), table.expected(number)) as file:
+                    found = decode(file, column, part)
         spent.streams += 1
         return found
 

@@ -2,26 +2,35 @@
 
 Samples of one shape lie row by row; ragged ones end to end, each from a multiple of 64 bytes. A
 table describes the memory like any file, so it is read as files are, only without guarding.
+
+Opening and decoding many files holds the GIL. If the first samples show that the others will take
+long, processes read them into the same memory.
 """
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Field, Group
-from ndfeed.dataset.decoding import verify
+from ndfeed.dataset.decoding import Decoded, kept_by_default, verify
+from ndfeed.dataset.large_members import first_of_streams, make_cache
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import select_rows
+from ndfeed.files import platform_calls, processes
 from ndfeed.files.file import File
-from ndfeed.files.shared_memory import Shared
+from ndfeed.files.processes import map_in_processes, useful_processes
+from ndfeed.files.shared_memory import Handle, Shared, attach
 from ndfeed.formats.description import INLINE, Array, Description
 from ndfeed.index import codec
 from ndfeed.index.build import make_table
-from ndfeed.index.table import Table, joined_paths
+from ndfeed.index.table import Ints, Table, joined_paths
 from ndfeed.progress import Bar
 
 if TYPE_CHECKING:
@@ -29,6 +38,7 @@ if TYPE_CHECKING:
 
 _ALIGNED = 64
 _LOADED_AT_ONCE = 64 << 20
+_PIECE_BYTES, _PIECE_SAMPLES = 4 << 20, 1024  # that a process loads at a time
 _ZEROS = 1 << 16
 
 
@@ -70,12 +80,25 @@ def _unpickle(fields: tuple[Field, ...], count: int, table: Shared, memory: Shar
     return Held(fields, count, codec.decode(table.view().data, checked=False)[0], memory)
 
 
-def with_memory(table: Table, memory: Shared) -> Table:
-    """Return the table with ``memory`` as its one file."""
-    path_bytes, path_ends = joined_paths(b"", [memory.path])
+def with_memory(table: Table, *memories: Shared) -> Table:
+    """Return the table with ``memories`` as its files."""
+    path_bytes, path_ends = joined_paths(b"", [memory.path for memory in memories])
+    owner = memories[0] if len(memories) == 1 else memories
     return replace(
-        table, base=b"", path_bytes=path_bytes, path_ends=path_ends, owner=memory, sealed=True
+        table, base=b"", path_bytes=path_bytes, path_ends=path_ends, owner=owner, sealed=True
     )
+
+
+def memories_of(table: Table) -> list[Shared]:
+    """Return the memory of each file of a table that is in memory alone; empty for any other."""
+    todo, found = [table.owner] if table.sealed else [], list[Shared]()
+    while todo:
+        one = todo.pop(0)
+        if isinstance(one, tuple):  # of tables that were joined
+            todo[:0] = one
+        elif isinstance(one, Shared):
+            found.append(one)
+    return found if len(found) == table.files else []
 
 
 Shapes = dict[str, list[tuple[int, ...]]]
@@ -84,6 +107,12 @@ Room = dict[str, list[NDArray[Any]] | NDArray[Any]]
 
 def hold(fields: Sequence[Field], count: int, shapes: Shapes, fill: Callable[[Room], None]) -> Held:
     """Allocate ``count`` samples and ``fill`` them; ``shapes`` has those of ragged fields."""
+    arrays = _lay_out(fields, count, shapes)
+    return _hold(fields, count, arrays, lambda _, data: fill(_views(fields, arrays, data)))
+
+
+def _lay_out(fields: Sequence[Field], count: int, shapes: Shapes) -> list[Array]:
+    """Lay out ``count`` samples, field by field."""
     arrays: list[Array] = []
     end = 0
     for field in fields:
@@ -91,8 +120,19 @@ def hold(fields: Sequence[Field], count: int, shapes: Shapes, fill: Callable[[Ro
             size = math.prod(shape) * field.dtype.itemsize
             arrays.append(Array(field.name, field.type, shape, end, size))
             end += -(-size // _ALIGNED) * _ALIGNED
-    memory = Shared(end)
-    memory.fill(lambda data: fill(_views(fields, arrays, data)))
+    return arrays
+
+
+def _hold(
+    fields: Sequence[Field],
+    count: int,
+    arrays: Sequence[Array],
+    fill: Callable[[Shared, NDArray[np.uint8]], None],
+) -> Held:
+    """Allocate memory for ``arrays`` and ``fill`` it."""
+    end = arrays[-1].offset + arrays[-1].length if arrays else 0
+    memory = Shared(-(-end // _ALIGNED) * _ALIGNED)
+    memory.fill(lambda data: fill(memory, data))
     with File(memory.path) as file:
         table = make_table(file, Description("memory", tuple(arrays)))
     return Held(tuple(fields), count, table, memory)
@@ -121,23 +161,146 @@ def load_in_memory(ds: "Dataset") -> Held:
         for column in group.columns
         if column.field.ragged
     }
+    arrays = _lay_out(fields, len(ds), shapes)
+    starts: dict[str, list[int]] = {field.name: [] for field in fields}
+    for array in arrays:
+        starts[array.name].append(array.offset)
+    own = {name: np.array(offsets, np.int64) for name, offsets in starts.items()}
     at_once = max(1, _LOADED_AT_ONCE * len(ds) // max(ds.nbytes, 1))
+    cuts = _cut_rows(ds.groups, every, ds.nbytes)
 
-    def fill(room: Room) -> None:
-        even = {name: own for name, own in room.items() if isinstance(own, np.ndarray)}
-        uneven = ds.select(*shapes) if shapes else None
-        with Bar("loading", len(ds)) as bar:
-            for start in range(0, len(ds), at_once):
-                end = min(start + at_once, len(ds))
-                rows = np.arange(start, end)
-                if even:
-                    ds.read_into(rows, {name: own[start:end] for name, own in even.items()})
-                for name, values in uneven.read(rows).items() if uneven is not None else ():
-                    for row, value in zip(rows.tolist(), values, strict=True):
-                        room[name][row][...] = value
-                bar.advance(len(rows))
+    def fill(memory: Shared, data: NDArray[np.uint8]) -> None:
+        loading = _Loading(ds.groups, own, at_once, memory.handle())
+        loading.data = data
+        with Bar("loading", len(ds)) as bar, closing(_load_all(loading, every, cuts)) as done:
+            for count in done:
+                bar.advance(count)
+        loading.data = None  # a view prevents sealing
 
-    return hold(fields, len(ds), shapes, fill)
+    return _hold(fields, len(ds), arrays, fill)
+
+
+class _Rows(NamedTuple):
+    """Samples to load: the row of the first of them in memory, and their numbers in the groups."""
+
+    first: int
+    samples: Ints
+
+
+class _Loading:
+    """Loads samples into memory, ``at_once`` at a time, here or in another process.
+
+    ``starts`` has the first byte of each field in memory, or of each sample of a ragged field. All
+    processes together keep as many bytes of decoded streams as one that reads: ``share`` of them.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        starts: dict[str, Ints],
+        at_once: int,
+        handle: Handle,
+        share: int = 1,
+    ) -> None:
+        self._groups = groups
+        self._starts = starts
+        self._at_once = at_once
+        self._handle = handle
+        self.share = share
+        self.data: NDArray[np.uint8] | None = None
+        self._caches: dict[int, Decoded] = {}
+
+    def __reduce__(self) -> "tuple[type[_Loading], tuple[Any, ...]]":
+        # Without what this process has open.
+        groups = tuple(
+            replace(group, columns=tuple(map(replace, group.columns))) for group in self._groups
+        )
+        return _Loading, (groups, self._starts, self._at_once, self._handle, self.share)
+
+    def load(self, rows: _Rows) -> Iterator[int]:
+        """Load some samples; yield how many are done, from time to time."""
+        data = attach(self._handle) if self.data is None else self.data
+        self.data = data
+        for at in range(0, len(rows.samples), self._at_once):
+            some = rows.samples[at : at + self._at_once]
+            try:
+                self._load(data, rows.first + at, some)
+            except MemoryError as error:
+                path, what = self._groups[0].table.path(0), f"{len(some):,} samples"
+                raise platform_calls.translate_os_error(error, path, what) from None
+            yield len(some)
+
+    def _load(self, data: NDArray[np.uint8], first: int, samples: Ints) -> None:
+        for number, group in enumerate(self._groups):
+            if number not in self._caches:
+                self._caches[number] = make_cache(group, kept_by_default() // self.share)
+            fields = [column.field for column in group.columns]
+            even = [field for field in fields if not field.ragged]
+            room = {f.name: self._room(data, f, first, len(samples)) for f in even}
+            decoded = self._caches[number]
+            for target in reader_of(group).fill(group, samples, room, decoded):
+                field = target.column.field
+                if field.ragged:
+                    starts = self._starts[field.name][first : first + len(samples)].tolist()
+                    for start, value in zip(starts, target.ragged, strict=True):
+                        place = data[start : start + value.nbytes].view(field.dtype)
+                        place.reshape(value.shape)[...] = value
+
+    def _room(self, data: NDArray[np.uint8], field: Field, first: int, count: int) -> NDArray[Any]:
+        """Return the memory of some samples of one shape."""
+        size = math.prod(field.lengths) * field.dtype.itemsize
+        start = int(self._starts[field.name][0]) + first * size
+        part = data[start : start + count * size].view(field.dtype)
+        return part.reshape(count, *field.lengths)
+
+
+def _load_rows(loading: _Loading, rows: _Rows) -> int:
+    return sum(loading.load(rows))
+
+
+def _load_all(loading: _Loading, samples: Ints, cuts: Sequence[int]) -> Generator[int, None, None]:
+    """Load all samples; yield how many are done, from time to time."""
+    pieces = [_Rows(a, samples[a:b]) for a, b in pairwise(cuts)]
+    for number, rows in enumerate(pieces, 1):
+        began = time.perf_counter()
+        yield from loading.load(rows)
+        each = (time.perf_counter() - began) / len(rows.samples)
+        left = each * (len(samples) - rows.first - len(rows.samples))
+        # The first piece takes longer: what it needs is imported and allocated.
+        if number > 1 and left > processes.WORTH_IT and (useful := useful_processes()):
+            loading.share = useful
+            yield from map_in_processes(_load_rows, loading, pieces[number:], useful)
+            return
+
+
+def _cut_rows(groups: Sequence[Group], samples: Ints, nbytes: int) -> list[int]:
+    """Divide the samples into pieces that processes can load: return where each starts, and ends.
+
+    A compressed stream is never divided: each process would decode it from its start.
+    """
+    count = len(samples)
+    if not count or not _holds_gil(groups):
+        return [0, count] if count else [0]
+    each = max(nbytes // count, 1)
+    size = min(max(_PIECE_BYTES // each, 1), _PIECE_SAMPLES)
+    allowed = np.ones(count + 1, bool)
+    for group in groups:
+        if not group.by_file and any(column.coding.any() for column in group.columns):
+            part = np.cumsum(first_of_streams(group))[group.locate(samples).part]
+            if (part[1:] < part[:-1]).any():
+                return [0, count]  # several pieces would need the same stream
+            allowed[1:-1] &= part[1:] != part[:-1]
+    cuts = [0]
+    for at in np.flatnonzero(allowed).tolist():
+        if at - cuts[-1] >= size or at == count:
+            cuts.append(at)
+    return cuts
+
+
+def _holds_gil(groups: Sequence[Group]) -> bool:
+    """Does loading hold the GIL for long, and can other processes open the same files?"""
+    slow = any(g.by_file or any(c.coding.any() for c in g.columns) for g in groups)
+    return slow and all(group.table.owner is None for group in groups)
 
 
 _memory_of_zeros: list[Shared] = []  # one for all that need no more

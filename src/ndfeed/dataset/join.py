@@ -5,6 +5,7 @@ that one of them lacks, or has in another form, are constant in its samples, whi
 memory: no step uses them there.
 """
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
@@ -12,9 +13,11 @@ from typing import NoReturn
 import numpy as np
 
 from ndfeed.dataset.block_checks import join_checks
-from ndfeed.dataset.column import Column, Field, Group, columns_of
+from ndfeed.dataset.column import Column, Field, Group, columns_of, has_crops
 from ndfeed.dataset.in_memory import make_constant
 from ndfeed.dataset.map_steps import Route, Routed, Step, hidden
+from ndfeed.dataset.row_selection import PartNumbers, Rows, join_rows
+from ndfeed.dataset.stored import MEMORY
 from ndfeed.errors import FieldError, SchemaError
 from ndfeed.formats.dtypes import delivered, widest_text
 from ndfeed.index.table import Ints, Table, concat
@@ -27,8 +30,8 @@ def join_groups(first: Sequence[Group], second: Sequence[Group]) -> tuple[Group,
     names, others = (_names(groups) for groups in (first, second))
     if sorted(sum(names, ())) != sorted(sum(others, ())):
         raise SchemaError(
-            second[0].table.path(0),
-            f"expected fields {sorted(sum(names, ()))} as in {first[0].table.path(0).decode()}, "
+            _name_file(second[0].table),
+            f"expected fields {sorted(sum(names, ()))} as in {_name_file(first[0].table)}, "
             f"found {sorted(sum(others, ()))}",
             remedy="select the ones both have",
         )
@@ -42,6 +45,11 @@ def join_groups(first: Sequence[Group], second: Sequence[Group]) -> tuple[Group,
     return tuple(
         _join(a, b, tables[id(a.table), id(b.table)]) for a, b in zip(first, second, strict=True)
     )
+
+
+def _name_file(table: Table, number: int = 0) -> str:
+    """Return a file as messages name it."""
+    return MEMORY if table.sealed else os.fsdecode(table.path(number))
 
 
 def _names(groups: Sequence[Group]) -> list[tuple[str, ...]]:
@@ -59,8 +67,14 @@ def _join(first: Group, second: Group, table: Table) -> Group:
     theirs = {column.field.name: column for column in second.columns}
     columns = tuple(_column(c, theirs[c.field.name], table, shift) for c in first.columns)
     starts = np.concatenate([first.starts, second.starts[1:] + first.starts[-1]])
+    rows: Rows | PartNumbers
+    if isinstance(first.rows, PartNumbers) and isinstance(second.rows, PartNumbers):
+        rows = PartNumbers(np.concatenate([first.rows.starts, second.rows.starts[1:] + len(first)]))
+    else:
+        rows = join_rows(first.rows, len(first), second.rows, len(second), int(first.starts[-1]))
     checks = join_checks(first.checks, len(first.starts) - 1, second.checks, len(second.starts) - 1)
-    return Group(starts, columns, first.mapped and second.mapped, checks)
+    kind = first.kind if first.kind == second.kind else ""
+    return Group(starts, columns, first.mapped and second.mapped, checks, kind, rows)
 
 
 def _column(a: Column, b: Column, table: Table, shift: int) -> Column:
@@ -70,23 +84,25 @@ def _column(a: Column, b: Column, table: Table, shift: int) -> Column:
     field = Field(a.field.name, delivered(kind), _shape(a.field, b.field), kind)
     if field.shape is None and (a.offsets is not None or b.offsets is not None):
         raise SchemaError(
-            b.table.path(int(b.file[0])),
+            _name_file(b.table, int(b.file[0])),
             f"field {a.field.name!r}: expected {a.field.shape_text} as in the first dataset, found "
             f"{b.field.shape_text}",
             remedy="samples of packed datasets need one number of dimensions",
         )
+    if has_crops(a) or has_crops(b):
+        raise ValueError("add datasets first, then call crops()")
     arrays = np.concatenate([a.arrays, b.arrays + shift])
     whole = np.concatenate([a.whole, b.whole])
     offsets, extents = (
         _places(getattr(a, name), getattr(b, name), a, b, shift) for name in ("offsets", "extents")
     )
-    return Column(field, table, arrays, whole, offsets, extents)
+    return Column(field, table, arrays, whole, offsets, extents, a.lead, a.pad)
 
 
 def _refuse_types(a: Column, b: Column) -> NoReturn:
     name, dtype = a.field.name, a.field.dtype_text
     raise SchemaError(
-        b.table.path(int(b.file[0])),
+        _name_file(b.table, int(b.file[0])),
         f"field {name!r}: expected {dtype} as in the first dataset, found {b.field.dtype_text}",
         remedy=f"open one of them with dtype={{{name!r}: {dtype!r}}}, or use map to convert it",
     )

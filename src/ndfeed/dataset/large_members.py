@@ -15,10 +15,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ndfeed.dataset.arguments import computed_once
 from ndfeed.dataset.column import Column, Group
-from ndfeed.dataset.decoding import Bytes, Decoded, Key, key_of
+from ndfeed.dataset.decoding import Bytes, Decoded, Elsewhere, Key, key_of, nowhere
 from ndfeed.dataset.read_timing import inflating, spent
 from ndfeed.errors import FormatError, ResourceError
 from ndfeed.files import scratch
@@ -33,6 +34,8 @@ from ndfeed.index.table import Ints
 
 Chosen = slice | Ints
 
+# Bytes of a large stream that are kept before the row that was read last.
+_KEPT_BEHIND = 32 << 20
 _STEP = 1 << 20  # bytes decoded at a time
 _TOGETHER = 8 << 20  # bytes of the stream from which rows are taken at a time
 
@@ -48,13 +51,14 @@ class _Stretch(NamedTuple):
 def _stretch(column: Column, part: int) -> _Stretch | None:
     """Say how the rows of a part lie in its stream; ``None`` where rows are not contiguous."""
     table, array = column.table, int(column.arrays[part])
-    if column.coding[part] not in (DEFLATE, GZIP) or column.whole[part]:
+    if column.coding[part] not in (DEFLATE, GZIP) or column.whole[part] or column.lead > 1:
         return None
     shape, place = table.dimensions(int(table.shape[array])), int(table.strides[array])
     size = itemsize(table.dtypes[table.dtype[array]])
     steps = c_strides(shape, size) if place < 0 else table.dimensions(place)
     inner = sum((n - 1) * step for n, step in zip(shape[1:], steps[1:], strict=True))
-    if min(steps) < 0 or steps[0] < inner + size:
+    # Rows may overlap, as windows do, if what they share is kept anyway.
+    if min(steps) < 0 or (steps[0] < inner + size and inner + size > _STEP):
         return None
     return _Stretch(int(table.skip[array]), steps[0], inner + size)
 
@@ -103,10 +107,21 @@ class Streams(NamedTuple):
         return cls(columns, sizes, int(counts.max(initial=0)))
 
 
-def _find_coded(column: Column, group: Group) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _find_coded(column: Column, group: Group) -> NDArray[np.bool_]:
     """Per part: does it hold several rows that cannot be read alone?"""
     coding = column.coding
     return np.asarray((coding != RAW) & (coding != INLINE) & (np.diff(group.starts) > 1))
+
+
+def first_of_streams(group: Group) -> NDArray[np.bool_]:
+    """Per part: is it the first, or in other streams than the part before it?"""
+    new = np.ones(len(group.starts) - 1, bool)
+    if group.kind == "window" and len(new):
+        new[1:] = False
+        for column in group.columns:
+            places = column.file, column.table.offset[column.arrays]
+            new[1:] |= np.any([one[1:] != one[:-1] for one in places], axis=0)
+    return new
 
 
 class _Window:
@@ -308,7 +323,12 @@ class Large:
         return piece
 
 
-def make_decoded_cache(streams: Sequence[Streams], limit: int, keep: int | None = None) -> Decoded:
+def make_decoded_cache(
+    streams: Sequence[Streams],
+    limit: int,
+    keep: int | None = None,
+    elsewhere: Elsewhere = nowhere,
+) -> Decoded:
     """Return a cache for decoded streams in ``limit`` bytes of memory, read mostly in order.
 
     A batch needs a stream of every column, so all of a part's together must fit; where they do
@@ -319,7 +339,13 @@ def make_decoded_cache(streams: Sequence[Streams], limit: int, keep: int | None 
     share = limit if together <= limit else limit // count
     # Two windows each: one file may be left only after the next was started.
     kept = share // 2 if keep is None else min(share // 2, keep)
-    return Decoded(limit, Large(share, max(kept, _STEP), 2 * count))
+    return Decoded(limit, Large(share, max(kept, _STEP), 2 * count), elsewhere)
+
+
+def make_cache(group: Group, limit: int) -> Decoded:
+    """Return a cache of decoded streams of a group's files, in ``limit`` bytes of memory."""
+    small = sum(largest_stream(column) for column in group.columns) <= limit
+    return make_decoded_cache([] if small else [Streams.of(group)], limit, _KEPT_BEHIND)
 
 
 def _pieces(file: File, column: Column, part: int) -> Iterator[memoryview]:

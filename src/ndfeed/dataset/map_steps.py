@@ -392,7 +392,7 @@ def all_maps(steps: Sequence[Step]) -> Iterator[Map]:
     for step in steps:
         if isinstance(step, Map):
             yield step
-        elif isinstance(step, Beside):
+        elif hasattr(step, "steps"):
             yield from all_maps(step.steps)
         elif isinstance(step, Routed):
             for route in step.routes:

@@ -1,33 +1,39 @@
 """Reads ragged samples that lie end to end in an array, by the offsets in another array.
 
+An array of offsets has the first row of every sample, and the end of the last. Or it has one
+number in each row: the byte at which a sample begins; then another array (``extents``) has the
+number of its elements. Offsets may have any integer dtype.
+
 For a batch the offsets of all samples are gathered in one NumPy call, from any number of mapped
 files, and so are short samples themselves, element by element; longer ones are copied one by
 one. Locations read from a file are checked before use: damaged offsets are an error that names
 the row, never a read elsewhere.
 """
 
+import os
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset import gather
+from ndfeed.dataset.arguments import computed_once
 from ndfeed.dataset.column import Column, Place, lengths
 from ndfeed.dataset.decoding import Decoded
 from ndfeed.dataset.destination import Destination, Laid
 from ndfeed.dataset.read_timing import reading
-from ndfeed.errors import FormatError
+from ndfeed.errors import FormatError, shown
 from ndfeed.files import platform_calls
 from ndfeed.files.file import File
 from ndfeed.files.maps import Maps
 from ndfeed.formats.description import MOST_BYTES
 from ndfeed.formats.dtypes import itemsize
+from ndfeed.index.build import folder_of
 from ndfeed.index.table import Ints
 
 Shape = tuple[int, ...]
 Room = Laid | list[memoryview]
 
-_NUMBER = 8
 # Elements of a sample below which taking them singly beats one copy per sample.
 _FEW = 24
 # Bytes of a sample above which its copy should release the GIL.
@@ -57,15 +63,50 @@ def _spans(column: Column, place: Place, maps: Maps | None) -> Spans:
     offsets = column.offsets
     if offsets is None:
         raise TypeError(f"field {column.field.name!r} has no offsets")
-    ends = _numbers(column, offsets, place, (2, _NUMBER), maps)
-    first, last = ends[:, 0], ends[:, 1]
+    first, last = _ranges(column, offsets, place, maps)
     bad = (first < 0) | (last < first) | (last > lengths(column.table, column.arrays[place.part]))
     if bad.any():
-        _refuse(column, offsets, place, bad, "offsets")
+        at = int(np.flatnonzero(bad)[0])
+        _refuse(column, offsets, place, at, f"{first[at]} to {last[at]}")
     size = column.nbytes[place.part]
     shape = _shapes(column, place, last - first, maps)
-    start = column.first[place.part] + first * size
+    start: Ints = column.first[place.part] + first * size
     return Spans(column.file[place.part], start, (last - first) * size, shape)
+
+
+def _ranges(column: Column, offsets: Ints, place: Place, maps: Maps | None) -> tuple[Ints, Ints]:
+    """Return the first row of each sample in its array, and the end; as stored, not checked."""
+    pointed = _pointed(column)
+    if pointed is None:
+        ends = _numbers(column, offsets, place, 2, 1, maps)
+        return ends[:, 0], ends[:, 1]
+    found = np.empty((2, len(place.part)), np.int64)
+    by_bytes = pointed[place.part]
+    for at in (np.flatnonzero(by_bytes), np.flatnonzero(~by_bytes)):
+        some = Place(place.part[at], place.row[at])
+        if not len(at):
+            continue
+        if not by_bytes[at[0]]:
+            found[:, at] = _numbers(column, offsets, some, 2, 1, maps).T
+            continue
+        start = _numbers(column, offsets, some, 1, 1, maps)[:, 0]
+        first, within = np.divmod(start, column.nbytes[some.part])
+        found[0, at] = np.where(within == 0, first, -1)  # inside of an element: refused
+        sizes = column.extents
+        assert sizes is not None, "there are no pointers without them"
+        found[1, at] = first + _numbers(column, sizes, some, 1, 1, maps)[:, 0]
+    return found[0], found[1]
+
+
+@computed_once
+def _pointed(column: Column) -> NDArray[np.bool_] | None:
+    """Per part: are its samples found by bytes and sizes? ``None`` if those of no part are."""
+    offsets, table = column.offsets, column.table
+    if offsets is None or column.extents is None:
+        return None
+    ranks = table.dims[table.shape[np.maximum(offsets, 0)], 0]
+    found = np.asarray((offsets >= 0) & (ranks == 2))
+    return found if found.any() else None
 
 
 def _shapes(column: Column, place: Place, count: Ints, maps: Maps | None) -> Ints:
@@ -76,7 +117,9 @@ def _shapes(column: Column, place: Place, count: Ints, maps: Maps | None) -> Int
     found[:, 0] = count
     found[:, 1 : dims.shape[1] - 1] = dims[:, 2 : 1 + rank]
     if column.extents is not None:
-        kept = np.flatnonzero(column.extents[place.part] >= 0)
+        stored = column.extents >= 0
+        pointed = _pointed(column)
+        kept = np.flatnonzero((stored if pointed is None else stored & ~pointed)[place.part])
         if len(kept):
             some = Place(place.part[kept], place.row[kept])
             found[kept] = _extents(column, column.extents, some, count[kept], maps)
@@ -86,7 +129,7 @@ def _shapes(column: Column, place: Place, count: Ints, maps: Maps | None) -> Int
 def _extents(column: Column, extents: Ints, place: Place, count: Ints, maps: Maps | None) -> Ints:
     """Read shapes that are stored in a separate array."""
     known = column.field.shape or ()
-    found = _numbers(column, extents, place, (len(known), len(known) * _NUMBER), maps)
+    found = _numbers(column, extents, place, len(known), len(known), maps)
     # As fractions first: a product of large integers may overflow to any value.
     wide = np.where(found > 0, found, 1).astype(np.float64).prod(axis=1)
     bad = (found < 0).any(axis=1) | (wide * itemsize(column.field.type) >= MOST_BYTES / 2)
@@ -95,19 +138,59 @@ def _extents(column: Column, extents: Ints, place: Place, count: Ints, maps: Map
         if length is not None:
             bad |= found[:, axis] != length
     if bad.any():
-        _refuse(column, extents, place, bad, "shapes")
+        at = int(np.flatnonzero(bad)[0])
+        _refuse(column, extents, place, at, f"the shape {tuple(found[at].tolist())}")
     return found
 
 
 def _numbers(
-    column: Column, arrays: Ints, place: Place, width: tuple[int, int], maps: Maps | None
+    column: Column, arrays: Ints, place: Place, count: int, step: int, maps: Maps | None
 ) -> Ints:
-    """Read ``width[0]`` numbers per sample; successive rows are ``width[1]`` bytes apart."""
-    count, step = width
+    """Read ``count`` numbers per sample; those of successive samples are ``step`` apart."""
+    dtype = (_extent_dtype if arrays is column.extents else _offset_dtype)(column)
+    if dtype is not None:
+        return _numbers_of(column, arrays, place, count, step, dtype, maps)
+    which = column.table.dtype[arrays[place.part]]
+    found = np.empty((len(which), count), np.int64)
+    for number in np.unique(which).tolist():
+        at = np.flatnonzero(which == number)
+        some = Place(place.part[at], place.row[at])
+        own = np.dtype(column.table.dtypes[number])
+        found[at] = _numbers_of(column, arrays, some, count, step, own, maps)
+    return found
+
+
+@computed_once
+def _offset_dtype(column: Column) -> np.dtype | None:
+    return _common_dtype(column, column.offsets)
+
+
+@computed_once
+def _extent_dtype(column: Column) -> np.dtype | None:
+    return _common_dtype(column, column.extents)
+
+
+def _common_dtype(column: Column, places: Ints | None) -> np.dtype | None:
+    """Return the dtype of all arrays at these places of the table; ``None`` if they differ."""
+    arrays = np.zeros(0, np.int64) if places is None else places[places >= 0]
+    used = np.unique(column.table.dtype[arrays]).tolist()
+    return np.dtype(column.table.dtypes[used[0]]) if len(used) == 1 else None
+
+
+def _numbers_of(
+    column: Column,
+    arrays: Ints,
+    place: Place,
+    count: int,
+    step: int,
+    dtype: np.dtype,
+    maps: Maps | None,
+) -> Ints:
+    """Do the same for numbers of one dtype. Unsigned ones beyond all bounds become negative."""
     table, array = column.table, arrays[place.part]
     file = table.file[array].astype(np.int64)
-    start = table.offset[array] + table.skip[array] + place.row * step
-    size = count * _NUMBER
+    start = table.offset[array] + table.skip[array] + place.row * (step * dtype.itemsize)
+    size = count * dtype.itemsize
     if maps is not None:
         found = gather.by_address(maps, file, start, size)
     else:
@@ -115,17 +198,25 @@ def _numbers(
         sizes = np.full(len(file), size)
         laid = Laid(found.view(np.uint8), np.arange(len(file)) * size)
         _read(column, Spans(file, start, sizes, sizes), laid)
-    return found.view("<i8").astype(np.int64, copy=False).reshape(len(file), count)
+    return found.view(dtype).astype(np.int64, copy=False).reshape(len(file), count)
 
 
-def _refuse(column: Column, arrays: Ints, place: Place, bad: NDArray[np.bool_], what: str) -> None:
-    at = int(np.flatnonzero(bad)[0])
+def _refuse(column: Column, arrays: Ints, place: Place, at: int, found: str) -> None:
+    """Refuse what was found for one sample."""
     part, row = int(place.part[at]), int(place.row[at])
     path = column.table.path(int(column.table.file[arrays[part]]))
+    if folder_of(os.path.dirname(os.path.dirname(path))) is not None:
+        raise FormatError(
+            path,
+            f"the {'shapes' if arrays is column.extents else 'offsets'} of row {row} are damaged",
+            remedy="list the damage with ndfeed verify, and restore it with ndfeed pack --repair",
+        )
+    values = column.table.path(int(column.file[part]))
+    rows = int(lengths(column.table, column.arrays[part : part + 1])[0])
     raise FormatError(
         path,
-        f"the {what} of row {row} are damaged",
-        remedy="list the damage with ndfeed verify, and restore it with ndfeed pack --repair",
+        f"the offsets of sample {row} are damaged: rows {found} of the {rows} in {shown(values)}",
+        remedy="offsets must ascend from 0 to the number of rows; compute them again",
     )
 
 
@@ -180,20 +271,33 @@ def fill(
 
 def _fill(column: Column, place: Place, target: Destination, maps: Maps | None) -> None:
 
-    def fetch() -> Room:
+    def fetch() -> tuple[Room, Ints]:
         found = _spans(column, place, maps)
         room = _room(target, found)
         if maps is None:
             _read(column, found, room)
         else:
             _copy(column, found, room, maps)
-        return room
+        return room, found.nbytes
 
-    room = fetch() if maps is None else maps.read(_files(column, place.part), fetch)
+    got = fetch() if maps is None else maps.read(_files(column, place.part), fetch)
     if column.any_swapped:
-        for memory in [room.memory.data] if isinstance(room, Laid) else room:
-            if len(memory):
-                np.frombuffer(memory, column.field.dtype).byteswap(inplace=True)
+        _swap(column, *got, column.swapped[place.part])
+
+
+def _swap(column: Column, room: Room, nbytes: Ints, swapped: NDArray[np.bool_]) -> None:
+    """Swap the bytes of the elements of some samples."""
+    memories: list[memoryview]
+    if not isinstance(room, Laid):
+        memories = [memory for memory, own in zip(room, swapped.tolist(), strict=True) if own]
+    elif swapped.all() and int(nbytes.sum()) == len(room.memory):  # end to end
+        memories = [room.memory.data]
+    else:
+        ends = zip(room.starts[swapped].tolist(), nbytes[swapped].tolist(), strict=True)
+        memories = [room.memory.data[start : start + size] for start, size in ends]
+    for memory in memories:
+        if len(memory):
+            np.frombuffer(memory, column.field.dtype).byteswap(inplace=True)
 
 
 def _room(target: Destination, found: Spans) -> Room:

@@ -12,6 +12,7 @@ import numpy as np
 from ndfeed.dataset.block_checks import Checks, make_checks
 from ndfeed.dataset.column import Column, Field, Group, lengths, with_type
 from ndfeed.dataset.dataset import Dataset, Made
+from ndfeed.dataset.remake import repeatable
 from ndfeed.errors import FieldError
 from ndfeed.formats import manifest
 from ndfeed.formats.dtypes import check_possible, delivered, plain
@@ -20,6 +21,7 @@ from ndfeed.index.open import Opened
 from ndfeed.index.table import Ints, Table
 
 
+@repeatable
 def open_packed_dataset(
     opened: Opened,
     fields: tuple[str, ...] | None,

@@ -13,18 +13,20 @@ from typing import TypeVar
 import numpy as np
 
 from ndfeed.dataset import row_selection
-from ndfeed.dataset.column import Column, Group, Place, as_stored
+from ndfeed.dataset.column import Column, Group, Place, as_stored, is_converted
+from ndfeed.dataset.overlapping import Boxes
 from ndfeed.dataset.reader import reader_of
 from ndfeed.errors import Error
 from ndfeed.files import platform_calls
 from ndfeed.files.file import File
 from ndfeed.files.maps import Maps, Unmappable
-from ndfeed.formats.description import INLINE
+from ndfeed.formats.description import INLINE, RAW
 from ndfeed.index.table import Ints, Table
 
 T = TypeVar("T")
 
 _LOOKS = 3
+_NONE = np.zeros(0, np.int64)
 _PAGE = 4096
 _NEAR = 4 * _PAGE  # reading what lies between costs less than a second request
 
@@ -33,7 +35,13 @@ Span = tuple[Ints, Ints, Ints]  # per range: its file, its start, its end
 
 def ask(group: Group, samples: Ints) -> int:
     """Prefetch ``samples`` if they seem not to be in memory; return the bytes requested."""
-    if not len(samples) or group.table.sealed:
+    if group.table.sealed:
+        return 0
+    some = [column for column in map(as_stored, group.columns) if _is_partly_plain(column)]
+    if some:
+        part = group.locate(samples).part
+        samples = samples[np.any([column.coding[part] == RAW for column in some], axis=0)]
+    if not len(samples):
         return 0
     if not _prefetch_or_check(group, samples[spread(len(samples))], hint=False):
         return 0
@@ -87,6 +95,11 @@ def _spans(group: Group, samples: Ints) -> Iterator[tuple[Column, Span]]:
             yield column, _locate(group, column, column.offsets, place)
         elif column.plain and column.size:
             yield column, _rows(column, place.part, place.row)
+        elif _is_partly_plain(column):  # as where compressed files and others are mixed
+            raw = column.coding[place.part] == RAW
+            yield column, _rows(column, place.part[raw], place.row[raw])
+        elif column.lead > 1 and column.size:
+            yield column, _boxes(column, place)
 
 
 def _locate(group: Group, column: Column, offsets: Ints, place: Place) -> Span:
@@ -96,13 +109,33 @@ def _locate(group: Group, column: Column, offsets: Ints, place: Place) -> Span:
     with contextlib.suppress(Error, OSError):  # the reader will raise the same error
         found = reader_of(group).spans(group, column, some)
         return found.file, found.start, found.start + found.nbytes
-    none = np.zeros(0, np.int64)
-    return none, none, none
+    return _NONE, _NONE, _NONE
 
 
 def _rows(column: Column, part: Ints, row: Ints) -> Span:
-    start = column.first[part] + row * column.size
+    start = column.first[part] + row * column.pitch
     return column.file[part], start, start + column.size
+
+
+def _is_partly_plain(column: Column) -> bool:
+    """Are some of the parts, but not all, like those of a plain column?"""
+    if column.plain or column.lead != 1 or column.field.ragged or is_converted(column):
+        return False
+    return bool(column.size and column.pitch and (column.coding == RAW).any())
+
+
+def _boxes(column: Column, place: Place) -> Span:
+    """Locate crops: several ranges for each."""
+    found: list[Span] = [(_NONE, _NONE, _NONE)]
+    raw = column.coding == RAW
+    for part in np.unique(place.part).tolist() if raw.any() else ():
+        if raw[part]:
+            boxes = Boxes(column, part, place.row[place.part == part])
+            start = (boxes.start[:, None] + boxes.offsets).reshape(-1)
+            file = np.full(len(start), column.file[part])
+            found.append((file, start, start + boxes.span))
+    file, start, end = (np.concatenate(one) for one in zip(*found, strict=True))
+    return file, start, end
 
 
 def _ask_files(group: Group, parts: Ints, *, hint: bool) -> int:

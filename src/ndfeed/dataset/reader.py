@@ -17,7 +17,8 @@ from ndfeed.dataset import destination, gather, offsets
 from ndfeed.dataset.column import Column, Group, Place, is_converted
 from ndfeed.dataset.decoding import Decoded, kept_by_default
 from ndfeed.dataset.destination import Arrays, Destination
-from ndfeed.dataset.large_members import Streams, largest_stream, make_decoded_cache
+from ndfeed.dataset.large_members import make_cache
+from ndfeed.dataset.row_selection import select_rows
 from ndfeed.dataset.whole_files import WholeFiles
 from ndfeed.errors import ChangedError, MissingError, SourceError
 from ndfeed.files import platform_calls
@@ -27,11 +28,11 @@ from ndfeed.index.table import Ints, Table
 
 T = TypeVar("T")
 
-# A field of the only file there is: its name, dtype and shape, and its samples as records.
-_Source = tuple[str, np.dtype, tuple[int | None, ...], NDArray[np.void]]
+# A field of the only file there is: its name, dtype and shape, its samples as records, and what
+# picks some of them.
+_Pick = Callable[[Ints], NDArray[np.void]]
+_Source = tuple[str, np.dtype, tuple[int | None, ...], NDArray[np.void], _Pick]
 _BYTE = np.dtype(np.uint8)
-# Bytes of a large stream that are kept before the row that was read last.
-_KEPT_BEHIND = 32 << 20
 
 
 class Reader:
@@ -44,15 +45,17 @@ class Reader:
         self.maps = maps
         self._sources: list[_Source] = []
         self._decoded: Decoded | None = None
-        fields = [column.field for column in group.columns]
+        fields = (column.field for column in group.columns)
         self._names = [(f.name, f.dtype, (-1, *(f.shape or ()))) for f in fields]
         alone = len(group.starts) == 2
         self._alone = int(group.columns[0].file[0]) if alone else None
+        self._rows = group.rows if alone else None  # else ``group.locate`` selects them
         row = sum(int(c.nbytes[0]) for c in group.columns if c.even)
-        self._many = -(
-            -platform_calls.LARGE // max(row, 1)
-        )  # samples for which the available memory is checked
+        # Samples for which the available memory is checked.
+        self._many = -(-platform_calls.LARGE // max(row, 1))
         self._row = row
+        # Do samples overlap, or lie apart? Then one call gathers them into memory of its own.
+        self._apart = any(c.plain and c.pitch != c.size for c in group.columns)
         self._short = maps is not None and all(
             c.plain and c.size and not c.any_swapped and (alone or c.size <= gather.LARGE_ROW)
             for c in group.columns
@@ -81,6 +84,8 @@ class Reader:
         """Take a shortcut, if there is one for this group now."""
         if not self._short or not len(samples):
             return False
+        if self._rows is not None:
+            samples = select_rows(self._rows, samples)
         try:
             way(self.maps, group, samples, other)
         except Unmappable:
@@ -94,13 +99,14 @@ class Reader:
         maps.read(self._alone, self._copy_one, samples, batch)  # type: ignore[arg-type]
 
     def _copy_one(self, samples: Ints, batch: dict[str, Any]) -> None:
-        for name, dtype, shape, records in self._sources or self._find_sources():
-            batch[name] = records.take(samples).view(dtype).reshape(shape)
+        for name, dtype, shape, _, pick in self._sources or self._find_sources():
+            batch[name] = pick(samples).view(dtype).reshape(shape)
 
     def _find_sources(self) -> list[_Source]:
         """Return the only file's samples, field by field; it is entered."""
         every = zip(self._names, self._columns, strict=True)
-        found = [(*known, gather.records_of(column, self.maps)) for known, column in every]  # type: ignore[arg-type]
+        records = [(known, gather.records_of(column, self.maps)) for known, column in every]  # type: ignore[arg-type]
+        found = [(*known, one, gather.picker(one)) for known, one in records]
         self._sources = found  # atomic: another thread may be here too
         return found
 
@@ -117,9 +123,11 @@ class Reader:
         It has an array for every field. Samples that one call gathers from many files come in
         memory that this call allocates: copying them again would take as long as gathering them.
         """
-        many = self._short and self._alone is None and len(samples)
-        scattered = many and not gather.consecutive(samples)
-        if scattered and self._try_shortcut(self._read_scattered, group, samples, batch):
+        many = self._short and (self._apart or self._alone is None) and len(samples)
+        chosen = self._apart or group.rows is not None
+        scattered = many and (chosen or not gather.consecutive(samples))
+        gathers = self._read_scattered if self._alone is None else self._read_one
+        if scattered and self._try_shortcut(gathers, group, samples, batch):
             return
         arrays = room()
         way = self._fill_stretch if self._alone is None else self._fill_one
@@ -155,7 +163,7 @@ class Reader:
         maps.read(self._alone, self._copy_into, samples, arrays)  # type: ignore[arg-type]
 
     def _copy_into(self, samples: Ints, arrays: Mapping[str, NDArray[Any]]) -> None:
-        for name, _, _, records in self._sources or self._find_sources():
+        for name, _, _, records, _ in self._sources or self._find_sources():
             room = arrays[name].reshape(-1).view(_BYTE).view(records.dtype)
             gather.take(records, samples, room)
 
@@ -168,7 +176,7 @@ class Reader:
 
     def _copy_scattered(self, maps: Maps, place: Place, file: Ints, batch: dict[str, Any]) -> None:
         for (name, dtype, shape), column in zip(self._names, self._columns, strict=True):
-            start = place.row * column.size
+            start = place.row * column.pitch
             start += column.first[place.part]
             found = gather.by_address(maps, file, start, column.size)
             batch[name] = found.view(dtype).reshape(shape)
@@ -382,9 +390,7 @@ def _find_cache(group: Group) -> Decoded:
     """Return the cache of decoded streams of a group's files, made on first use."""
     found = _process.decoded.get(group.table)
     if found is None:
-        limit = kept_by_default()
-        small = sum(largest_stream(column) for column in group.columns) <= limit
-        made = make_decoded_cache([] if small else [Streams.of(group)], limit, _KEPT_BEHIND)
+        made = make_cache(group, kept_by_default())
         with _process.lock:
             found = _process.decoded.setdefault(group.table, made)
     return found

@@ -1,10 +1,8 @@
 """Selections of rows: what callers may write, how they compose, how they are pickled."""
 
-import math
 import operator
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import Any, SupportsIndex
+from collections.abc import Callable
+from typing import Any, NamedTuple, SupportsIndex, Union, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from ndfeed.files.shared_memory import Shared
 from ndfeed.index.table import Ints
 
-Rows = range | Ints | None  # None: all of them
+Rows = Union[range, Ints, "Drawn", None]  # None: all of them
 
 _SMALL = 1024
 _INT64 = np.dtype(np.int64)
@@ -71,15 +69,6 @@ def take_rows(rows: ArrayLike, count: int) -> Ints:
     return as_rows(rows, count, from_end=True)
 
 
-def split_rows(count: int, fractions: Sequence[float], seed: int) -> list[Ints]:
-    """Assign every row of ``count`` to one of several parts at random; each part in order."""
-    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, count])))
-    order = rng.permutation(count)
-    # Cumulative rounding, so that all rows are used; the last takes the rest.
-    cuts = [round(math.fsum(fractions[: i + 1]) * count) for i in range(len(fractions) - 1)]
-    return [np.sort(order[a:b]) for a, b in pairwise([0, *cuts, count])]
-
-
 def one_row(index: object, count: int) -> int | None:
     """Return the row that a single index means; ``None`` where it is not a single index."""
     if isinstance(index, str):
@@ -94,22 +83,175 @@ def one_row(index: object, count: int) -> int | None:
     return at % count
 
 
-def select_rows(rows: Rows, wanted: Ints) -> Ints:
+class PartNumbers:
+    """For each sample the number of its part, computed when asked for.
+
+    ``starts`` has the first sample of each part, and the end.
+    """
+
+    def __init__(self, starts: Ints) -> None:
+        self.starts = starts
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, samples: Ints) -> Ints:
+        return np.searchsorted(self.starts, samples, side="right") - 1
+
+
+def select_rows(rows: Rows | PartNumbers, wanted: Ints) -> Ints:
     """Return the elements of ``rows`` at ``wanted``."""
     if rows is None:
         return wanted
+    if isinstance(rows, Drawn):
+        return rows.select(wanted)
     if isinstance(rows, range):
         return rows.start + wanted * rows.step
     return rows[wanted]
 
 
-def compose(rows: Rows, further: range | Ints) -> range | Ints:
+def freeze(rows: Rows) -> "range | Ints | None":
+    """Return the rows with those that are drawn fixed."""
+    return select_rows(rows, np.arange(len(rows))) if isinstance(rows, Drawn) else rows
+
+
+@overload
+def compose(rows: Rows, further: "range | Ints") -> "range | Ints | Drawn": ...
+
+
+@overload
+def compose(
+    rows: "Rows | PartNumbers", further: "range | Ints"
+) -> "range | Ints | Drawn | PartNumbers": ...
+
+
+def compose(
+    rows: "Rows | PartNumbers", further: "range | Ints"
+) -> "range | Ints | Drawn | PartNumbers":
     """Return the selection ``further`` of the selection ``rows``."""
     if rows is None:
         return further
+    if isinstance(rows, Drawn):
+        return rows.choose(further)
+    if isinstance(rows, PartNumbers) and isinstance(further, range) and further.step == 1:
+        return PartNumbers(np.clip(rows.starts - further.start, 0, len(further)))
     if isinstance(rows, range) and isinstance(further, range):
         return rows[further.start : further.stop : further.step] if len(further) else range(0)
     return select_rows(rows, np.asarray(further, np.int64))
+
+
+class Runs(NamedTuple):
+    """Consecutive cases with as many crops each: where runs start, and by axis their places.
+
+    ``counts`` are the crops of every case of a run, and ``starts`` the number of its first crop.
+    """
+
+    first: Ints
+    places: Ints
+    counts: Ints
+    starts: Ints
+
+    @classmethod
+    def of(cls, first: Ints, places: Ints) -> "Runs":
+        """Return runs that start at these cases, and the end."""
+        counts: Ints = places.prod(axis=1)
+        return cls(first, places, counts, np.append(0, np.cumsum(counts * np.diff(first))))
+
+    def find(self, cases: Ints) -> Ints:
+        """Return the run of each case."""
+        return np.searchsorted(self.first, cases, side="right") - 1
+
+    def number(self, cases: Ints, which: Ints) -> Ints:
+        """Return the numbers of some crops: ``which`` of those of their case they are."""
+        run = self.find(cases)
+        found: Ints = self.starts[run] + (cases - self.first[run]) * self.counts[run] + which
+        return found
+
+
+class Drawn:
+    """Rows that stand for any of the crops of a case, drawn when they are read.
+
+    Row ``i + len * (1 + k)`` is crop ``k`` of the case of row ``i``. Row ``i`` itself is a crop
+    that is fixed by ``i``, for those who read it without a seed. Every case of ``cases`` has
+    ``each`` rows, of which ``rows`` are chosen.
+    """
+
+    def __init__(self, runs: Runs, cases: "range | Ints", each: int, rows: "range | Ints") -> None:
+        self._runs = runs
+        self._cases = cases
+        self._each = each
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def choose(self, further: "range | Ints") -> "Drawn":
+        """Return some of the rows."""
+        chosen = compose(self.rows, further)
+        if isinstance(chosen, Drawn):
+            raise TypeError("rows of rows that are drawn")
+        return Drawn(self._runs, self._cases, self._each, chosen)
+
+    def _find_cases(self, rows: Ints) -> Ints:
+        return select_rows(self._cases, select_rows(self.rows, rows) // self._each)
+
+    def select(self, wanted: Ints) -> Ints:
+        """Return the numbers of the crops of these rows."""
+        drawn, row = np.divmod(wanted, max(len(self), 1))
+        case = self._find_cases(row)
+        fixed = _draw(select_rows(self.rows, row), _FIXED, self._runs.counts[self._runs.find(case)])
+        return self._runs.number(case, np.where(drawn > 0, drawn - 1, fixed))
+
+    def draw(self, rows: Ints, key: NDArray[np.uint64], positions: Ints) -> Ints:
+        """Return the rows with a crop drawn for each, fixed by a key and its position."""
+        counts = self._runs.counts[self._runs.find(self._find_cases(rows))]
+        return rows + len(self) * (1 + _draw(positions, key, counts))
+
+    def describe(self) -> bytes:
+        """Return what identifies these rows."""
+        rows = np.asarray(self.rows, np.int64)
+        cases = np.asarray(self._cases, np.int64)
+        return f"drawn {self._each}".encode() + cases.tobytes() + rows.tobytes()
+
+
+def draw_rows(rows: Rows, wanted: Ints, rng: np.random.Generator) -> Ints:
+    """Return the rows with crops drawn by a generator, if any are to be drawn."""
+    if not isinstance(rows, Drawn):
+        return wanted
+    key = rng.integers(1 << 63, size=2).astype(np.uint64)
+    return rows.draw(wanted, key, np.arange(len(wanted)))
+
+
+_FIXED = np.array([0x243F6A8885A308D3, 0x13198A2E03707344], np.uint64)
+
+
+def _draw(positions: Ints, key: NDArray[np.uint64], counts: Ints) -> Ints:
+    """Draw a number below each of ``counts``, fixed by a key of two words and a position."""
+    first, second = (np.uint64(word) for word in key[:2].tolist())
+    mixed = positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + first
+    for multiplier in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(multiplier) + second
+    mixed ^= mixed >> np.uint64(31)
+    return (mixed % counts.astype(np.uint64)).astype(np.int64)
+
+
+def join_rows(
+    first: Rows | PartNumbers, count: int, second: Rows | PartNumbers, other: int, shift: int
+) -> Rows:
+    """Return ``count`` rows, then ``other`` rows of samples that are numbered from ``shift``."""
+    if first is None and second is None:
+        return None
+    mine, theirs = select_rows(first, np.arange(count)), select_rows(second, np.arange(other))
+    return np.concatenate([mine, theirs + shift])
+
+
+def is_ascending(rows: Rows | PartNumbers) -> bool:
+    """Are the rows in the order in which they are stored?"""
+    if isinstance(rows, Drawn):
+        return is_ascending(rows.rows)
+    if isinstance(rows, range):
+        return rows.step > 0
+    return not isinstance(rows, np.ndarray) or bool((rows[1:] >= rows[:-1]).all())
 
 
 class Travelling:

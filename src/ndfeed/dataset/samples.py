@@ -7,6 +7,7 @@ could be read both ways and is refused, with both readings in the message. The i
 (``layout``) are rows; several files of lists of one length could also be samples.
 """
 
+import warnings
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -174,7 +175,10 @@ def codings(ds: "Dataset", names: Iterable[str]) -> dict[str, str]:
 READINGS = {
     "row": "a sample is a row of axis 0",
     "file": "a sample is a whole file",
+    "range": "a sample is a range of rows",
     "item": "a sample is an item of a list",
+    "window": "a sample is a window of rows",
+    "crop": "a sample is a crop of an array",
     "both": "samples are rows of some files and others whole",
     "none": "no samples",
 }
@@ -182,6 +186,9 @@ READINGS = {
 
 def sample_kind(ds: "Dataset") -> str:
     """Return how samples were interpreted: one of ``READINGS``."""
+    kinds_of_groups = {group.kind for group in ds.groups} - {""}
+    if kinds_of_groups:
+        return kinds_of_groups.pop()
     columns = columns_of(ds.groups)
     # Computed fields say nothing, unless everything was loaded into memory.
     found = [c.whole[_in_files(c)] for c in columns]
@@ -190,7 +197,7 @@ def sample_kind(ds: "Dataset") -> str:
     if len(kinds) != 1:
         return "both" if kinds else "none"
     if False in kinds:
-        return "row"
+        return "range" if all(c.offsets is not None for c in columns) else "row"
     return "item" if any(is_list(group) for group in ds.groups) else "file"
 
 
@@ -258,6 +265,46 @@ def table(ds: "Dataset") -> str:
     foot = [f"  … and {more:,} more fields"] if more else []
     foot.append(f"  {shown(reading(ds))}")
     foot += [f"  {line}" for line in odd_shapes(ds)]
+    for name, classes in ds.classes.items():
+        if name not in ds.fields:  # a map left it out
+            continue
+        listed = ", ".join(map(repr, classes[:_SHOWN_FIELDS]))
+        more_classes = ", …" * (len(classes) > _SHOWN_FIELDS)
+        foot.append(shown(f"  {name} is one of {len(classes):,} classes: {listed}{more_classes}"))
+    if ds.mixture is not None:
+        foot.append(shown(f"  a mixture: {ds.mixture}"))
     if ds.steps:
         foot.append(f"  then {len(ds.steps)} step{'s' * (len(ds.steps) != 1)} on every batch")
     return "\n".join([head, *rows, *foot])
+
+
+def warn_of_scattered_rows(group: Group) -> None:
+    """Warn once about the cost of rows of Fortran-ordered arrays."""
+    if not np.count_nonzero(group.table.strides >= 0):
+        return
+    for column in group.columns:
+        for part in np.flatnonzero(column.strided & ~column.whole)[:1].tolist():
+            array = int(column.arrays[part])
+            table = column.table
+            strides = table.dimensions(int(table.strides[array]))
+            if len(strides) > 1 and strides[0] < max(strides[1:]) and column.nbytes[part] > 0:
+                warnings.warn(
+                    f"{shown(table.path(int(column.file[part])))}: Fortran order: a row of "
+                    f"{shown_size(int(column.nbytes[part]))} is scattered over "
+                    f"{shown_size(int(table.length[array]))}; save "
+                    "np.ascontiguousarray(array) to read rows at full speed",
+                    UserWarning,
+                    stacklevel=5,
+                )
+                return
+
+
+def warn_of_skipped(table: Table) -> None:
+    """Warn how many files were skipped, and what was wrong with the first."""
+    if table.skipped:
+        warnings.warn(
+            f"{len(table.skipped):,} of {len(table.skipped) + table.files:,} files cannot be read "
+            f"and are skipped (ds.skipped lists them), the first: {table.skipped[0]}",
+            UserWarning,
+            stacklevel=4,
+        )

@@ -3,31 +3,33 @@
 Two datasets have the same fingerprint if they hold the same arrays of files of the same names,
 sizes and dtypes, and the same selection of rows. The folder they lie in, their times, the chosen
 fields and functions given to ``map`` do not count: row 7 is the same row.
-
-An ``Origin`` tells where samples come from, as they are numbered in a dataset's groups; a dataset
-has one for each set of files that its samples are assembled from. The first of them is the one that
-distinguishes samples best: there a sample is a file, or there are the most files. A dataset loaded
-into memory keeps the origins it had.
 """
 
 import hashlib
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ndfeed.dataset.arguments import lazy
-from ndfeed.dataset.column import Column, Group, Place
+from ndfeed.dataset.column import Column, Group, total_bytes
+from ndfeed.dataset.origins import Origin, make_origins
 from ndfeed.dataset.reader import reader_of
-from ndfeed.dataset.row_selection import Rows, Travelling, as_rows, select_rows
+from ndfeed.dataset.row_selection import (
+    Drawn,
+    PartNumbers,
+    Rows,
+    as_rows,
+    select_rows,
+)
 from ndfeed.errors import Error
-from ndfeed.files.shared_memory import Shared
 from ndfeed.index import codec
-from ndfeed.index.table import Ints, Table, concat
+from ndfeed.index.table import Ints, Table
+
+MEMORY = "memory"  # in place of a path, for samples that are in no file
 
 
 def fingerprint_groups(groups: Sequence[Group]) -> str:
@@ -35,6 +37,9 @@ def fingerprint_groups(groups: Sequence[Group]) -> str:
     digest = hashlib.sha256()
     for table in {id(group.table): group.table for group in groups}.values():
         digest.update(codec.fingerprint(table).encode())
+    for group in groups:
+        if group.rows is not None and not isinstance(group.rows, PartNumbers):
+            digest.update(fingerprint_rows("", group.rows).encode())
     whole = [bool(group.columns[0].whole.all()) for group in groups]
     digest.update(f"{len(groups[0])} {sorted(set(whole))}".encode())
     return digest.hexdigest()[:16]
@@ -45,6 +50,9 @@ def fingerprint_rows(all_of_them: str, rows: Rows) -> str:
     if rows is None:
         return all_of_them
     digest = hashlib.sha256(all_of_them.encode())
+    if isinstance(rows, Drawn):
+        digest.update(rows.describe())
+        return digest.hexdigest()[:16]
     if isinstance(rows, range):
         rows = np.arange(rows.start, rows.stop, rows.step)
     digest.update(np.ascontiguousarray(rows, np.int64).view(np.uint8).data)
@@ -54,138 +62,6 @@ def fingerprint_rows(all_of_them: str, rows: Rows) -> str:
 def join_fingerprints(first: str, second: str) -> str:
     """Return that of two datasets, one after the other."""
     return hashlib.sha256(f"{first}+{second}".encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True, eq=False)
-class Origin:
-    """Samples in parts of files. ``files`` has a row for each part: the files that hold it."""
-
-    table: Table
-    starts: Ints  # the first sample of each part, and the end
-    files: Ints
-    each: bool  # is every sample a whole file?
-    rows: Rows = None  # which of these samples they are
-
-    def __len__(self) -> int:
-        return int(self.starts[-1]) if self.rows is None else len(self.rows)
-
-    def locate(self, samples: Ints) -> Place:
-        """Find the part of each sample, and its row there."""
-        return self._parts.locate(select_rows(self.rows, samples))
-
-    def files_of(self, samples: Ints) -> Ints:
-        """Return the number of each sample's file in the table."""
-        found: Ints = self.files[self.locate(samples).part, 0]
-        return found
-
-    @lazy
-    def _parts(self) -> Group:
-        return Group(self.starts, ())
-
-    def listed(self, rows: Rows) -> Ints:
-        """Return the files of some samples by number: one per sample, or each file once.
-
-        In the latter case they come in the order in which samples first need them.
-        """
-        if rows is None and self.rows is None:
-            return self.files[:, 0] if self.each else _first_of_each(self.files.reshape(-1))
-        count = len(self) if rows is None else len(rows)
-        part = self.locate(select_rows(rows, np.arange(count))).part
-        if self.each:
-            file: Ints = self.files[part, 0]
-            return file
-        return _first_of_each(self.files[_first_of_each(part)].reshape(-1))
-
-    @lazy
-    def _travelling(self) -> tuple[Any, ...]:
-        """Return its state for other processes; cached, since it lives no longer than this."""
-        return (
-            Shared.of(codec.encode(self.table)),
-            Travelling(self.starts),
-            Travelling(self.files.reshape(-1)),
-            self.each,
-            None if self.rows is None else Travelling(self.rows),
-        )
-
-    def __reduce__(self) -> tuple[Callable[..., "Origin"], tuple[Any, ...]]:
-        return _unpickle, self._travelling
-
-
-def _unpickle(
-    table: Shared, starts: Travelling, files: Travelling, each: bool, rows: Travelling | None
-) -> Origin:
-    parts = len(starts.rows) - 1
-    return Origin(
-        codec.decode(table.view().data, checked=False)[0],
-        np.asarray(starts.rows),
-        np.asarray(files.rows).reshape(parts, -1),
-        each,
-        None if rows is None else rows.rows,
-    )
-
-
-def make_origins(groups: Sequence[Group]) -> tuple[Origin, ...]:
-    """Return the origins of the samples of some groups, the most informative first."""
-    # Computed fields have their group in memory.
-    stored = [group for group in groups if not group.table.sealed] or groups
-    found: list[list[Group]] = []
-    for group in stored:
-        for same in found:
-            if same[0].table is group.table and np.array_equal(same[0].starts, group.starts):
-                same.append(group)
-                break
-        else:
-            found.append([group])
-    made = [
-        Origin(same[0].table, same[0].starts, _files_of(same), same[0].by_file) for same in found
-    ]
-    return tuple(sorted(made, key=lambda one: (not one.each, -len(one.starts))))
-
-
-def _files_of(groups: Sequence[Group]) -> Ints:
-    """Per part: the files of some groups of the same parts, each file once."""
-    columns: list[Ints] = []
-    for group in groups:
-        column = group.columns[0]
-        others = [one for one in (column.offsets, column.extents) if one is not None]
-        columns.append(column.file)
-        columns += [np.where(at < 0, column.file, column.table.file[at]) for at in others]
-    first = columns[0]
-    more = [one for one in columns[1:] if one is not first and not np.array_equal(one, first)]
-    return np.stack([first, *more], axis=1)
-
-
-def join_origins(first: Sequence[Origin], second: Sequence[Origin]) -> tuple[Origin, ...]:
-    """Return the origins of the samples of one dataset and then those of another."""
-    # Sources that only one of the datasets has cannot say where the samples of the other are.
-    return tuple(_join(a, b) for a, b in zip(first, second, strict=False))
-
-
-def _join(a: Origin, b: Origin) -> Origin:
-    width = max(a.files.shape[1], b.files.shape[1])
-    mine, theirs = (
-        np.pad(one.files, ((0, 0), (0, width - one.files.shape[1])), mode="edge") for one in (a, b)
-    )
-    rows: Rows = None
-    if a.rows is not None or b.rows is not None:
-        some, others = (select_rows(one.rows, np.arange(len(one))) for one in (a, b))
-        rows = np.concatenate([some, others + int(a.starts[-1])])
-    return Origin(
-        concat([a.table, b.table]),
-        np.concatenate([a.starts, b.starts[1:] + a.starts[-1]]),
-        np.concatenate([mine, theirs + a.table.files]),
-        a.each and b.each,
-        rows,
-    )
-
-
-def _first_of_each(numbers: Ints) -> Ints:
-    """Return the distinct numbers, in order of first occurrence."""
-    if len(numbers) and (numbers[1:] >= numbers[:-1]).all():
-        rising: Ints = numbers[np.concatenate([[True], numbers[1:] != numbers[:-1]])]
-        return rising
-    first = np.unique(numbers, return_index=True)[1]
-    return numbers[np.sort(first)]
 
 
 class Files(Sequence[str]):
@@ -256,7 +132,8 @@ class Files(Sequence[str]):
         which = int(np.searchsorted(self._ends, at, side="right"))
         listed = self._listed[which]
         number = int(listed[at - int(self._ends[which])])  # from the end of the list
-        return os.fsdecode(self._origins[which].table.path(number))
+        table = self._origins[which].table
+        return MEMORY if table.sealed else os.fsdecode(table.path(number))
 
     def __repr__(self) -> str:
         if not len(self):
@@ -279,6 +156,8 @@ def _distinct(table: Table, numbers: Ints) -> tuple[Ints, Ints]:
 
 class Stored:
     """What a dataset knows of its samples before any ``map``: how many, how large, and where."""
+
+    _made: tuple[Callable[..., Any], tuple[Any, ...]]  # how to make it again
 
     def __init__(
         self,
@@ -308,8 +187,8 @@ class Stored:
     def _bytes_of(self, column: Column, group: Group) -> int:
         if column.even:
             return int(column.nbytes[0]) * len(self)
-        if self.rows is None:
-            return column.total(group.starts)
+        if self.rows is None and group.rows is None:
+            return total_bytes(column, group.starts)
         samples = select_rows(self.rows, np.arange(len(self)))
         if column.offsets is None:
             return int(column.nbytes[group.locate(samples).part].sum())
@@ -325,7 +204,7 @@ class Stored:
         in which the samples first need it.
         """
         if self._files is None:
-            self._files = Files(self._all_origins(), self.rows)
+            self._files = Files(self.all_origins(), self.rows)
         return self._files
 
     @property
@@ -337,14 +216,18 @@ class Stored:
     @property
     def first_file(self) -> str:
         """A file to name in messages, even where there are no samples."""
-        return self.files[0] if len(self) else os.fsdecode(self._all_origins()[0].table.path(0))
+        if len(self):
+            return self.files[0]
+        table = self.all_origins()[0].table
+        return MEMORY if table.sealed else os.fsdecode(table.path(0))
 
     @property
     def origin(self) -> Origin:
         """Where the samples of the first group lie, or where they were loaded from."""
         return self._origins[0] if self._origins else make_origins(self.groups[:1])[0]
 
-    def _all_origins(self) -> tuple[Origin, ...]:
+    def all_origins(self) -> tuple[Origin, ...]:
+        """Where the samples of all groups lie, the most informative first."""
         return self._origins or make_origins(self.groups)
 
     def locate(self, rows: ArrayLike) -> tuple[Ints, Ints]:

@@ -23,6 +23,10 @@ FLAGS = (
     | getattr(os, "O_BINARY", 0)
 )
 _HEAD = 1024
+_VANISHED = (
+    'it was there when the dataset was opened: restore it, call refresh(missing="skip"), or pass '
+    'on_error="skip" to the loader'
+)
 
 
 class Identity(NamedTuple):
@@ -55,10 +59,15 @@ def signed(number: int) -> int:
     return number if number < 1 << 63 else number - (1 << 64)
 
 
-def refuse(path: str | bytes, error: OSError) -> NoReturn:
-    """Raise ``error`` again as one of ours, with the file first."""
+def refuse(path: str | bytes, error: OSError, *, indexed: bool = False) -> NoReturn:
+    """Raise ``error`` again as one of ours, with the file first.
+
+    ``indexed`` says that the file was there when its dataset was opened.
+    """
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        raise MissingError(path, "no such file or folder") from None
+        raise MissingError(
+            path, "no such file or folder", remedy=_VANISHED if indexed else None
+        ) from None
     if error.errno in (errno.EACCES, errno.EPERM):
         raise DeniedError(
             path, "permission denied", remedy="make the file readable for this user"
@@ -103,7 +112,7 @@ def fetch(stretches: Iterable[Stretch]) -> None:
         try:
             fd = os.open(path, FLAGS)
         except OSError as error:
-            refuse(path, error)
+            refuse(path, error, indexed=True)
         try:
             done = preadv(fd, buffers, start) if len(buffers) <= platform_calls.MOST_BUFFERS else -1
             if done != length:  # interrupted, or more than the kernel copies in one call
@@ -181,7 +190,7 @@ class File:
         try:
             self.fd = os.open(path, FLAGS)
         except OSError as error:
-            refuse(path, error)
+            refuse(path, error, indexed=expected is not None)
         try:
             self.status = status_of(path, self.fd)
             if expected is not None:

@@ -1,11 +1,10 @@
 """Find files in folders and by patterns, and store many paths in little memory.
 
 Files are in natural order, links are followed, loops refused. A folder's own files come before
-those of its subfolders. Names that start with a dot are left out, unless a pattern starts with one.
+those of its subfolders. Hidden and temporary ones (``.x.npy``, ``x.npy.tmp``) need a pattern.
 
-A folder that several links lead to is listed once per path. Links to links can make an enormous
-number of paths (22 folders with two links each to the next have two million), so the work is
-bounded: ``_MOST_TIMES`` the names in all folders, each counted once.
+A folder that several links lead to is listed once per path. Links to links can make millions of
+paths, so the work is bounded: ``_MOST_TIMES`` the names in all folders, each counted once.
 
 A million paths in a list take about 100 MB. Here they lie end to end in one buffer, and their
 common prefix is stored once. Paths are bytes: a file name need not be valid text.
@@ -63,7 +62,7 @@ class Paths(Sequence[bytes]):
             yield from self._between(start, min(start + _AT_ONCE, len(self)))
 
     def __reduce__(self) -> tuple[Callable[..., "Paths"], tuple[bytes, bytes, bytes]]:
-        return _unpickle, (self.base, bytes(self._text), self._ends.tobytes())
+        return paths_of, (self.base, bytes(self._text), self._ends.tobytes())
 
     def append(self, path: bytes) -> None:
         """Append one path."""
@@ -74,10 +73,12 @@ class Paths(Sequence[bytes]):
         start = folder[len(self.base) :]
         cut = 0 if folder else len(self.base)
         left = iter(paths)
-        while some := [path[cut:] for path in islice(left, _AT_ONCE)]:
+        while some := list(islice(left, _AT_ONCE)):
+            if cut:
+                some = [path[cut:] for path in some]
             self._text += start.join((b"", *some))
-            ends = accumulate((len(start) + len(path) for path in some), initial=self._ends[-1])
-            self._ends.extend(islice(ends, 1, None))
+            lengths = map(len(start).__add__, map(len, some))
+            self._ends.extend(islice(accumulate(lengths, initial=self._ends[-1]), 1, None))
 
     def chosen(self, which: NDArray[np.bool_]) -> "Paths":
         """Return those that a mask marks."""
@@ -86,6 +87,13 @@ class Paths(Sequence[bytes]):
             marked = np.flatnonzero(which[start : start + _AT_ONCE]).tolist()
             some = self[start : start + _AT_ONCE] if marked else []
             found.extend(some[i] for i in marked)
+        return found
+
+    def cut(self, start: int, stop: int) -> "Paths":
+        """Return those from ``start`` to ``stop``."""
+        found, first = Paths(base=self.base), self._ends[start]
+        found._text += self._text[first : self._ends[stop]]
+        found._ends = array("q", (end - first for end in self._ends[start : stop + 1]))
         return found
 
     def text(self) -> tuple[memoryview, memoryview]:
@@ -102,7 +110,8 @@ class Paths(Sequence[bytes]):
         return [base + text[a - first : b - first] for a, b in pairwise(ends)]
 
 
-def _unpickle(base: bytes, text: bytes, ends: bytes) -> Paths:
+def paths_of(base: bytes, text: bytes, ends: bytes) -> Paths:
+    """Return paths given by the bytes of what ``Paths.text`` returns."""
     made = Paths(base=base)
     made._text += text
     made._ends = array("q", ends)
@@ -111,19 +120,27 @@ def _unpickle(base: bytes, text: bytes, ends: bytes) -> Paths:
 
 def common_folder(paths: Iterable[bytes]) -> bytes:
     """Return the deepest folder that holds all ``paths``, with its slash; empty if none does."""
-    low = high = None
-    for path in paths:
-        low = path if low is None or path < low else low
-        high = path if high is None or path > high else high
-    if low is None or high is None:
-        return b""
+    # All begin with the base. Mostly, the first and the last have nothing more in common.
+    if isinstance(paths, Paths) and paths and _shared_folder(paths[0], paths[-1]) == paths.base:
+        return paths.base
+    left = iter(paths)
+    extremes: list[bytes] = []
+    while some := list(islice(left, _AT_ONCE)):
+        extremes += min(some), max(some)
+    return _shared_folder(min(extremes), max(extremes)) if extremes else b""
+
+
+def _shared_folder(low: bytes, high: bytes) -> bytes:
+    """Return the deepest folder that holds both paths, with its slash."""
     pairs = enumerate(zip(low, high, strict=False))
     same = next((i for i, (a, b) in pairs if a != b), min(len(low), len(high)))
     return low[: low.rfind(b"/", 0, same) + 1]
 
 
 _DIGITS = re.compile(rb"[0-9]+")
+_DIGITS_ALIKE = bytes.maketrans(b"123456789", b"000000000")
 _MAGIC = re.compile(rb"[*?\[]")
+_TEMPORARY = b".tmp", b".temp", b".part", b".partial", b".crdownload", b"~"
 _FACTS = 3
 # How often the names in all folders may be listed, and how many names are always allowed.
 _MOST_TIMES, _ALWAYS = 32, 20_000
@@ -138,11 +155,14 @@ class Folders:
     def __init__(self, paths: Iterable[bytes] = (), facts: Iterable[int] = ()) -> None:
         self.paths = Paths(paths)
         self.facts = array("q", facts)
+        self._names: list[tuple[int, bool]] = []  # per folder: a hash of them, and are some hidden?
         self._seen: set[tuple[int, int]] = set()
         self._there = self._listed = 0
 
-    def count(self, path: bytes, own: tuple[int, int], names: int) -> None:
+    def count(self, path: bytes, found: "_Listing", *, hidden: bool) -> None:
         """Count the names in a folder that was listed; refuse if links multiply them."""
+        names, own = len(found.files) + len(found.folders), found.own
+        self._names.append((found.digest(), hidden))
         self._listed += 1 + names
         if own not in self._seen:
             self._seen.add(own)
@@ -166,10 +186,22 @@ class Folders:
         """Add what others have recorded."""
         self.paths.extend(others.paths)
         self.facts.extend(others.facts)
+        self._names += others._names
 
     def changed_last(self) -> int:
         """The latest mtime of all folders, in nanoseconds."""
         return max(self.facts[_FACTS - 1 :: _FACTS], default=0)
+
+    def list_again(self, which: Iterable[int]) -> bool:
+        """Do some folders, listed once more, still have the names that were found in them?"""
+        try:
+            return all(
+                _list_folder(self.paths[at], Folders(), hidden=hidden).digest() == digest
+                for at in which
+                for digest, hidden in (self._names[at],)
+            )
+        except SourceError:
+            return False
 
     def unchanged(self) -> bool:
         """Do all folders still have the names they had?"""
@@ -197,6 +229,10 @@ class _Listing(NamedTuple):
     files: list[bytes]
     folders: list[bytes]
     own: tuple[int, int]
+
+    def digest(self) -> int:
+        """Return a number that differs if any name does, within this process."""
+        return hash(b"/".join((*self.files, b"", *self.folders)))
 
 
 def natural_key(name: bytes) -> bytes:
@@ -238,10 +274,11 @@ def is_link(path: bytes) -> bool:
 
 
 def walk(root: bytes) -> Found:
-    """Find every file below ``root``."""
+    """Find every file below ``root``, except those named as files that are being written."""
     found = Found(Paths(base=os.path.join(root, b"")), Folders())
     for folder, listing in _below(root, found.folders):
-        found.paths.extend(listing.files, os.path.join(folder, b""))
+        names = [name for name in listing.files if not name.endswith(_TEMPORARY)]
+        found.paths.extend(names, os.path.join(folder, b""))
     return found
 
 
@@ -330,11 +367,20 @@ def _list_folder(path: bytes, noted: Folders, *, hidden: bool = False) -> _Listi
                     (folders if _is_folder(entry) else files).append(entry.name)
     except OSError as error:
         refuse(path, error)
-    noted.count(path, own, len(files) + len(folders))
     for names in (files, folders):
         names.sort()  # for names that are equal as numbers
-        names.sort(key=natural_key)
-    return _Listing(files, folders, own)
+        if not _is_padded(names):
+            names.sort(key=natural_key)
+    found = _Listing(files, folders, own)
+    noted.count(path, found, hidden=hidden)
+    return found
+
+
+def _is_padded(names: list[bytes]) -> bool:
+    """Return whether all names have their digits in the same places: as text, they are in order."""
+    # Several thousand names as one text: translating each would take ten times as long.
+    shapes = b"/".join(names).translate(_DIGITS_ALIKE).split(b"/")
+    return len(set(shapes)) <= 1
 
 
 def _is_folder(entry: os.DirEntry[bytes]) -> bool:

@@ -199,6 +199,12 @@ def cores() -> int:
     return limits.cores()
 
 
+def share_of_cores() -> int:
+    """Return how many cores this process may use: its share of them, if the host has ranks."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(cores() // int(ranks), 1) if ranks.isdecimal() and int(ranks) > 1 else cores()
+
+
 def memory_bytes() -> int:
     """Return the memory that this process may have: the machine's, or less if limited."""
     return limits.memory()

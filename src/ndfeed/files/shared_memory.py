@@ -9,9 +9,12 @@ the same user on the same machine while that process lives; once opened, the mem
 depends on it.
 """
 
+import contextlib
+import errno
 import os
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from mmap import MAP_SHARED, mmap
@@ -28,6 +31,16 @@ from ndfeed.files.platform_calls import can, fcntl, free_memory, map_whole
 _LESS = "take() fewer samples, or select() fields"
 _GONE = "the process that held this memory is gone, or on another machine"
 _AGAIN = "open the data again"
+_PATIENCE, _MOMENT = 1.0, 0.002  # seconds
+
+
+# Alignment with which other libraries use memory in place; otherwise they copy it.
+ALIGNED = 64
+
+
+def align(size: int) -> int:
+    """Round up to where the next array may begin."""
+    return -(-size // ALIGNED) * ALIGNED
 
 
 class Handle(NamedTuple):
@@ -57,12 +70,21 @@ class Shared:
             # A view that is still referenced prevents sealing, so none may be left.
             view.close()
         if can.memfd:
-            seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+            self._seal()
+
+    def _seal(self) -> None:
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        until = time.monotonic() + _PATIENCE
+        while True:
             try:
-                fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
+                fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)
+                return
             except OSError as error:
-                problem = f"cannot be sealed: {error.strerror}"
-                raise ResourceError("shared memory", problem, remedy=_LESS) from None
+                # A process that helped to fill it may have been killed just now.
+                if error.errno != errno.EBUSY or time.monotonic() > until:
+                    problem = f"cannot be sealed: {error.strerror}"
+                    raise ResourceError("shared memory", problem, remedy=_LESS) from None
+            time.sleep(_MOMENT)
 
     def view(self) -> NDArray[np.uint8]:
         """Return the memory, read-only."""
@@ -112,8 +134,29 @@ class Shared:
         return made
 
 
+_forks = [0]  # how often this process was forked
+
+
+def _count_fork() -> None:
+    _forks[0] += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_count_fork)
+
+
+def count_forks() -> int:
+    """Return how often this process was forked: its children may see what it had before."""
+    return _forks[0]
+
+
 class Block(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """Memory that several processes write to, as bytes; ``handle`` is for the others."""
+    """Memory that several processes write to, as bytes; ``handle`` is for the others.
+
+    It is freed with the last reference to it in the process that made it. Others may still have it
+    mapped, but it takes no memory then; unless that process was forked meanwhile, since the child
+    may use it.
+    """
 
     handle: Handle
 
@@ -129,10 +172,18 @@ class Block(np.ndarray[tuple[int], np.dtype[np.uint8]]):
                 _remove(path, os.getpid())
             raise
         made.handle = _handle(fd, path, size)
-        weakref.finalize(made, close_quietly, fd)
+        # Not at exit, when somebody may still read it.
+        weakref.finalize(made, _free, fd, os.getpid(), count_forks()).atexit = False
         if not can.memfd:
             weakref.finalize(made, _remove, path, os.getpid())
         return made
+
+
+def _free(fd: int, pid: int, forks: int) -> None:
+    if can.memfd and pid == os.getpid() and forks == count_forks():
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+    close_quietly(fd)
 
 
 def attach(handle: Handle) -> NDArray[np.uint8]:

@@ -29,7 +29,8 @@ def map_in_threads(
 
     When it is closed, or after an error or Ctrl-C, only calls that have begun are finished; they
     are waited for, unless there is a second Ctrl-C. ``stop`` is called first: it may make them end
-    sooner, and must be as uninterruptible as the rest.
+    sooner, and must be as uninterruptible as the rest. If no thread can be started, calls are made
+    here.
     """
     numbers, results = itertools.count(), SimpleQueue[tuple[int, Result | None]]()
     begun: list[None] = []
@@ -49,9 +50,10 @@ def map_in_threads(
             ended.append(None)
 
     try:
-        for _ in range(min(threads, len(items))):
-            _thread.start_new_thread(work, ())
-        yield from _in_order(results, errors, len(items))
+        if _start(work, min(threads, len(items))):
+            yield from _in_order(results, errors, len(items))
+        else:
+            yield from map(function, items)
     except BaseException:
         stopping.append(None)
         stop()
@@ -59,6 +61,16 @@ def map_in_threads(
     finally:
         while len(ended) < len(begun):
             time.sleep(_MOMENT)
+
+
+def _start(work: Callable[[], None], threads: int) -> int:
+    """Start so many threads, or as many as the system allows; return how many."""
+    for started in range(threads):
+        try:
+            _thread.start_new_thread(work, ())
+        except RuntimeError:
+            return started
+    return threads
 
 
 def _in_order(

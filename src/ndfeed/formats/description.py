@@ -12,6 +12,11 @@ INLINE = 3  # a scalar of up to 8 bytes, stored in ``offset`` itself
 LATIN1 = 4  # bytes written as UTF-8 text, one character per byte (NumPy arrays inside a .pt)
 CODINGS = ("raw", "deflate", "gzip", "inline", "text")
 
+# The formats of files. Cached tables have these names, or the first of them: add to the end.
+FORMATS = (
+    "npy", "npz", "npy.gz", "pt", "safetensors", "raw", "pt list", "memory", "megatron", "csr",
+)  # fmt: skip
+
 NO_CRC = -1
 # One less than NumPy's own limit: a batch adds an axis.
 MOST_DIMENSIONS = 31 if np.lib.NumpyVersion(np.__version__) < "2.0.0" else 63

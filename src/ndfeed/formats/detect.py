@@ -6,7 +6,7 @@ the name ends in .npz, .pt or .pth. Raw files are those that no format claims.
 
 from ndfeed.errors import FormatError, UnsupportedError
 from ndfeed.files.file import File
-from ndfeed.formats import gz, npy, npz, pt, raw, safetensors, ziparchive
+from ndfeed.formats import gz, megatron, npy, npz, pt, raw, safetensors, ziparchive
 from ndfeed.formats.description import Description, Wanted
 
 SUFFIXES = (b".npy", b".npz", b".npy.gz", b".pt", b".pth", b".safetensors")
@@ -43,24 +43,29 @@ def describe(
         return npy.describe(file)
     if head.startswith((ziparchive.MAGIC, ziparchive.EMPTY)):
         return _archive(file, wanted)
-    if head.startswith(gz.MAGIC):
-        return gz.describe(file)
+    if head.startswith((gz.MAGIC, megatron.MAGIC)):
+        return gz.describe(file) if head.startswith(gz.MAGIC) else megatron.describe(file)
     if safetensors.looks_like(head, file.size):
         return safetensors.describe(file, wanted)
     _refuse_known(file.path, head)
     if file.path.endswith(_ARCHIVES):
         return _archive(file, wanted)
+    return _describe_raw(file, head, layout)
+
+
+def _describe_raw(file: File, head: bytes, layout: raw.Layout | None) -> Description:
     layout = layout or raw.beside(file.path)
-    if layout is None:
-        raise _unknown(file.path, head)
-    return raw.describe(file, layout)
+    if layout is not None:
+        return raw.describe(file, layout)
+    index = megatron.index_beside(file.path)
+    raise _unknown(file.path, head) if index is None else megatron.refuse_values(file.path, index)
 
 
 def is_recognised(file: File) -> bool:
     """Return whether some format claims the file."""
     head = file.head()
     return (
-        head.startswith((npy.MAGIC, ziparchive.MAGIC, ziparchive.EMPTY, gz.MAGIC))
+        head.startswith((npy.MAGIC, ziparchive.MAGIC, ziparchive.EMPTY, gz.MAGIC, megatron.MAGIC))
         or pt.legacy(head)
         or safetensors.looks_like(head, file.size)
     )

@@ -187,6 +187,21 @@ def _kind(name: str) -> str:
     return "E" if name in EXTENDED else np.dtype(name).kind
 
 
+def can_hold(dtype: np.dtype[Any], value: complex) -> bool:
+    """Can the dtype hold the value? A fraction may lose digits, as 0.1 does in float32."""
+    if dtype.kind in "SUMmO" or dtype.names is not None:
+        return False
+    if np.iscomplexobj(value) and dtype.kind != "c":
+        return False
+    with np.errstate(all="ignore"):
+        try:
+            back = np.array(value).astype(dtype).astype(complex)
+        except (OverflowError, TypeError, ValueError):
+            return False
+    exact = dtype.kind in "biu"
+    return bool(np.isclose(back, value, rtol=0 if exact else 0.07, atol=0, equal_nan=True))
+
+
 def cast(values: NDArray[Any], new: str) -> tuple[NDArray[Any], Misfit | None]:
     """Return ``values`` as the type ``new``, in C order, and the first that does not fit."""
     dtype = delivered(new) if new in EXTENDED else np.dtype(new)

@@ -10,17 +10,25 @@ member. bzip2, lzma and the rest are refused by name: NumPy does not write them,
 another decoder to trust. Checksums are compared when an entire member is read, not here; rows of a
 stored member are read without, since a partial read cannot be checked.
 
-Sparse matrices, which scipy.sparse and sparse keep in such archives, are refused by name: neither
+Matrices that scipy.sparse saves in such archives are described if they are stored row by row
+(``csr``): the arrays ``indices`` and ``data``, the offsets of their rows in ``indptr``, and the
+number of ``columns``, which the index holds. Other sparse matrices are refused by name: neither
 their members nor the rows of these are samples.
 """
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ndfeed.errors import FormatError, LimitError, TruncatedError, UnsupportedError, shown
 from ndfeed.files.file import File
 from ndfeed.formats import inflate, npy, ziparchive
 from ndfeed.formats.description import (
     DEFLATE,
+    INLINE,
+    MOST_BYTES,
     MOST_RATIO,
     RAW,
     Array,
@@ -43,6 +51,8 @@ _SPARSE = (
     ("scipy.sparse", {"format", "shape", "data", "offsets"}),
     ("sparse", {"shape", "data", "coords", "fill_value"}),
 )
+_KINDS = ("csc", "coo", "dia", "bsr", "dok", "lil")
+_MOST_SMALL = 4096  # bytes of members that are read to describe a matrix
 _DENSE = {"scipy.sparse": "toarray", "sparse": "todense"}
 
 
@@ -77,8 +87,9 @@ def describe(
             raise LimitError(
                 file.path, "many long headers", remedy="save structures as plain arrays"
             )
-    if "shape" in chosen:  # otherwise it is not a sparse matrix
-        _refuse_sparse(file.path, arrays)
+    matrix = _describe_sparse(file, arrays) if "shape" in chosen else None
+    if matrix is not None:
+        return matrix
     if not arrays:
         raise FormatError(file.path, f"no arrays among its {len(found)} members")
     more = len(remarks) - _MOST_REMARKS
@@ -110,20 +121,85 @@ def _name_member(member: ziparchive.Member) -> str:
     return f"member {shown(member.name[:100])!r}"
 
 
-def _refuse_sparse(path: bytes, arrays: list[Array]) -> None:
-    """Refuse a sparse matrix, and call it that."""
-    kinds = {array.name: array for array in arrays}
+def _describe_sparse(file: File, arrays: list[Array]) -> Description | None:
+    """Describe a matrix that is stored row by row; refuse other sparse matrices by name."""
+    known = {array.name: array for array in arrays}
     for library, members in _SPARSE:
-        if not members <= kinds.keys() or len(kinds["shape"].shape) != 1:
+        if not members <= known.keys() or len(known["shape"].shape) != 1:
             continue
-        if library == "scipy.sparse" and kinds.get("format", kinds["shape"]).shape != ():
+        if library == "scipy.sparse" and known.get("format", known["shape"]).shape != ():
             continue
+        kind = _read_text(file, known["format"]) if library == "scipy.sparse" else ""
+        if kind == "csr":
+            return _describe_csr(file, known)
+        if kind in _KINDS:
+            raise UnsupportedError(
+                file.path,
+                f"holds a sparse matrix of the format {kind}, which is not stored row by row",
+                remedy="save it as csr: scipy.sparse.save_npz(path, matrix.tocsr())",
+            )
         raise UnsupportedError(
-            path,
+            file.path,
             f"holds a sparse matrix of {library}, whose rows are not stored as arrays",
             remedy="save it dense: "
             f"np.save(new_path, {library}.load_npz(path).{_DENSE[library]}())",
         )
+    return None
+
+
+def _describe_csr(file: File, known: dict[str, Array]) -> Description:
+    """Describe a matrix that is stored row by row, if its arrays belong together."""
+    indices, data, indptr = (known.get(name) for name in ("indices", "data", "indptr"))
+    if indices is None or data is None or indptr is None:
+        raise FormatError(file.path, "a csr matrix without indices, data or indptr")
+    if not len(indices.shape) == len(data.shape) == len(indptr.shape) == 1:
+        raise FormatError(file.path, "a csr matrix whose arrays are not one-dimensional")
+    shape = _read_small(file, known["shape"])
+    if shape is None or shape.dtype.kind not in "iu" or shape.shape != (2,):
+        raise FormatError(file.path, "a csr matrix must have two axes", remedy="save a matrix")
+    rows, columns = map(int, shape)
+    if rows < 0 or not 0 <= columns < MOST_BYTES:
+        raise FormatError(file.path, f"a csr matrix of the shape ({rows}, {columns})")
+    if indptr.shape != (rows + 1,):
+        raise FormatError(
+            file.path, f"expected {rows + 1} numbers in indptr for {rows} rows, found "
+            f"{indptr.shape[0]}"
+        )  # fmt: skip
+    if indices.shape != data.shape:
+        raise FormatError(
+            file.path,
+            f"expected as many indices as data, found {indices.shape[0]} and {data.shape[0]}",
+        )
+    width = Array("columns", "<i8", (), columns, 0, coding=INLINE)
+    return Description("csr", (indices, data, indptr, width))
+
+
+def _read_text(file: File, array: Array) -> str:
+    """Return the text of a member, empty where it is not one short text."""
+    value = _read_small(file, array)
+    if value is None or value.dtype.kind not in "SU":
+        return ""
+    # From its bytes: NumPy raises an error for characters that do not exist.
+    if value.dtype.kind == "S":
+        return value.tobytes().decode("latin-1").rstrip("\0")
+    order = "utf-32-be" if value.dtype.str[0] == ">" else "utf-32-le"
+    return value.tobytes().decode(order, "replace").rstrip("\0")
+
+
+def _read_small(file: File, array: Array) -> NDArray[Any] | None:
+    """Read a member of a few numbers, or of one text; ``None`` if it is larger than that."""
+    if array.dtype[1:2] not in ("i", "u", "S", "U"):
+        return None
+    dtype = np.dtype(array.dtype)
+    count = int(np.prod(array.shape, dtype=np.int64))
+    end = array.skip + count * dtype.itemsize
+    if not count or end > _MOST_SMALL or array.strides is not None:
+        return None
+    stream = Stream(array.offset, array.length, array.coding, array.crc, array.decoded)
+    found = _begin(file, stream, end)[array.skip : end]
+    if len(found) < end - array.skip:
+        raise TruncatedError(file.path, f"member {array.name!r} is cut off", array.offset)
+    return np.frombuffer(found, dtype, count).reshape(array.shape)
 
 
 def _chosen(found: list[ziparchive.Member], remarks: list[str]) -> dict[str, ziparchive.Member]:

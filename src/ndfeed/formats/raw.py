@@ -34,6 +34,7 @@ class Layout(NamedTuple):
     shape: tuple[int, ...] = ()
     offset: int = 0
     structure: npy.Element | None = None  # for elements that have fields
+    drops_tail: bool = False  # may the file end within a sample?
 
     @property
     def itemsize(self) -> int:
@@ -67,13 +68,13 @@ def describe(file: File, given: Layout) -> Description:
     """Describe a raw file as an array of samples."""
     sample = given.itemsize * math.prod(given.shape)
     rows, spare = divmod(file.size - given.offset, sample)
-    if spare or rows < 0:
+    if (spare and not given.drops_tail) or rows < 0:
         raise FormatError(
             file.path,
             f"expected a multiple of {sample} bytes (samples of dtype {given.dtype} and shape "
             f"{given.shape}{f' from byte {given.offset}' if given.offset else ''}), found "
             f"{file.size}",
-            remedy="check dtype= and shape=",
+            remedy='check dtype= and shape=, or leave out the rest with tail="drop"',
         )
     shape = (rows, *given.shape)
     if given.structure is not None:

@@ -2,8 +2,9 @@
 
 Warm files are described one after another in the calling thread: a header takes a few
 microseconds, less than passing the GIL to another thread (16 threads take ten times as long). If
-describing waits for the disk or the network instead, threads share the rest. The first files
-decide, by how often the kernel put the thread to sleep.
+the rest would take long, processes share it. If describing waits for the disk or the network
+instead, threads do, until as many processes have started. The first files decide, by how long they
+took and by how often the kernel put the thread to sleep. The table is the same in each case.
 
 For a packed dataset the manifest is read, and the size and header of every column are compared.
 The data itself is not checked; ``packing.verify`` does that. Nothing is cached between runs: the
@@ -14,9 +15,11 @@ link below it is refused, even one that stays inside.
 import os
 import struct
 import sys
+import time
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -37,21 +40,21 @@ from ndfeed.errors import (
 from ndfeed.files import listing, platform_calls
 from ndfeed.files.file import File, Identity
 from ndfeed.files.listing import common_folder
+from ndfeed.files.processes import WORTH_IT, map_in_processes, useful_processes
 from ndfeed.files.threads import map_in_threads
 from ndfeed.formats import detect, npy, raw
-from ndfeed.formats.description import MOST_DIMENSIONS, Array, Description, Wanted
+from ndfeed.formats.description import FORMATS, MOST_DIMENSIONS, Array, Description, Wanted
 from ndfeed.formats.inflate import crc32
 from ndfeed.formats.manifest import MOST_MANIFEST, NAME, Column, Field, Manifest, parse
 from ndfeed.index.source import Files
 from ndfeed.index.table import NOTES_KEPT, Assembly, Part, Table, joined_paths
 from ndfeed.progress import Bar
 
-_FIRST = 128
-_CHUNK = 1024
+_FIRST, _SECOND, _CHUNK = 128, 256, 1024
 _THREADS = 16
 _WAITS_PER_FILE = 0.25  # above this, the disk is the bottleneck
-FORMATS = ("npy", "npz", "npy.gz", "pt", "safetensors", "raw", "pt list", "memory")
 RAW = FORMATS.index("raw")
+_USUAL = FORMATS.index("memory")  # tables have at least these, as they always had
 
 
 class Chunk:
@@ -114,7 +117,7 @@ class Chunk:
             "path_ends": path_ends,
             "identity": np.array(self.identity, np.int64).reshape(-1, 5),
             "format": np.array(self.format, np.uint8),
-            "formats": FORMATS,
+            "formats": FORMATS[: max(_USUAL, *self.format, 0) + 1],
             "file": arrays[:, 0].astype(np.int32),
             "name": arrays[:, 1].astype(np.int32),
             "dtype": arrays[:, 2].astype(np.int32),
@@ -163,13 +166,13 @@ def build(files: Files, demand: Demand, *, of: int | None = None) -> Table:
     narrowed = False
     with (
         Bar("reading headers", len(files.paths)) as bar,
-        closing(_describe_all(files, demand)) as chunks,
+        closing(_describe_all(files, _Job(demand, base))) as every,
     ):
-        for chunk in chunks:
-            made.add(chunk.part(base))
-            problems += chunk.problems
-            narrowed |= chunk.narrowed
-            bar.advance(len(chunk.paths) + len(chunk.ignored) + len(chunk.problems))
+        for found in every:
+            made.add(found.part)
+            problems += found.problems
+            narrowed |= found.narrowed
+            bar.advance(found.files)
     if not demand.skip:
         refuse(problems, len(files.paths) if of is None else of)
     table = made.table()
@@ -195,28 +198,71 @@ def make_table(file: File, found: Description) -> Table:
     return made.table()
 
 
-def _describe_all(files: Files, demand: Demand) -> Generator[Chunk, None, None]:
-    """Yield descriptions of every file, in order, in chunks."""
-    count = len(files.paths)
-    first = min(_FIRST, count)
-    before = platform_calls.waits()
-    yield _chunk(files, demand, 0, first)
-    waiting = platform_calls.waits() - before > _WAITS_PER_FILE * first
-    starts = range(first, count, _CHUNK)
-    if not waiting or len(starts) < 2:
-        for start in starts:
-            yield _chunk(files, demand, start, start + _CHUNK)
-        return
-    yield from map_in_threads(
-        lambda start: _chunk(files, demand, start, start + _CHUNK), starts, _THREADS
-    )
+class _Job(NamedTuple):
+    """How files are described: as demanded, with their paths relative to ``base``."""
+
+    demand: Demand
+    base: bytes
 
 
-def _chunk(files: Files, demand: Demand, start: int, stop: int) -> Chunk:
+class _Pieces(Sequence[Files]):
+    """Files, many at a time; each piece is cut when it is needed."""
+
+    def __init__(self, files: Files, start: int) -> None:
+        self._files = files
+        self._starts = range(start, len(files.paths), _CHUNK)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, at: int) -> Files:  # type: ignore[override]
+        start = self._starts[at]
+        return self._files.cut(start, min(start + _CHUNK, len(self._files.paths)))
+
+
+class _Described(NamedTuple):
+    """What was found in so many ``files``: part of a table, and what is wrong with some of them."""
+
+    part: Part
+    problems: list[Error]
+    narrowed: bool
+    files: int
+
+
+def _describe_all(files: Files, job: _Job) -> Generator[_Described, None, None]:
+    """Yield descriptions of every file, in order, many files at a time."""
+    done, before = min(_FIRST, len(files.paths)), platform_calls.waits()
+    found, each = _time(job, files.cut(0, done))
+    waits = platform_calls.waits() - before > _WAITS_PER_FILE * done
+    yield found
+    left = len(files.paths) - done
+    if left and not waits:  # measured again, without what the first ones needed once
+        start, done = done, done + min(left, _SECOND)
+        found, each = _time(job, files.cut(start, done))
+        yield found
+    rest = _Pieces(files, done)
+    useful = useful_processes() if each * left > WORTH_IT else 0
+    if useful:
+        # Perhaps it was another thread's GIL that this one waited for: processes help there, too.
+        count, here = (max(useful, _THREADS), _THREADS) if waits else (useful, 1)
+        yield from map_in_processes(_describe, job, rest, count, here=here)
+    elif waits:
+        yield from map_in_threads(partial(_describe, job), rest, _THREADS)
+    else:
+        yield from map(partial(_describe, job), rest)
+
+
+def _time(job: _Job, files: Files) -> tuple[_Described, float]:
+    """Describe some files, and return the seconds that each took."""
+    began, found = time.perf_counter(), _describe(job, files)
+    return found, (time.perf_counter() - began) / max(len(files.paths), 1)
+
+
+def _describe(job: _Job, files: Files) -> _Described:
+    """Describe some files."""
     chunk = Chunk()
-    layout, wanted, _ = demand
-    picky = files.picky[start:stop].tolist()
-    for path, ignorable in zip(files.paths[start:stop], picky, strict=True):
+    layout, wanted, _ = job.demand
+    for path, ignorable in zip(files.paths, files.picky.tolist(), strict=True):
         try:
             with File(path) as file:
                 if ignorable and not _promising(file, layout):
@@ -233,7 +279,7 @@ def _chunk(files: Files, demand: Demand, start: int, stop: int) -> Chunk:
                 chunk.ignored.append(path)
             else:
                 chunk.problems.append(error.with_traceback(None))
-    return chunk
+    return _Described(chunk.part(job.base), chunk.problems, chunk.narrowed, len(files.paths))
 
 
 def _holding(file: File, found: Description) -> Description:

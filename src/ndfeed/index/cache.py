@@ -1,11 +1,12 @@
 """Keep tables between runs, one file per source in the user's cache folder.
 
 A table is used again if the names in its folders and the device, inode, size, mtime and ctime of
-its files are the same. Up to ``_CHECKED`` files, all are checked; beyond that, an even sample is,
+its files are the same. Up to ``CHECKED`` files, all are checked; beyond that, an even sample is,
 and every other file when it is read: one that is gone or whose identity differs is an error then,
 and the next process to open the table checks all of them (``doubt``). A time so close to the start
-of the build that the file may have changed within the same tick counts as a difference. So does a
-raw file described by a JSON file, since that file may have changed alone.
+of the build that the file may have changed within the same tick counts as a difference; where that
+would lead to many checks, the build starts a moment later (``settle``). So does a raw file
+described by a JSON file, since that file may have changed alone.
 
 A cache is a convenience: one that is damaged, foreign, or cannot be written is ignored with a
 warning. It is JSON and numbers, never anything that runs. It is trusted in three steps: the
@@ -19,8 +20,9 @@ import hmac
 import os
 import time
 import warnings
-from collections.abc import Iterator
-from itertools import chain, islice, pairwise
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import chain, pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -29,15 +31,17 @@ from numpy.typing import NDArray
 
 from ndfeed.errors import shown
 from ndfeed.files import cache_files, platform_calls
-from ndfeed.files.listing import Folders, Paths
-from ndfeed.formats.description import Wanted
+from ndfeed.files.listing import Folders, Paths, paths_of
+from ndfeed.files.processes import map_with_all_cores
+from ndfeed.formats.description import FORMATS, Wanted
 from ndfeed.formats.raw import Layout
 from ndfeed.index import codec, validate
-from ndfeed.index.build import FORMATS, RAW
+from ndfeed.index.build import RAW
 from ndfeed.index.table import Ints, Table
 
-_CHECKED = 10_000
+CHECKED = 10_000
 _TICK, _COARSE_TICK = 50_000_000, 2_000_000_000  # nanoseconds
+_PATIENCE = 200_000_000  # nanoseconds to wait for folders that have just changed
 _KEPT, _KEPT_BYTES = 256, 2 << 30
 _AT_ONCE = 4096
 _FEW = 64
@@ -190,20 +194,28 @@ def holds(kept: Kept, layout: Layout | None) -> bool:
     last = max(kept.folders.changed_last(), int(kept.table.identity[:, 3:].max()))
     if last >= kept.built - _COARSE_TICK:  # few are written that shortly before they are opened
         folders = np.array([kept.folders.changed_last()])
-        if _racy(folders, kept.built).any() or _uncertain(kept, layout).any():
+        if _racy(folders, kept.built).any() or find_uncertain(kept, layout).any():
             return False
-    step = -(-kept.table.files // _CHECKED) or 1
     if kept.table.files <= _FEW and _all_same(kept.table):
         return True
-    return not np.count_nonzero(_differ(kept.table, np.arange(0, kept.table.files, step)))
+    return not len(find_changed(kept.table))
+
+
+def find_changed(table: Table) -> Ints:
+    """Return files that are gone or have changed: of up to ``CHECKED`` all, else of a sample."""
+    some = np.arange(0, table.files, -(-table.files // CHECKED) or 1)
+    known = _Known(Paths(table.paths_of(some)), table.identity[some])
+    found: Ints = some[_differ(None, known)]
+    return found
 
 
 def changed_files(kept: Kept, layout: Layout | None) -> NDArray[np.bool_]:
     """Return for every file whether it is gone or has changed, or may have."""
-    return _differ(kept.table, np.arange(kept.table.files)) | _uncertain(kept, layout)
+    with closing(map_with_all_cores(_differ, None, _Pieces(kept.table))) as found:
+        return np.concatenate(list(found)) | find_uncertain(kept, layout)
 
 
-def _uncertain(kept: Kept, layout: Layout | None) -> NDArray[np.bool_]:
+def find_uncertain(kept: Kept, layout: Layout | None) -> NDArray[np.bool_]:
     """Return the files for which a check does not tell whether they changed."""
     table = kept.table
     racy = _racy(np.maximum(table.identity[:, 3], table.identity[:, 4]), kept.built)
@@ -219,21 +231,40 @@ def _all_same(table: Table) -> bool:
         return False
 
 
-def _differ(table: Table, files: Ints) -> NDArray[np.bool_]:
+class _Known(NamedTuple):
+    """Some files, and the identity they had."""
+
+    paths: Paths
+    identity: Ints
+
+
+class _Pieces(Sequence[_Known]):
+    """The files of a table, many at a time; each piece is cut when it is needed."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._starts = range(0, table.files, _AT_ONCE)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, at: Any) -> Any:  # noqa: ANN401 - one piece
+        table, start = self._table, self._starts[at]
+        ends = table.path_ends[start : start + _AT_ONCE + 1]
+        text = table.path_bytes[ends[0] : ends[-1]].tobytes()
+        paths = paths_of(table.base, text, (ends - ends[0]).tobytes())
+        return _Known(paths, table.identity[start : start + _AT_ONCE])
+
+
+def _differ(_: None, known: _Known) -> NDArray[np.bool_]:
     """Return for each file whether it is missing or has changed."""
-    differ = np.zeros(len(files), bool)
-    every = table.paths_of(files)
-    for start in range(0, len(files), _AT_ONCE):
-        some = files[start : start + _AT_ONCE]
-        paths = list(islice(every, len(some)))
-        try:
-            found = chain.from_iterable(map(_FACTS, map(os.stat, paths)))
-            facts = np.fromiter(found, np.int64, 5 * len(paths))
-        except (OSError, OverflowError):  # some are gone, or have numbers beyond 2**63
-            facts = np.array([_facts(path) for path in paths], np.uint64).view(np.int64)
-        same = facts.reshape(-1, 5) == table.identity[some]
-        differ[start : start + len(some)] = ~same.all(axis=1)
-    return differ
+    paths = list(known.paths)
+    try:
+        found = chain.from_iterable(map(_FACTS, map(os.stat, paths)))
+        facts = np.fromiter(found, np.int64, 5 * len(paths))
+    except (OSError, OverflowError):  # some are gone, or have numbers beyond 2**63
+        facts = np.array([_facts(path) for path in paths], np.uint64).view(np.int64)
+    return np.asarray((facts.reshape(-1, 5) != known.identity).any(axis=1))
 
 
 def _facts(path: bytes) -> tuple[int, ...]:
@@ -253,6 +284,25 @@ def _racy(times: Ints, built: int) -> NDArray[np.bool_]:
 def now() -> int:
     """Return the time to record as the start of a build."""
     return time.time_ns()
+
+
+def settle(folders: Folders, began: int) -> int:
+    """Return when to say that a build starts, after a wait if ``folders`` have just changed.
+
+    Files that were written right before they are opened, as by a script that makes them, would
+    otherwise have to be checked one by one by the next process.
+    """
+    times = np.array(folders.facts, np.int64)[2::3]
+    young = np.flatnonzero(_racy(times, began))
+    if not len(young):
+        return began
+    # Twice: a file is complete a little later than its folder has its name.
+    wait = int(times.max()) + 2 * _TICK - now()
+    if wait > _PATIENCE:
+        return began
+    time.sleep(max(wait, 0) / 1e9)
+    later = now()
+    return later if folders.list_again(young.tolist()) else began
 
 
 def _warn_unusable(path: bytes, error: Exception) -> None:

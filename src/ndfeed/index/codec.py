@@ -177,8 +177,10 @@ def fingerprint(table: Table) -> str:
     if table.digest:
         return table.digest[:16]
     digest = hashlib.sha256(repr((table.names, table.dtypes, table.dims.tolist())).encode())
+    # Memory of a process has no name that another one would know it by.
+    paths = () if table.sealed else (table.path_bytes, table.path_ends)
     for column in (
-        table.path_bytes, table.path_ends, table.identity[:, 2], table.file, table.name,
+        *paths, table.identity[:, 2], table.file, table.name,
         table.dtype, table.shape, table.strides, table.offset, table.skip, table.coding,
     ):  # fmt: skip
         digest.update(np.ascontiguousarray(column).view(np.uint8).data)

@@ -34,6 +34,12 @@ class Files(NamedTuple):
     picky: NDArray[np.bool_]
     folders: Folders
 
+    def cut(self, start: int, stop: int) -> "Files":
+        """Return those from ``start`` to ``stop``, without the folders they were found in."""
+        if stop - start == len(self.paths):
+            return self._replace(folders=Folders())
+        return Files(self.paths.cut(start, stop), self.picky[start:stop], Folders())
+
     def chosen(self, which: NDArray[np.bool_]) -> "Files":
         """Return those that a mask marks."""
         return Files(self.paths.chosen(which), self.picky[which], self.folders)
@@ -65,8 +71,10 @@ def _spell(one: object, here: bytes | None = None) -> bytes:
     elif isinstance(one, bytes | os.PathLike):
         path = os.fsencode(one)
     else:
+        numbers = isinstance(one, Sequence | int | float | np.number)
+        hint = "; np.asarray(list) makes a source of numbers" if numbers else ""
         raise TypeError(
-            f"a source must be a path or a list of paths, got {type(one).__name__} in it"
+            f"a source must be a path or a list of paths, got {type(one).__name__} in it{hint}"
         )
     if not path:
         raise MissingError("''", "an empty path", remedy='"." is the current folder')

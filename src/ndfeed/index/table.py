@@ -203,9 +203,10 @@ class Assembly:
         )
         if b"/" not in self._text[: int(ends[:2][-1])]:
             return made  # the first file is directly in the base, which cannot be longer
-        base = common_folder(made.paths())
-        paths = _paths(base, made.paths())
-        return made if base == self.base else replace(made, base=base, **paths)
+        base = common_folder((made.path(0), made.path(made.files - 1)))
+        if base != self.base:
+            base = common_folder(made.paths())
+        return made if base == self.base else replace(made, base=base, **_paths(base, made.paths()))
 
 
 def concat(tables: Sequence[Table]) -> Table:
@@ -276,7 +277,7 @@ def _select_files(table: Table, files: Ints, base: bytes) -> Part:
     first = np.searchsorted(table.file, files)
     counts = np.searchsorted(table.file, files, side="right") - first
     rows = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
-    part = _fields(table) | _paths(base, table.paths_of(files))
+    part = _fields(table) | _some_paths(table, files, base)
     part |= {column: part[column][files] for column in _PER_FILE}
     part |= {column: part[column][rows] for column in _PER_ARRAY}
     part["file"] = np.repeat(np.arange(len(files)), counts)
@@ -287,18 +288,60 @@ def _select_files(table: Table, files: Ints, base: bytes) -> Part:
     return part | {"notes": [], "remarked": 0, "ignored": [], "passed_over": 0}
 
 
-def places(table: Table, paths: Paths) -> Ints:
-    """Return for each of ``paths`` its first file in ``table``, or -1."""
-    if not table.files:
+def _some_paths(table: Table, files: Ints, base: bytes) -> Part:
+    """Return the paths of some files, relative to ``base``."""
+    if base != table.base or not len(files) or np.count_nonzero(np.diff(files) != 1):
+        return _paths(base, table.paths_of(files))
+    ends = table.path_ends[files[0] : files[-1] + 2]
+    return {"path_bytes": table.path_bytes[ends[0] : ends[-1]], "path_ends": ends - ends[0]}
+
+
+def places(table: Table, paths: Paths, among: Ints | None = None) -> Ints:
+    """Return for each of ``paths`` its first file in ``table``, or ``among`` some of it; or -1."""
+    files = np.arange(table.files) if among is None else among
+    if not len(files):
         return np.full(len(paths), -1)
     # By hash, not in a dict, which would take more memory than the table itself.
-    own = np.fromiter(map(hash, table.paths()), np.int64, table.files)
+    own = np.fromiter(map(hash, table.paths_of(files)), np.int64, len(files))
     order = np.argsort(own, kind="stable")
     theirs = np.fromiter(map(hash, paths), np.int64, len(paths))
-    found = order[np.minimum(np.searchsorted(own[order], theirs), len(own) - 1)]
+    found = files[order[np.minimum(np.searchsorted(own[order], theirs), len(own) - 1)]]
     pairs = zip(paths, table.paths_of(found), strict=True)
     same = np.fromiter((mine == yours for mine, yours in pairs), bool, len(paths))
     return np.where(same, found, -1)
+
+
+def match_paths(table: Table, paths: Paths) -> Ints:
+    """Return for each of ``paths`` a file of ``table`` that has it, or -1 if none was found.
+
+    Paths that both begin or end with are compared as text: mostly, few are new or gone. Those in
+    between are looked for there, so one that has moved elsewhere is not found.
+    """
+    if paths.base != table.base:
+        return places(table, paths)
+    text, ends = (np.frombuffer(part, kind) for part, kind in zip(paths.text(), "Bq", strict=True))
+    own, theirs = np.diff(table.path_ends), np.diff(ends)
+    first = _count_equal(table.path_bytes, text, own, theirs)
+    last = _count_equal(table.path_bytes[::-1], text[::-1], own[::-1], theirs[::-1])
+    last = min(last, len(own) - first, len(theirs) - first)
+    between = paths.cut(first, len(paths) - last)
+    found = places(table, between, np.arange(first, table.files - last))
+    return np.concatenate([np.arange(first), found, np.arange(table.files - last, table.files)])
+
+
+def _count_equal(
+    text: NDArray[np.uint8], other: NDArray[np.uint8], lengths: Ints, others: Ints
+) -> int:
+    """Return how many paths, given as text and lengths, two lists begin with alike."""
+    alike = _leading(text, other)
+    return min(_leading(lengths, others), int(np.searchsorted(np.cumsum(lengths), alike, "right")))
+
+
+def _leading(a: NDArray[np.integer], b: NDArray[np.integer]) -> int:
+    """Return how many numbers are the same at the start of both."""
+    count = min(len(a), len(b))
+    differ = a[:count] != b[:count]
+    return int(differ.argmax()) if differ.any() else count
 
 
 def _paths(base: bytes, paths: Iterable[bytes]) -> Part:

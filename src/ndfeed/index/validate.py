@@ -130,9 +130,11 @@ def _check_paths(table: Table) -> None:
 
 def _check_names(table: Table, formats: tuple[str, ...]) -> None:
     """Check that numbers of names, types, formats, codings and notes are in range."""
-    if table.formats != formats:
+    if table.formats != formats[: len(table.formats)]:
         _refuse("unknown formats")
-    _check_range("formats", table.format, 0, formats.index("memory"))
+    _check_range("formats", table.format, 0, len(table.formats))
+    if _any(table.format == formats.index("memory")):
+        _refuse("a file that is memory")
     _check_uses("names", table.name, len(table.names))
     _check_uses("types", table.dtype, len(table.dtypes))
     _check_range("codings", table.coding, 0, len(CODINGS))

@@ -4,216 +4,27 @@ On the CPU, JAX uses the memory of a NumPy array without a copy if it is aligned
 copies it otherwise, large arrays asynchronously; copies to other devices are asynchronous as well.
 Either way JAX holds a reference to the NumPy array for as long as it reads its memory, and memory
 of the pool is used again only when the last reference is gone. So nothing has to be waited for.
-
-A sharding says for every device which part of an array it holds. This process reads the rows that
-its devices need, of all fields together: several slices of every global batch, if these rows are
-not contiguous. Rows are read whole; where other axes are sharded too, each device gets its part.
 """
 
-import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import jax
-import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
-from numpy.typing import NDArray
 
-from ndfeed.dataset.column import Field
-from ndfeed.errors import FieldError
+from ndfeed.cuda.driver import Refused
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.jax import cuda_feed
 from ndfeed.jax.batch_format import BatchFormat
+from ndfeed.jax.shardings import Placement
 from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.buffer_pool import Pool
 from ndfeed.loading.engine import BatchGroup
-from ndfeed.loading.ragged import owner
 
-Shardings: TypeAlias = Sharding | PartitionSpec | Mapping[str, Sharding | PartitionSpec]
-Given: TypeAlias = Sharding | Mapping[str, Sharding]
 Batch: TypeAlias = Any  # JAX arrays in the structure that ``fields=`` has
-_ALL = (slice(None),)
-_LENGTH = "_length"  # of the lengths that padding adds beside a field
 _AHEAD = 2  # batches being copied to a device
 _PIECE = 32 << 20  # bytes of small batches that are sent at a time, at most
 _KEPT = 16  # pieces of memory of one size that are kept to be used again
-
-
-class Placement:
-    """The shardings of a batch's arrays, which have ``batch_size`` rows.
-
-    ``spans_processes`` says whether arrays have parts on devices of other ``processes``; ``ranks``
-    of ``world`` are the slices that this process reads.
-    """
-
-    def __init__(
-        self,
-        given: Given,
-        fields: Mapping[str, Field],
-        names: tuple[str, ...] | None,
-        batch_size: int,
-    ) -> None:
-        self._given = given
-        every = list(given.values()) if isinstance(given, Mapping) else [given]
-        for one in every:
-            if not isinstance(one, Sharding):
-                raise TypeError(
-                    "sharding must be a jax.sharding.Sharding or a PartitionSpec, or a dict of "
-                    f"field names to them, got {one!r}; device= is for a single device"
-                )
-            if not one.addressable_devices:
-                raise ValueError(f"this process has no device in {one}; make the loader elsewhere")
-        whole = {one.is_fully_addressable for one in every}
-        if len(whole) != 1:
-            raise ValueError(
-                "sharding must have devices of this process alone for all fields or for none"
-            )
-        self.spans_processes = not whole.pop()
-        self.processes = {device.process_index for one in every for device in one.device_set}
-        self.devices = {device for one in every for device in one.addressable_devices}
-        self._of: dict[tuple[str, int], Sharding] = {}
-        self._shapes = {name: _shape(field) for name, field in fields.items()}
-        for name in names or self._shapes:
-            self.sharding(name, 1 + len(self._shapes.get(name, ())))
-        self.check(batch_size, "batch_size", "give a multiple, or another mesh")
-        self.world, self.ranks = self._slices(batch_size)
-
-    @property
-    def is_everybody_s(self) -> bool:
-        """Do all processes have arrays, either global ones or each its own?"""
-        return not self.spans_processes or len(self.processes) == jax.process_count()
-
-    @property
-    def platform(self) -> str:
-        """The platform of the devices, such as ``"gpu"``."""
-        return str(next(iter(self.devices)).platform)
-
-    def sharding(self, name: str, ndim: int) -> Sharding:
-        """Return the sharding of a field's arrays, for as many axes as they have."""
-        found = self._of.get((name, ndim))
-        if found is None:
-            found = self._of[name, ndim] = _for_axes(self._find(name), ndim)
-        return found
-
-    def _find(self, name: str) -> Sharding:
-        if not isinstance(self._given, Mapping):
-            return self._given
-        found = self._given.get(name) or self._given.get(name.removesuffix(_LENGTH))
-        if found is None:
-            raise ValueError(f"sharding has nothing for field {name!r}; add it to the dict")
-        return found
-
-    def check(self, batch_size: int, what: str, remedy: str) -> None:
-        """Refuse arrays of ``batch_size`` rows, if some sharding does not divide them."""
-        for name, shape in self._shapes.items():
-            sharding = self.sharding(name, 1 + len(shape))
-            rows = _parts(sharding)
-            if rows and batch_size % rows:
-                raise ValueError(
-                    f"{what} must be a multiple of {rows}, the parts that the sharding of "
-                    f"{name!r} cuts the first axis into, got {batch_size}; {remedy}"
-                )
-            try:
-                sharding.shard_shape((batch_size, *shape))
-            except (ValueError, IndexError) as error:
-                raise ValueError(
-                    f"batches of {name!r} have the shape {(batch_size, *shape)}, which its "
-                    f"sharding cannot cut: {error}".replace("\n", " ")
-                ) from None
-
-    def _slices(self, batch_size: int) -> tuple[int, tuple[int, ...]]:
-        """Return how many slices a batch is cut into, and which the devices here need."""
-        needed = np.full(batch_size, not self._shapes)
-        for name, shape in self._shapes.items():
-            sharding = self.sharding(name, 1 + len(shape))
-            indices = sharding.addressable_devices_indices_map((batch_size, *shape))
-            for index in indices.values():
-                needed[(index or _ALL)[0]] = True
-        return slices(needed)
-
-    def put(self, name: str, rows: NDArray[Any]) -> jax.Array:
-        """Make the global array, of which this process has ``rows``."""
-        each = len(rows) // len(self.ranks)  # of a slice
-
-        def part(index: tuple[slice, ...] | None) -> NDArray[Any]:
-            first, *others = index or _ALL
-            start, stop, _ = first.indices(each * self.world)
-            rank = start // each if each else self.ranks[0]
-            here = start - (rank - self.ranks.index(rank)) * each
-            return rows[(slice(here, here + stop - start), *others)]
-
-        sharding = self.sharding(name, rows.ndim)
-        return jax.make_array_from_callback((each * self.world, *rows.shape[1:]), sharding, part)
-
-
-def on_the_mesh(given: Shardings) -> Given:
-    """Return the shardings; a ``PartitionSpec`` becomes one on the current mesh."""
-    if isinstance(given, Mapping):
-        return {name: _on_the_mesh(one) for name, one in given.items()}
-    return _on_the_mesh(given)
-
-
-def _on_the_mesh(given: Sharding | PartitionSpec) -> Sharding:
-    if not isinstance(given, PartitionSpec):
-        return given
-    # Versions of JAX without set_mesh have no current mesh either.
-    mesh = jax.sharding.get_mesh() if hasattr(jax.sharding, "get_mesh") else None
-    if mesh is None or mesh.empty:
-        raise ValueError(
-            f"sharding={given!r} needs a mesh: make the loader within jax.set_mesh(mesh), or pass "
-            "jax.sharding.NamedSharding(mesh, spec)"
-        )
-    return NamedSharding(mesh, given)
-
-
-def check_names(given: Shardings, known: Mapping[str, Field] | None) -> None:
-    """Refuse a sharding for a field that does not exist."""
-    if known is None or not isinstance(given, Mapping):
-        return
-    for name in given:
-        if name not in known and not owner(name, list(known), "pad"):
-            raise FieldError(name, list(known))
-
-
-def slices(needed: NDArray[np.bool_]) -> tuple[int, tuple[int, ...]]:
-    """Cut rows into the fewest equal slices of which some are exactly the rows needed.
-
-    Returns how many slices there are, and which of them are needed.
-
-    >>> slices(np.array([0, 0, 1, 1, 0, 0, 1, 1], bool))
-    (4, (1, 3))
-    """
-    # Slices must end wherever needed rows start or end.
-    edges = np.flatnonzero(np.diff(needed, prepend=False, append=False)).tolist()
-    size = math.gcd(len(needed), *edges)
-    return len(needed) // size, tuple(np.flatnonzero(needed[::size]).tolist())
-
-
-def _shape(field: Field) -> tuple[int, ...]:
-    if field.shape is None or None in field.shape:
-        raise ValueError(
-            f"field {field.name!r} has samples of different shapes {field.shape_text}, and a "
-            'sharding cuts arrays of one; pass ragged="pad" and '
-            f"pad_to={{{json.dumps(field.name)}: length}}, or leave it out with fields="
-        )
-    return field.lengths
-
-
-def _for_axes(sharding: Sharding, ndim: int) -> Sharding:
-    """Return the sharding without the axes that an array does not have."""
-    if isinstance(sharding, NamedSharding) and len(sharding.spec) > ndim:
-        spec = PartitionSpec(*tuple(sharding.spec)[:ndim])
-        return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
-    return sharding
-
-
-def _parts(sharding: Sharding) -> int:
-    """Return how many parts the first axis is cut into; 0 if only the sharding itself knows."""
-    if not isinstance(sharding, NamedSharding):
-        return 0
-    first = sharding.spec[0] if len(sharding.spec) else None
-    axes = (first,) if isinstance(first, str) else tuple(first or ())
-    return math.prod(sharding.mesh.shape[axis] for axis in axes)
 
 
 def device_of(device: object) -> "Place | None":
@@ -248,25 +59,52 @@ class Place:
         return next(d for d in jax.local_devices(backend=self.platform) if d.id == self.id)
 
 
-def feed(
-    form: BatchFormat, layout: Placement | None, size: int, room: int, place: Place | None = None
-) -> "Feed":
-    """Make the adapter that puts arrays of ``size`` samples where they are used.
+@dataclass(frozen=True)
+class ToDevices:
+    """Makes the adapter that puts arrays of ``size`` samples where they are used.
 
     ``room`` is the memory for batches that may be made together, or 0 where they may not.
     """
-    # That of the consumer: the threads of the loader have one of their own.
-    default: Any = jax.config.jax_default_device
-    device = None if place is None else place.find()
-    if layout is not None:
-        platform = layout.platform
-    else:
+
+    ds: Dataset
+    form: BatchFormat
+    layout: Placement | None
+    size: int
+    room: int
+    place: Place | None = None
+
+    def __call__(self) -> Adapter:
+        """Make the adapter, in the process that uses it."""
+        # That of the consumer: the threads of the loader have one of their own.
+        default: Any = jax.config.jax_default_device
+        device = None if self.place is None else self.place.find()
+        to = To(self.layout, device, default)
+        if self.layout is not None:
+            return self._by_jax(to, self.layout.platform)
         found = device or default or jax.local_devices()[0]
-        platform = found if isinstance(found, str) else found.platform
-    to = To(layout, device, default)
-    if platform == "cpu":
-        return Feed(form, to)
-    return Away(form, to, platform, size, room)
+        if isinstance(found, str):
+            found = jax.local_devices(backend=found)[0]
+        if found.platform != "gpu":
+            return self._by_jax(to, found.platform)
+        why = "batches are not alike"
+        if self.room:
+            why = cuda_feed.why_not(self.ds, self.form, self.size)
+        if not why:
+            try:
+                committed = device is not None
+                return cuda_feed.make(self.ds, self.form, found, self.size, committed=committed)
+            except Refused as error:
+                why = f"{error}"
+        return self._by_jax(to, found.platform, why)
+
+    def _by_jax(self, to: "To", platform: str, why: str = "") -> "Feed":
+        if platform == "cpu":
+            return Feed(self.form, to)
+        return Away(self.form, to, platform, self.size, self.room, why)
+
+    def for_dataset(self, ds: Dataset) -> "ToDevices":
+        """Return the same for a dataset that has more files."""
+        return replace(self, ds=ds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,8 +179,11 @@ class Away(Feed):
     each as arrays of its own, since JAX copies them in several threads.
     """
 
-    def __init__(self, form: BatchFormat, to: To, platform: str, size: int, room: int) -> None:
+    def __init__(
+        self, form: BatchFormat, to: To, platform: str, size: int, room: int, why: str = ""
+    ) -> None:
         super().__init__(form, to)
+        self._why = why  # JAX copies from memory that is not pinned
         self.ahead = _AHEAD
         self._platform = platform
         self._size = size
@@ -367,4 +208,5 @@ class Away(Feed):
 
     def describe(self) -> str:
         """Say how batches get to where they are used."""
-        return super().describe() or f"to a {self._platform}, {self.ahead} batches ahead"
+        why = f": {self._why}" if self._why else ""
+        return super().describe() or f"to a {self._platform}, {self.ahead} batches ahead{why}"

@@ -37,6 +37,8 @@ Casts: TypeAlias = Any  # a DtypeLike, or a dict of field name to one
 _HELD: frozenset[Dtype] = frozenset(
     np.dtype(getattr(jnp, name)) for name in _NAMED if hasattr(jnp, name)
 )
+# Those whose casts from each other are the same on every device.
+_FLOATS = frozenset(np.dtype(t) for t in (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64))
 
 
 def wide() -> bool:
@@ -92,6 +94,20 @@ def of_a_kind(dtype: Dtype, other: Dtype) -> bool:
     """Are both floating-point types, both integers, or both complex?"""
     kinds = (np.integer, np.floating, np.complexfloating, np.bool_)
     return any(jnp.issubdtype(dtype, kind) and jnp.issubdtype(other, kind) for kind in kinds)
+
+
+def has_every_value(dtype: Dtype, of: Dtype) -> bool:
+    """Can floating-point numbers of a dtype be every value of another one?"""
+    if dtype not in _FLOATS or (of not in _FLOATS and of.kind not in "biu"):
+        return False
+    new: Any = jnp.finfo(dtype)
+    if of in _FLOATS:
+        old: Any = jnp.finfo(of)
+        return bool(
+            old.nmant <= new.nmant and old.maxexp <= new.maxexp and old.minexp >= new.minexp
+        )
+    bits = 1 if of.kind == "b" else 8 * of.itemsize - (of.kind == "i")
+    return bool(bits <= new.nmant + 1 and bits < new.maxexp)
 
 
 def cast(name: str, values: NDArray[Any], dtype: Dtype, pool: Pool) -> NDArray[Any]:
@@ -178,6 +194,24 @@ class BatchFormat:
                 wanted = every
             found = self._becomes[key] = _target(name, dtype, wanted)
         return found
+
+    @property
+    def exact_casts(self) -> dict[str, Dtype]:
+        """Fields that are cast to a dtype which has every value of theirs, and that dtype."""
+        targets = {name: self._target(name, field.dtype) for name, field in self.fields.items()}
+        return {
+            name: dtype
+            for name, dtype in targets.items()
+            if dtype != self.fields[name].dtype and has_every_value(dtype, self.fields[name].dtype)
+        }
+
+    @property
+    def checked_casts(self) -> list[str]:
+        """Fields that are cast to a dtype which may lack values of theirs."""
+        exact = self.exact_casts
+        fields = self.fields.items()
+        changed = [n for n, field in fields if self._target(n, field.dtype) != field.dtype]
+        return [name for name in changed if name not in exact]
 
     @property
     def growth(self) -> float:

@@ -29,8 +29,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.jax.adapter import Placement, Shardings, check_names, device_of, feed, on_the_mesh
+from ndfeed.jax.adapter import ToDevices, device_of
 from ndfeed.jax.batch_format import BatchFormat, Casts
+from ndfeed.jax.shardings import Placement, Shardings, check_names, on_the_mesh
 from ndfeed.loading.argument_hints import with_hints
 from ndfeed.loading.loader import Loader
 from ndfeed.loading.options import (
@@ -104,9 +105,10 @@ def _warn(process: int) -> None:
 )
 def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a mesh's
     ds: Dataset,
-    batch_size: int,
+    batch_size: int | None = None,
     *,
     shuffle: Shuffle = False,
+    tokens: int | None = None,
     seed: int = 0,
     drop_last: bool = False,
     fields: Fields | None = None,
@@ -144,7 +146,7 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a mes
     """
     every = ds
     request = settle(
-        ds, batch_size, shard=(0, 1), drop_last=drop_last, seed=seed, fields=fields,
+        ds, batch_size, tokens=tokens, shard=(0, 1), drop_last=drop_last, seed=seed, fields=fields,
         memory=memory, threads=threads, processes=processes, ragged=ragged, on_error=on_error,
         pad_to=pad_to, pad_value=pad_value, shuffle=shuffle,
     )  # fmt: skip
@@ -168,12 +170,14 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a mes
             on_the_mesh(sharding), form.fields, options.structure.names, whole.batch_size
         )
     share = _share(whole, layout, shard)
-    _check_last(layout, share, 0)
     asks = shard is None and (layout is None or layout.is_everybody_s)
     check = partial(_check_pass, layout, asks)
     joint = layout is None and side_by_side(ds, on_error) and not options.pads
-    adapt = partial(feed, form, layout, share.size, options.memory if joint else 0, where)
-    return Loader(replace(request, share=share), adapt, check)
+    room = options.memory if joint else 0
+    adapt = ToDevices(ds, form, layout, share.size, room, where)
+    made = Loader(replace(request, share=share), adapt, check)
+    _check_last(layout, made, 0)
+    return made
 
 
 def _share(whole: Share, layout: Placement | None, shard: Sequence[int] | None) -> Share:
@@ -191,11 +195,17 @@ def _share(whole: Share, layout: Placement | None, shard: Sequence[int] | None) 
     return replace(whole, batch_size=size, rank=rank, world=world, others=tuple(others))
 
 
-def _check_last(layout: Placement | None, share: Share, start: int) -> None:
+def _check_last(layout: Placement | None, loader: Loader, start: int) -> None:
     """Refuse a short last batch that a sharding does not divide."""
-    left = (share.n - start) % share.together
-    if layout is None or share.drop_last or not left:
+    cut, share = loader.cuts(loader.epoch), loader.share
+    if layout is None or loader.cuts.are_full(start, loader.epoch):
         return
+    if not cut.even:
+        raise ValueError(
+            f"{loader.order} makes batches of different sizes, which a sharding cannot divide; "
+            "leave out one of them"
+        )
+    left = (cut.n - start) % share.together
     lengths = {left}
     if not layout.spans_processes:  # each process has an array of its own
         lengths = {left // share.world, -(-left // share.world)}
@@ -207,8 +217,8 @@ def _check_pass(layout: Placement | None, asks: bool, loader: Loader) -> None:
     """Check, before a pass, that all processes agree and that all batches can be sharded."""
     state, share = loader.state_dict(), loader.share
     if asks:
-        agree({"batch_size": share.together, "drop_last": share.drop_last} | state)
-    _check_last(layout, share, state["samples"])
+        agree(replace(share, batch_size=share.together).as_facts() | state)
+    _check_last(layout, loader, state["samples"])
 
 
 class Source:

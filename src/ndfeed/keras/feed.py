@@ -64,21 +64,29 @@ class Passes:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_functions": {}}  # which TensorFlow cannot pickle
 
-    def begin_fit(self, epoch: int, steps: int | None) -> None:
+    def begin_fit(self, epoch: int, steps: int | None, epochs: int | None = None) -> None:
         """Start where a call of ``fit`` starts: at its epoch, which may have ``steps`` steps.
 
         If that is not epoch 0, a run was restored: move the data to the same place, unless it is
-        in the middle of that epoch already and resumes there.
+        in the middle of that epoch already and resumes there. Keras takes as many batches from
+        each of the ``epochs`` as from the first, so orders whose epochs differ need calls of one.
         """
-        counter, share = self._counter, self._loader.share
+        counter = self._counter
         counter.epochs = None if steps else 1  # with steps, epochs of the data do not end fit's
         self._after = None
-        whole = share.batches()
+        cuts = self._loader.cuts
+        coming = range(epoch, epoch if steps or epochs is None else epochs)
+        if not self._loader.order.traits.steady and len({cuts(e).batches() for e in coming}) > 1:
+            raise ValueError(
+                f"epochs of {self._loader.order} differ in their number of batches; Keras takes "
+                "as many from each epoch of fit as from the first; call fit once for each epoch"
+            )
+        whole = len(self._loader)
         if not epoch or not whole:
             return
-        begun, batches = divmod(epoch * (steps or whole), whole)
+        begun, batches = divmod(epoch * steps, whole) if steps else (epoch, 0)
         if not (counter.epoch == begun and not counter.batches):
-            counter.go_to(begun, share.consumed(batches))
+            counter.go_to(begun, self._loader.cuts(begun).consumed(batches))
 
     def train(self) -> Iterator[Batch]:
         """Yield the batches of the next epoch of the data, or the rest of one.
@@ -86,7 +94,7 @@ class Passes:
         With ``steps_per_epoch``, Keras takes as many batches from each pass as an epoch has,
         whatever its own epochs are, so a pass continues past the end of an epoch.
         """
-        counter, share = self._counter, self._loader.share
+        counter, cuts = self._counter, self._loader.cuts
         steps = counter.epochs is None
         if self._after is None:
             epoch, start = counter.begin()
@@ -95,9 +103,9 @@ class Passes:
             if not counter.in_fit:
                 counter.go_to(epoch, start)
         self._after = (epoch + 1, start) if steps else None
-        left = share.batches() if steps else share.batches(start)
+        left = cuts(epoch).batches(0 if steps else start)
         while left:
-            some = min(left, share.batches(start))
+            some = min(left, cuts(epoch).batches(start))
             for batch in self._batches(epoch, start, some):
                 if not counter.in_fit:  # without Resume: count what Keras is given
                     counter.count(1)
@@ -107,11 +115,12 @@ class Passes:
 
     def look(self) -> Iterator[Batch]:
         """Return the batches of the epoch in progress, from its start; they do not count."""
-        return self._batches(self._counter.epoch, 0, len(self._loader))
+        epoch = self._counter.epoch
+        return self._batches(epoch, 0, self._loader.cuts(epoch).batches())
 
     def _batches(self, epoch: int, start: int, count: int) -> Iterator[Batch]:
         batches = self._loader.at(epoch, start)
-        whole = count == self._loader.share.batches(start)
+        whole = count == self._loader.cuts(epoch).batches(start)
         for left in range(count, 0, -1):
             batch = next(batches)
             if left == 1 and whole:

@@ -125,7 +125,8 @@ def _note_caller(adapter: KerasAdapter, caller: FrameType | None) -> None:
     adapter.started = True
     epoch = caller.f_locals.get("epoch")
     if isinstance(epoch, int):
-        adapter.py_dataset.passes.begin_fit(epoch, caller.f_locals.get("steps_per_epoch"))
+        steps, epochs = (caller.f_locals.get(name) for name in ("steps_per_epoch", "epochs"))
+        adapter.py_dataset.passes.begin_fit(epoch, steps, epochs)
 
 
 def _find_caller(frame: FrameType | None) -> FrameType | None:

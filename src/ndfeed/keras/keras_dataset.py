@@ -34,7 +34,7 @@ from ndfeed.loading.options import (
 from ndfeed.loading.ragged import PadTo, PadValue
 from ndfeed.loading.report import Report
 from ndfeed.loading.runtime import BatchesByNumber
-from ndfeed.order.orders import Order
+from ndfeed.order.protocol import OrderInUse
 
 _TOGETHER = 32 << 20  # bytes of small batches that are made at a time
 _AHEAD, _MOST_AHEAD = 16 << 20, 4  # bytes and batches that TensorFlow prefetches
@@ -71,16 +71,21 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
         return 1
 
     def __len__(self) -> int:
-        return len(self._loader)
+        # Keras asks before it starts to train: an epoch that was begun with smaller batches, before
+        # the run was resumed, has more of them than the next ones.
+        cuts, steady = self._loader.cuts, self._loader.order.traits.steady
+        epochs = (self.epoch,) if steady else (self.epoch, self.epoch + 1)
+        return max(cuts(epoch).batches() for epoch in epochs)
 
     def __getitem__(self, index: int) -> Batch:
+        self._at.follow(self._loader.order)
         return self._at.batch(self.epoch, index)
 
     def __iter__(self) -> Iterator[Batch]:
         return self.passes.look()
 
     @property
-    def order(self) -> Order:
+    def order(self) -> OrderInUse:
         """How samples are ordered within an epoch."""
         return self._loader.order
 
@@ -115,11 +120,13 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
         """
         return self._counter.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, grown: bool | Dataset = False) -> None:
         """Resume from a state: the next ``fit`` starts with the rest of its epoch.
 
-        Refuses a state of other data or of another order.
+        Refuses a state of other data or of another order. With ``grown=True`` there may be more
+        files than there were: the rest of the epoch has what was not delivered, and what is new.
         """
+        self._counter.grown = grown
         self._counter.load_state_dict(state)
 
     def on_epoch_begin(self) -> None:
@@ -140,9 +147,10 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
 )
 def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Keras's
     ds: Dataset,
-    batch_size: int,
+    batch_size: int | None = None,
     *,
     shuffle: Shuffle = False,
+    tokens: int | None = None,
     seed: int = 0,
     drop_last: bool = False,
     fields: Fields | None = None,
@@ -178,16 +186,16 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Kera
     elif workers > 1 and threads is None:
         threads = workers
     request = settle(
-        ds, batch_size, shard=as_shard(shard), drop_last=drop_last, seed=seed, fields=fields,
-        memory=memory, threads=threads, processes=processes, ragged="pad", on_error=on_error,
-        pad_to=pad_to, pad_value=pad_value, shuffle=shuffle,
+        ds, batch_size, tokens=tokens, shard=as_shard(shard), drop_last=drop_last, seed=seed,
+        fields=fields, memory=memory, threads=threads, processes=processes, ragged="pad",
+        on_error=on_error, pad_to=pad_to, pad_value=pad_value, shuffle=shuffle,
     )  # fmt: skip
     ds, options = request.ds, request.options
     adapt: Callable[[], Arrays] = partial(_KerasArrays, options.structure)
     ahead = 1
     if keras.backend.backend() == "tensorflow":  # which takes a list for a tensor
         options = replace(options, structure=options.structure.with_tuples())
-        size = estimate_batch_bytes(ds, request.share.size, options.memory)
+        size = estimate_batch_bytes(ds, request.largest_batch, options.memory)
         ahead = max(min(_AHEAD // max(size, 1), _MOST_AHEAD), 1)
         adapt = partial(_TfArrays, options.structure, (ahead + 1) * size)
     names = options.structure.names

@@ -16,7 +16,7 @@ R = TypeVar("R")
 _WORKERS = "threads= prefetch on their own, and processes= run the functions given to map()"
 _READ_AHEAD = "batches are prefetched as far as memory= allows"
 _ORDER = (
-    "shuffle= takes an order such as ndfeed.Blocks(rows=4096), and ds.take(rows) selects samples"
+    "shuffle= takes an order such as ndfeed.Weighted(weights), and ds.take(rows) selects samples"
 )
 _MAP = (
     "ds.map(function) changes batches, and ragged= says how samples of different shapes become one"
@@ -25,6 +25,13 @@ _SHARD = "write shard=(rank, world)"
 _SEED = "seed= fixes the order of samples and the random numbers of functions given to map()"
 _SHUFFLE = "shuffle=True is a whole permutation and needs no buffer"
 _EPOCHS = "each loop over the loader is one epoch"
+_BY_LENGTH = 'shuffle=ndfeed.Buckets("text", edges=(64, 128)) makes batches of similar length'
+_WEIGHTED = "write shuffle=ndfeed.Weighted(weights), with a field or a number for each sample"
+_BALANCED = (
+    'write shuffle=ndfeed.Balanced("label"), which has all classes equally often, or as often as '
+    "its weights= say"
+)
+_SORTED = 'write shuffle=ndfeed.Sorted("score", stages=4), which goes by a value, in stages'
 _PADDING = 'write ragged="pad"'
 _CONVERT = (
     'ndfeed.open(path, dtype={"x": "float32"}) converts fields as they are read, and '
@@ -70,6 +77,17 @@ _HINTS = {
     "features": "write fields=",
     "sample_weight": 'write fields=("x", "y", "weight") with the names of your fields',
     "sample_weights": 'write fields=("x", "y", "weight") with the names of your fields',
+    "weights": _WEIGHTED,
+    "weighted": _WEIGHTED,
+    "balanced": _BALANCED,
+    "balance": _BALANCED,
+    "class_weight": _BALANCED,
+    "class_weights": _BALANCED,
+    "stratify": _BALANCED,
+    "curriculum": _SORTED,
+    "sort": _SORTED,
+    "sort_by": _SORTED,
+    "sorted": _SORTED,
     "rank": _SHARD,
     "world_size": _SHARD,
     "num_replicas": _SHARD,
@@ -84,6 +102,9 @@ _HINTS = {
     "pad": _PADDING,
     "padded_shapes": "write pad_to=",
     "max_length": "write pad_to=",
+    "max_tokens": "write tokens=",
+    "group_by_length": _BY_LENGTH,
+    "bucket_boundaries": _BY_LENGTH,
     "padding_value": "write pad_value=",
     "padding_values": "write pad_value=",
     "dtype": _CONVERT,

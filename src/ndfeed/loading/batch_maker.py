@@ -66,7 +66,8 @@ class BatchMaker:
     cannot be read are looked for here.
 
     ``largest`` is the size of the largest batch so far, including the input of a map, and
-    ``skipped`` the samples that ``on_error="skip"`` left out.
+    ``skipped`` the samples that ``on_error="skip"`` left out. ``pads`` says whether batches
+    may have padding. ``foresee`` is told which rows will be read, in slices of what it is given.
     """
 
     def __init__(
@@ -87,6 +88,8 @@ class BatchMaker:
         self._finish = finisher.finish
         self._joint = finisher.joint
         self._skips = options.on_error == "skip"
+        self.pads = local.pads
+        self.foresee = local.foresee
 
     def make_several(
         self,
@@ -190,6 +193,10 @@ class BatchMaker:
         timing.batches += 1
         timing.rows += len(rows)
         timing.nbytes += size
+        if self.pads:
+            tokens, padding = self._local.count_padding(batch)
+            timing.tokens += tokens
+            timing.padding += padding
         held = self._budget.count(size)
         if held > self.largest:
             self.largest = held
@@ -200,7 +207,7 @@ class BatchMaker:
         try:
             return self._finish(batch)
         except CastError as error:
-            raise error.in_row(int(rows[error.row])) from None
+            raise error.in_row(self._local.number(rows[error.row])) from None
 
     def _make_without_bad(
         self, rows: Ints, seeds: SampleSeeds | None, timing: Timing
@@ -215,7 +222,7 @@ class BatchMaker:
                 left = None if seeds is None else seeds.only(kept)
                 return rows[kept], self._builder.build(rows[kept], left, timing)
             except SampleFailed as failed:
-                self.skipped.add(int(rows[kept[failed.at]]), failed.error)
+                self.skipped.add(self._local.number(rows[kept[failed.at]]), failed.error)
                 kept = np.delete(kept, failed.at)
             except (WorkerError, ResourceError):
                 raise
@@ -240,7 +247,7 @@ class BatchMaker:
             except Error as error:
                 if end - first == 1:
                     good[first] = False
-                    self.skipped.add(int(rows[first]), error)
+                    self.skipped.add(self._local.number(rows[first]), error)
                 else:
                     middle = (first + end) // 2
                     todo += [(middle, end), (first, middle)]

@@ -100,8 +100,8 @@ def estimate_batch_bytes(ds: Dataset, batch_size: int, memory: int) -> int:
     size = -(-(ds.nbytes + _converted_bytes(ds)) * batch_size // max(len(ds), 1))
     if size > memory:
         raise ValueError(
-            f"memory must hold a batch: {shown_size(size)} for {batch_size:,} samples, "
-            f"got {shown_size(memory)}; raise memory or lower batch_size"
+            f"memory must hold a batch: {shown_size(size)} for {batch_size:,} samples of average "
+            f"size, got {shown_size(memory)}; raise memory or lower batch_size or tokens"
         )
     _check_samples(ds, memory)
     return size
@@ -129,7 +129,7 @@ def _check_samples(ds: Dataset, memory: int) -> None:
             continue
         every = [c.nbytes for c in group.columns if c.offsets is None]
         sizes: Ints = np.sum(every, axis=0)
-        if ds.rows is not None:
+        if ds.rows is not None or group.rows is not None:
             used = np.unique(group.locate(select_rows(ds.rows, np.arange(len(ds)))).part)
             sizes = np.where(np.isin(np.arange(len(sizes)), used), sizes, 0)
         at = int(np.argmax(sizes))

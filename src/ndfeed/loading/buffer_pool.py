@@ -14,7 +14,6 @@ The pool allocates through the function it is given, which may return pinned or 
 """
 
 import math
-import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.files import platform_calls
+from ndfeed.files.shared_memory import ALIGNED, count_forks
 
 Bytes = NDArray[np.uint8]
 
@@ -30,24 +30,6 @@ Bytes = NDArray[np.uint8]
 SMALL = 64 << 10
 # From this size on memory is mapped from the system and returned to it: an allocator keeps it.
 LARGE = 1 << 20
-# Alignment with which other libraries use the memory in place; otherwise they copy it.
-ALIGNED = 64
-
-
-def align(size: int) -> int:
-    """Round up to where the next array may begin."""
-    return -(-size // ALIGNED) * ALIGNED
-
-
-_forks = [0]  # how often this process was forked
-
-
-def _count_fork() -> None:
-    _forks[0] += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_count_fork)
 
 
 class _Loan:
@@ -55,26 +37,42 @@ class _Loan:
 
     __slots__ = ("__array_interface__", "_forks", "_free", "_lent", "memory")
 
-    def __init__(self, memory: Bytes, free: "deque[Bytes]", lent: set[int]) -> None:
+    def __init__(self, memory: Bytes, free: "deque[Bytes]", lent: dict[int, int]) -> None:
         self.memory = memory
         self._free = free
         self._lent = lent
-        self._forks = _forks[0]
+        self._forks = count_forks()
         self.__array_interface__ = memory.__array_interface__
-        lent.add(id(memory))
+        lent[id(memory)] = memory.nbytes
+
+    def drop(self) -> None:
+        """Free the memory at the end, instead of returning it."""
+        self._free = deque(maxlen=0)
 
     def __del__(self) -> None:
-        self._lent.discard(id(self.memory))
-        if self._forks == _forks[0]:  # else a forked child may still see it, if it is shared
+        self._lent.pop(id(self.memory), None)
+        if self._forks == count_forks():  # else a forked child may still see it, if it is shared
             self._free.append(self.memory)
+
+
+def _find_loan(array: NDArray[Any]) -> _Loan | None:
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base if isinstance(base, _Loan) else None
 
 
 def buffer_of(array: NDArray[Any]) -> Bytes | None:
     """Return the pool's buffer that an array lies in."""
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    return base.memory if isinstance(base, _Loan) else None
+    loan = _find_loan(array)
+    return None if loan is None else loan.memory
+
+
+def discard(array: NDArray[Any]) -> None:
+    """Have the buffer that an array lies in freed, rather than lent again."""
+    loan = _find_loan(array)
+    if loan is not None:
+        loan.drop()
 
 
 def _allocate_private(size: int) -> Bytes:
@@ -92,7 +90,7 @@ class Pool:
         self._keep = keep
         self._allocate = allocate
         self._free: dict[int, deque[Bytes]] = {}
-        self._lent: set[int] = set()
+        self._lent: dict[int, int] = {}  # bytes of what is lent, by identity
         self.made = 0  # buffers allocated so far
 
     def lend(self, size: int) -> Bytes:
@@ -107,6 +105,10 @@ class Pool:
             self.made += 1
             memory = self._allocate(size)
         return np.asarray(_Loan(memory, free, self._lent))
+
+    def has(self, size: int) -> bool:
+        """Is a buffer of this size free?"""
+        return bool(self._free.get(size))
 
     def lend_once(self, size: int) -> Bytes:
         """Lend ``size`` bytes that are freed once nobody can see them any more."""
@@ -129,6 +131,11 @@ class Pool:
     def lent(self) -> int:
         """Number of buffers that are lent."""
         return len(self._lent)
+
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes of buffers that are lent."""
+        return sum(list(self._lent.values()))
 
     @property
     def idle(self) -> int:

@@ -19,7 +19,14 @@ from ndfeed.dataset.map_steps import Batch, as_samples
 from ndfeed.loading.buffer_pool import Pool
 from ndfeed.loading.engine import BatchGroup
 from ndfeed.loading.options import Options, stored_fields
-from ndfeed.loading.ragged import PLAIN, Room, collate_ragged, field_of_samples, owner
+from ndfeed.loading.ragged import (
+    PLAIN,
+    Room,
+    collate_ragged,
+    count_padding,
+    field_of_samples,
+    owner,
+)
 
 _QUICK = 0.005  # seconds: a batch that takes this long is delivered by itself
 
@@ -69,6 +76,10 @@ class Collator:
             else:
                 made[name] = values
         return made
+
+    def count_padding(self, batch: Batch) -> tuple[int, int]:
+        """Return how long all samples of a batch are together, and how much of it is padding."""
+        return count_padding(batch, self._stored) if self._ragged == "pad" else (0, 0)
 
     def make_empty(self, fields: Mapping[str, Field]) -> Batch:
         """Return a batch of no samples, with the fields it would have."""

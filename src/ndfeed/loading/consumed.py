@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ndfeed.dataset.arguments import as_count
+from ndfeed.dataset.dataset import Dataset
 from ndfeed.loading.loader import Loader
 from ndfeed.loading.state import State
 
@@ -19,9 +20,13 @@ class Consumed:
     abandoned counts as started, so that the next pass starts with the next epoch. During ``fit``
     only ``fit`` advances the counter: other passes, such as ``evaluate`` in a callback, start where
     the training pass started.
+
+    With ``grown=True`` a state may be of fewer files than there are: what is new comes into the
+    rest of its epoch, as ``Loader.load_state_dict`` says.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, grown: bool | Dataset = False) -> None:
+        self.grown = grown
         self._loader: Loader | None = None
         self.epochs: int | None = 1
         self._restored: State | None = None
@@ -46,16 +51,17 @@ class Consumed:
         """Samples of the epoch that were used, by all ranks together."""
         if self._loader is None:
             return self._start
-        return self._loader.share.consumed(self.batches, self._start)
+        return self._loader.cuts(self._epoch).consumed(self.batches, self._start)
 
     @property
     def left(self) -> int | None:
         """Batches until the pass over the dataset ends; ``None`` if it never does."""
         if self.epochs is None:
             return None
-        share = self._bound().share
-        more = self.epochs - self._epoch % self.epochs - 1
-        return share.batches(self._start) - self.batches + more * share.batches()
+        loader = self._bound()
+        coming = range(self._epoch + 1, self._epoch + self.epochs - self._epoch % self.epochs)
+        left = loader.cuts(self._epoch).batches(self._start) - self.batches
+        return left + loader.cuts.count_batches(coming)
 
     def advance(self, batches: int = 1) -> None:
         """Count batches that were used."""
@@ -67,9 +73,9 @@ class Consumed:
 
     def count(self, batches: int) -> None:
         """Count batches, whoever used them."""
-        share = self._bound().share
+        cuts = self._bound().cuts
         self.batches += batches
-        while self.batches >= (count := share.batches(self._start)) > 0:
+        while self.batches >= (count := cuts(self._epoch).batches(self._start)) > 0:
             self.batches -= count
             self._epoch, self._start = self._epoch + 1, 0
 
@@ -89,9 +95,7 @@ class Consumed:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the consumer's position as JSON of a few hundred bytes."""
-        known = State.of(self._bound().state_dict())
-        place = State(known.seed, self._epoch, self.samples, known.order, known.rows, known.data)
-        return place.as_dict()
+        return self._bound().state_at(self._epoch, self.samples).as_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state, of this or any other kind of loader."""
@@ -102,8 +106,10 @@ class Consumed:
             self.go_to(self._restored.epoch, self._restored.samples)
 
     def _go_to(self, place: State) -> None:
-        self._bound().load_state_dict(place.as_dict())  # refuses a state of other data
-        self.go_to(place.epoch, place.samples)
+        loader = self._bound()
+        loader.load_state_dict(place.as_dict(), grown=self.grown)  # refuses other data
+        now = State.of(loader.state_dict())
+        self.go_to(now.epoch, now.samples)
         self.count(0)  # an epoch with nothing left is over
 
     def _bound(self) -> Loader:

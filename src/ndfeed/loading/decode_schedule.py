@@ -1,7 +1,9 @@
 """Schedules decoding, so that streams are decoded before batches need them.
 
 The order says which rows come when. From that follows which batch is the first to need a part and
-which is the last: a window releases parts in the order in which it took them up. Free threads
+which is the last: a window releases parts in the order in which it took them up. There may be
+several windows, over different parts. Where an epoch has rows several times, as a mixture may have
+those of a small source, their parts arrive again in another turn. Free threads
 decode parts in that order, as far ahead as memory allows, so that a batch never waits for a stream
 that another thread could have decoded meanwhile, and no stream is dropped that a batch in progress
 still needs.
@@ -12,8 +14,8 @@ dropped all the same and decoded again by the batches that need them: slow, but 
 """
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -21,8 +23,10 @@ from ndfeed.dataset import readahead
 from ndfeed.dataset.decoding import Decoded
 from ndfeed.dataset.row_selection import Rows, select_rows
 from ndfeed.errors import Error
-from ndfeed.loading.plan import Coded, Plan
+from ndfeed.loading.coded import Coded
+from ndfeed.loading.plan import Plan
 from ndfeed.loading.timing import Timing
+from ndfeed.order.epoch import Arrival
 
 _LISTED_AHEAD = 64
 
@@ -30,10 +34,12 @@ _LISTED_AHEAD = 64
 class _ScheduledPart:
     """A part, and the first and last batch that need it; the last as far as known."""
 
-    __slots__ = ("coded", "first", "last", "part", "size")
+    __slots__ = ("coded", "first", "key", "last", "part", "size", "window")
 
-    def __init__(self, coded: Coded, part: int, first: int) -> None:
+    def __init__(self, coded: Coded, part: int, first: int, window: int) -> None:
         self.coded = coded
+        self.key = id(coded), part
+        self.window = window
         self.part = part
         self.first = first
         self.last: int | None = None
@@ -43,8 +49,8 @@ class _ScheduledPart:
 class Schedule:
     """What to decode, and when, for the ``count`` batches of one pass.
 
-    ``arriving`` gives the ranges of rows that a batch is the first to need, each with the number
-    of the window that takes them up.
+    ``arriving`` gives the ranges of rows that a batch is the first to need in a turn, each with the
+    number of the window that takes them up. ``open_parts`` is how many parts each window has open.
     """
 
     def __init__(
@@ -52,7 +58,8 @@ class Schedule:
         plan: Plan,
         rows: Rows,
         decoded: Decoded,
-        arriving: Callable[[int], Iterable[tuple[int, int, int]]],
+        arriving: Callable[[int], Iterable[tuple[Arrival, int]]],
+        open_parts: Sequence[int],
         count: int,
     ) -> None:
         self._plan = plan
@@ -63,15 +70,17 @@ class Schedule:
         self._lock = threading.Lock()
         self._listing = False
         self._listed = 0  # batches whose parts are known
-        self._known = [np.zeros(len(one.sizes), bool) for one in plan.coded]
+        # For each part: the turn in which it arrived last.
+        self._known = [np.full(len(one.sizes), -1, np.int64) for one in plan.coded]
         # For each window: the parts that arrived last.
         self._open = [
-            [deque[_ScheduledPart](maxlen=plan.order.open_parts) for _ in plan.coded]
-            for _ in range(max(len(plan.lanes), 1))
+            [deque[_ScheduledPart](maxlen=most) for _ in plan.coded] for most in open_parts
         ]
         self._todo: deque[_ScheduledPart] = deque()
         self._doing: list[_ScheduledPart] = []
-        self._kept: deque[_ScheduledPart] = deque()  # decoded or being decoded, and still needed
+        # For each window: those decoded or being decoded, and still needed.
+        self._kept: list[deque[_ScheduledPart]] = [deque() for _ in open_parts]
+        self._uses: Counter[tuple[int, int]] = Counter()  # how often a part is among those
         self._held = 0  # bytes of those
         self._begun = 0  # batches started
         self._made: set[int] = set()
@@ -102,14 +111,14 @@ class Schedule:
     def next_task(self) -> Callable[[Timing], None] | None:
         """Return the next part to decode, or the listing of more parts."""
         with self._lock:
-            while self._kept and _is_done(self._kept[0], self._low):
-                over = self._kept.popleft()
-                self._held -= over.size
-                self._decoded.retire(over.coded.keys(over.part))
+            for kept in self._kept:
+                while kept and _is_done(kept[0], self._low):
+                    self._release(kept.popleft())
             if self._todo and self._may_decode(self._todo[0]):
                 first = self._todo.popleft()
                 self._doing.append(first)
-                self._kept.append(first)
+                self._kept[first.window].append(first)
+                self._uses[first.key] += 1
                 self._held += first.size
                 return lambda timing: self._decode(first, timing)
             short = len(self._todo) < _LISTED_AHEAD and self._listed < self._count
@@ -117,6 +126,14 @@ class Schedule:
                 self._listing = True
                 return self._list_more
             return None
+
+    def _release(self, over: _ScheduledPart) -> None:
+        """Let a part be dropped, unless it has arrived again."""
+        self._held -= over.size
+        self._uses[over.key] -= 1
+        if not self._uses[over.key]:
+            del self._uses[over.key]
+            self._decoded.retire(over.coded.keys(over.part))
 
     def _may_decode(self, part: _ScheduledPart) -> bool:
         if self._held + part.size <= self._decoded.room:
@@ -139,30 +156,30 @@ class Schedule:
         found: list[_ScheduledPart] = []
         batch = self._listed
         while batch < self._count and len(found) < _LISTED_AHEAD:
-            for first, end, number in self._arriving(batch):
-                found += self._list_parts(batch, first, end, self._open[number])
+            for arrival, window in self._arriving(batch):
+                found += self._list_parts(batch, arrival, window)
             batch += 1
         for coded in self._plan.coded:
             parts = [one.part for one in found if one.coded is coded]
             if parts:
-                timing.prefetched += readahead.ask_parts(coded.group, np.array(parts))
+                timing.prefetched += readahead.ask_parts(coded.group, coded.parts[parts])
         with self._lock:
             self._todo.extend(found)
             self._listed = batch
             self._listing = False
 
-    def _list_parts(
-        self, batch: int, first: int, end: int, window: list["deque[_ScheduledPart]"]
-    ) -> Iterable[_ScheduledPart]:
+    def _list_parts(self, batch: int, arrival: Arrival, window: int) -> Iterable[_ScheduledPart]:
+        first, end, turn = arrival
         samples = select_rows(self._rows, self._plan.places(np.arange(first, end)))
-        for coded, known, still in zip(self._plan.coded, self._known, window, strict=True):
-            parts = np.unique(coded.group.locate(samples).part)
-            parts = parts[~known[parts] & (coded.sizes[parts] > 0)]
-            known[parts] = True
+        every = zip(self._plan.coded, self._known, self._open[window], strict=True)
+        for coded, known, still in every:
+            parts = np.unique(coded.locate(samples))
+            parts = parts[(known[parts] != turn) & (coded.sizes[parts] > 0)]
+            known[parts] = turn
             for part in parts.tolist():
                 if len(still) == still.maxlen:
                     still[0].last = batch  # a full window: the oldest part leaves with this batch
-                made = _ScheduledPart(coded, part, batch)
+                made = _ScheduledPart(coded, part, batch, window)
                 still.append(made)
                 yield made
 

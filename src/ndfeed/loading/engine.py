@@ -27,7 +27,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeAlias
 
 from ndfeed.loading.timing import Timing
-from ndfeed.loading.uninterrupted import uninterrupted
+from ndfeed.loading.uninterrupted import start_own_thread, uninterrupted
 
 # Whatever an adapter makes of a batch of arrays: tensors, say, in any structure.
 Delivered: TypeAlias = Any
@@ -109,8 +109,9 @@ class _Bell:
 class _Run:
     """The progress of one batch source."""
 
-    def __init__(self, source: BatchSource) -> None:
+    def __init__(self, source: BatchSource, *, prepared: bool = False) -> None:
         self.source = source
+        self.prepared = prepared  # before the consumer wanted it?
         self.slots: dict[int, Delivered] = {}
         self.next = 0  # the first batch that nobody has started
         self.taken = 0  # batches the consumer has
@@ -188,7 +189,7 @@ class Engine:
     def prepare(self, source: BatchSource) -> None:
         """Start the next source early, as soon as all batches of the current one are started."""
         with self._lock:
-            self._upcoming = _Run(source)
+            self._upcoming = _Run(source, prepared=True)
         self._threads.bell.ring()
 
     def take(self, *, wait: bool = True) -> Delivered:
@@ -214,12 +215,12 @@ class Engine:
     @property
     def taken(self) -> int:
         """Batches of the current source that the consumer has taken."""
-        return 0 if self._run is None else self._run.taken
+        return 0 if (run := self._run) is None else run.taken
 
     @property
     def ready(self) -> int:
         """Batches that are ready to be taken."""
-        return 0 if self._run is None else len(self._run.slots)
+        return 0 if (run := self._run) is None else len(run.slots)
 
     @property
     def threads(self) -> int:
@@ -277,17 +278,17 @@ class Engine:
                     if number not in threads.timings:
                         threads.timings[number] = Timing()
                         self.timings.append(threads.timings[number])
-                    args, name = (threads, number, threads.timings[number]), f"ndfeed-{number}"
-                    thread = threading.Thread(target=self._work, args=args, name=name, daemon=True)
-                    thread.start()
+                    args = threads, number, threads.timings[number]
+                    thread = start_own_thread(f"ndfeed-{number}", self._work, *args)
                     threads.running[number] = thread
 
     def _has_room(self, run: _Run) -> bool:
         """May the next batches of the run be started?"""
         left = run.source.count - run.next
         room = run.taken + self._depth() - run.next
-        if run is self._upcoming and self._run is not None:
-            room -= self._run.next - self._run.taken  # those of the current run count, too
+        # Looked at once: the consumer may end the current run meanwhile.
+        if run is self._upcoming and (current := self._run) is not None:
+            room -= current.next - current.taken  # those of the current run count, too
             return left > 0 and room >= min(run.source.together, left)
         return left > 0 and (room >= min(run.source.together, left) or run.next <= run.taken)
 
@@ -306,7 +307,7 @@ class Engine:
         if self._has_room(run):
             first = run.next
             # One by one at first: the consumer waits for the very first batch.
-            size = run.source.together if first >= self._wanted else 1
+            size = 1 if first < self._wanted and not run.prepared else run.source.together
             stop = min(first + size, run.source.count)
             if run.source.ready(stop):
                 run.next = stop

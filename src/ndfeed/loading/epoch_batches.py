@@ -11,15 +11,15 @@ import numpy as np
 from ndfeed.dataset import readahead
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.decoding import Decoded
-from ndfeed.dataset.row_selection import select_rows
+from ndfeed.dataset.row_selection import Drawn, select_rows
 from ndfeed.loading.batch_maker import BatchMaker
 from ndfeed.loading.budget import Budget
 from ndfeed.loading.decode_schedule import Schedule
 from ndfeed.loading.engine import Delivered, count_batches
-from ndfeed.loading.map_rng import SampleSeeds, key_of
+from ndfeed.loading.map_rng import SampleSeeds, key_of, list_positions
 from ndfeed.loading.plan import Plan
-from ndfeed.loading.timing import Timing
-from ndfeed.order.epoch import Share
+from ndfeed.loading.timing import Padding, Timing
+from ndfeed.order.epoch import Arrival, Cut, Share, WalkEpoch
 from ndfeed.order.permutation import Ints
 
 _AT_FIRST = 1 << 14  # rows computed at a time at first: fewer would cost as much
@@ -37,6 +37,21 @@ class Pass(NamedTuple):
     start: int
 
 
+class _Chunk(NamedTuple):
+    """The rows of several batches: of one size, except perhaps the last, or up to ``ends``."""
+
+    rows: Ints
+    size: int
+    ends: Ints | None
+
+    def cut(self, first: int, stop: int) -> Ints:
+        """Return the rows of some of the batches."""
+        if self.ends is None:
+            return self.rows[first * self.size : stop * self.size]
+        begin = self.ends[first - 1] if first else 0
+        return self.rows[begin : self.ends[min(stop, len(self.ends)) - 1]]
+
+
 class EpochBatches:
     """The batches of one pass, which a batch maker makes. Implements ``BatchSource``."""
 
@@ -50,10 +65,14 @@ class EpochBatches:
         maker: BatchMaker,
     ) -> None:
         share, seed, epoch, start = wanted
-        self.count = share.batches(start)
-        self.together = together = budget.group
+        self._cut = cut = plan.cut(share, seed, epoch)
+        self.count = cut.batches(start)
+        self.size = share.size if cut.even else _average_size(cut, share)
+        # Batches of different sizes are made one by one.
+        self.together = together = budget.group if cut.even else 1
         self.slow = bool(ds.steps)
         self.abandoned = False  # nobody wants the remaining batches
+        self.padding = Padding()
         self._share = share
         self._start = start
         self._ds = ds
@@ -64,26 +83,27 @@ class EpochBatches:
         self._key = key_of(seed, epoch)
         self._lock = threading.Lock()
         # Batches computed at a time. Many, since every NumPy call may release the GIL.
-        self._first_chunk = together * max(_AT_FIRST // (share.size * together), 1)
-        self._chunk_size = together * max(_AT_ONCE // (share.size * together), 1)
-        self._chunks: dict[int, Ints] = {}  # rows of some batches, by the first of them
+        self._first_chunk = together * max(_AT_FIRST // (self.size * together), 1)
+        self._chunk_size = together * max(_AT_ONCE // (self.size * together), 1)
+        self._chunks: dict[int, _Chunk] = {}  # rows of some batches, by the first of them
         self._prefetching = threading.Lock()
         self._checked = 0  # batches checked, and prefetched if necessary
         self._skipped_checks = 0  # checks skipped in a row
         self._patience = 0
         self._schedule: Schedule | None = None
-        if plan.coded and self._epoch.arriving(start, start) is not None:
-            self._schedule = Schedule(plan, ds.rows, decoded, self._list_arrivals, self.count)
+        if plan.coded and self._windows:
+            open_parts = [window.open_parts for window in self._windows]
+            self._schedule = Schedule(
+                plan, ds.rows, decoded, self._list_arrivals, open_parts, self.count
+            )
 
     def rows(self, first: int, stop: int) -> Ints:
         """Return the rows of batches [first, stop), concatenated."""
-        size = self._share.size
         parts = []
         while first < stop:
             begin, end = self._chunk_bounds(first)
             upto = min(stop, end)
-            # All batches are full except possibly the last.
-            parts.append(self._chunk(begin)[(first - begin) * size : (upto - begin) * size])
+            parts.append(self._chunk(begin).cut(first - begin, upto - begin))
             first = upto
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -94,7 +114,7 @@ class EpochBatches:
         begin = number - (number - self._first_chunk) % self._chunk_size
         return begin, begin + self._chunk_size
 
-    def _chunk(self, begin: int) -> Ints:
+    def _chunk(self, begin: int) -> _Chunk:
         """Return the rows of batches from ``begin`` on, computed by one thread for all.
 
         One thread at a time: two that work on the order take longer than one for both.
@@ -108,11 +128,36 @@ class EpochBatches:
                 for old in [one for one in self._chunks if one < begin - 2 * self._chunk_size]:
                     del self._chunks[old]
                 found = self._compute_rows(begin, min(self._chunk_bounds(begin)[1], self.count))
+                self._maker.foresee(found.rows)
                 self._chunks[begin] = found
             return found
 
-    def _compute_rows(self, first: int, stop: int) -> Ints:
-        if self._share.world == 1 or (self._plan.lanes and len(self._share.ranks) == 1):
+    def _compute_rows(self, first: int, stop: int) -> _Chunk:
+        if not self._cut.even:
+            return self._compute_uneven(first, stop)
+        rows = self._order_rows(first, stop)
+        if isinstance(self._ds.rows, Drawn):
+            spans = [one for number in range(first, stop) for one in self._spans(number)]
+            rows = self._ds.rows.draw(rows, self._key, list_positions(spans))
+        return _Chunk(rows, self._share.size, None)
+
+    def _compute_uneven(self, first: int, stop: int) -> _Chunk:
+        each = [self._spans(number) for number in range(first, stop)]
+        spans = [span for some in each for span in some]
+        positions = list_positions(spans)
+        if isinstance(self._epoch, WalkEpoch):
+            rows = self._epoch.at(positions)
+        else:
+            rows = np.concatenate([self._epoch.rows(*span) for span in spans])
+        rows = self._plan.places(rows)
+        if isinstance(self._ds.rows, Drawn):
+            rows = self._ds.rows.draw(rows, self._key, positions)
+        ends = np.cumsum([sum(len(range(*span)) for span in some) for some in each])
+        return _Chunk(rows, self._share.size, ends)
+
+    def _order_rows(self, first: int, stop: int) -> Ints:
+        whole = self._share.world == 1 or (self._plan.lanes and len(self._share.ranks) == 1)
+        if whole:
             begin, _, step = self._spans(first)[0]
             return self._plan.places(self._epoch.rows(begin, self._spans(stop - 1)[-1][1], step))
         spans = [one for number in range(first, stop) for one in self._spans(number)]
@@ -120,7 +165,7 @@ class EpochBatches:
         return self._plan.places(np.concatenate(parts))
 
     def _spans(self, number: int) -> list[tuple[int, int, int]]:
-        return self._plan.spans(self._share, number, self._start)
+        return self._plan.spans(self._cut, number, self._start)
 
     def make(self, first: int, stop: int, timing: Timing) -> Iterator[Delivered]:
         """Make the batches [first, stop)."""
@@ -129,8 +174,22 @@ class EpochBatches:
         timing.order += time.perf_counter() - began
         # What maps draw depends on the position only.
         seeds = partial(self._seed_maps, first) if self.slow else None
-        made = self._maker.make_several(rows, stop - first, self._share.size, seeds, timing)
+        size = self._share.size if self._cut.even else max(len(rows), 1)
+        made = self._maker.make_several(rows, stop - first, size, seeds, timing)
+        if self._maker.pads:
+            made = self._note_padding(made, first, timing)
         return made if self._schedule is None else self._record(made, first, self._schedule)
+
+    def _note_padding(
+        self, batches: Iterator[Delivered], number: int, timing: Timing
+    ) -> Iterator[Delivered]:
+        """Note how much of each batch is padding."""
+        tokens, padding = timing.tokens, timing.padding
+        for made in batches:
+            self.padding.note(number, timing.tokens - tokens, timing.padding - padding)
+            tokens, padding = timing.tokens, timing.padding
+            number += count_batches(made)
+            yield made
 
     def _seed_maps(self, first: int, number: int) -> SampleSeeds:
         return SampleSeeds.of(self._key, self._spans(first + number))
@@ -146,14 +205,14 @@ class EpochBatches:
                 number += 1
             yield made
 
-    def _list_arrivals(self, number: int) -> Iterable[tuple[int, int, int]]:
+    def _list_arrivals(self, number: int) -> Iterable[tuple[Arrival, int]]:
         """Return the ranges of rows that batch ``number`` is the first to need, with windows."""
-        start = self._share.consumed(number, self._start)
-        stop = self._share.consumed(number + 1, self._start)
-        for window, epoch in enumerate(self._windows):
-            held = epoch.held(start) if number == 0 else None
-            for first, end in (*(held or ()), *(epoch.arriving(start, stop) or ())):
-                yield first, end, window
+        start = self._cut.consumed(number, self._start)
+        stop = self._cut.consumed(number + 1, self._start)
+        for at, window in enumerate(self._windows):
+            held = window.held(start) if number == 0 else ()
+            for arrival in (*held, *window.arriving(start, stop)):
+                yield arrival, at
 
     def ready(self, stop: int) -> bool:
         """Is everything decoded that the batches before ``stop`` need?"""
@@ -193,7 +252,7 @@ class EpochBatches:
             self._chunk(first)
 
     def _prefetch(self, number: int, timing: Timing) -> None:
-        scattered = self._share.size if self._plan.shuffled else 0
+        scattered = self.size if self._plan.shuffled else 0
         far = self._budget.readahead(self._maker.largest, scattered)
         end = min(number + far, self.count)
         first = max(self._checked, number - self.together)
@@ -217,8 +276,13 @@ class EpochBatches:
 
     def _rows_to_prefetch(self, first: int, end: int) -> Ints:
         """Return the rows that some batches are the first to need: their own, or whole blocks."""
-        if not self._plan.order.by_part:
+        if not self._plan.order.traits.by_part:
             return self.rows(first, end)
         ranges = [one for number in range(first, end) for one in self._list_arrivals(number)]
-        rows = [np.arange(*one[:2]) for one in ranges]
+        rows = [np.arange(*arrival[:2]) for arrival, _ in ranges]
         return self._plan.places(np.concatenate(rows or [_NONE]))
+
+
+def _average_size(cut: Cut, share: Share) -> int:
+    """Return how many samples a batch has on average, at least one."""
+    return max(cut.n * len(share.ranks) // (max(cut.batches(), 1) * share.world), 1)

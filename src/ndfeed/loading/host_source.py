@@ -15,6 +15,7 @@ from ndfeed.dataset.map_steps import Batch
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import select_rows
 from ndfeed.files import platform_calls
+from ndfeed.loading.batch_builder import Source
 from ndfeed.loading.buffer_pool import Pool
 from ndfeed.loading.options import Options
 from ndfeed.loading.ragged import PLAIN, Room
@@ -23,13 +24,14 @@ from ndfeed.order.permutation import Ints
 _Even = tuple[str, np.dtype[Any], tuple[int, ...]]  # name, type and shape of a sample
 
 
-class HostSource:
+class HostSource(Source):
     """Reads the stored fields of a dataset. Thread-safe."""
 
     def __init__(self, ds: Dataset, options: Options, pool: Pool, decoded: Decoded) -> None:
         self.ds = ds
         self.pool = pool
         self.decoded = decoded
+        self._options = options
         self._pads = options.pads
         self._ragged = "list" if ds.steps else options.ragged  # maps are given lists
         self._empty: Batch = dict.fromkeys(ds.names)
@@ -42,6 +44,10 @@ class HostSource:
             for group in ds.groups
         ]
         self._uneven = [[c for c in group.columns if c.field.ragged] for group in ds.groups]
+
+    def only(self, names: Sequence[str]) -> "HostSource":
+        """Return the same for some of the fields."""
+        return HostSource(self.ds.select(*names), self._options, self.pool, self.decoded)
 
     def read(self, rows: Ints) -> Batch:
         """Read the stored fields of ``rows``."""

@@ -8,7 +8,6 @@ end when a pass is abandoned, after an error, at ``close()``, and with the loade
 import copy
 import itertools
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,21 +16,25 @@ from typing import Any, Self
 
 from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.grown import list_new_files
+from ndfeed.dataset.sampling import SETTLE, Missing
 from ndfeed.loading.adapter import Adapter
-from ndfeed.loading.argument_hints import with_hints
 from ndfeed.loading.batch_maker import list_skipped
-from ndfeed.loading.budget import estimate_batch_bytes, make_budget
 from ndfeed.loading.engine import Delivered, count_batches
 from ndfeed.loading.epoch_batches import Pass
-from ndfeed.loading.options import Fields, OnError, Request, Shuffle, as_shard, settle
-from ndfeed.loading.plan import make_plan
-from ndfeed.loading.ragged import PadTo, PadValue, Ragged
+from ndfeed.loading.growth import leave, refresh, resume
+from ndfeed.loading.options import Request, Shuffle
+from ndfeed.loading.order_mixing import order_in_use
+from ndfeed.loading.plan import Cuts
 from ndfeed.loading.report import Report, make_report
 from ndfeed.loading.runtime import Runtime
+from ndfeed.loading.runtimes import Runtimes, stop_finally
+from ndfeed.loading.setup import Setup
 from ndfeed.loading.state import LARGEST_EPOCH, State
 from ndfeed.loading.uninterrupted import clean_up
+from ndfeed.order.buckets import Buckets
 from ndfeed.order.epoch import Share
-from ndfeed.order.orders import Order
+from ndfeed.order.protocol import OrderInUse, Progress
 
 
 class Batches(Iterator[Delivered]):
@@ -44,12 +47,13 @@ class Batches(Iterator[Delivered]):
         self._loader: Loader | None = loader
         self._number = number  # which of the loader's passes
         self._share, self._seed, self._epoch = loader.share, loader._seed, epoch
+        self._cut, self._setup = loader.cuts(epoch), loader._setup
         self._begin(loader, start)
 
     def _begin(self, loader: "Loader", start: int) -> None:
         self._start = start
         self._delivered = 0
-        self._runtime = loader._lend_runtime(self._number)
+        self._runtime = loader._lend_runtime(self._number, self._setup)
         self._count = self._runtime.begin(Pass(self._share, self._seed, self._epoch, start))
 
     def __iter__(self) -> "Batches":
@@ -60,14 +64,14 @@ class Batches(Iterator[Delivered]):
         if loader is None:
             raise StopIteration
         last = self._number == loader._pass  # does this pass determine the loader's position?
-        if not last and self._number not in loader._live:
+        if not last and not loader._runtimes.is_live(self._number):
             self._loader = None
             raise RuntimeError(
                 "the loader was closed, or another pass was begun from a state; iterate it again"
             )
         if self._runtime.pid != os.getpid():
             # Forked in the middle: the threads stayed in the parent, so continue with new ones.
-            self._begin(loader, self._share.consumed(self._delivered, self._start))
+            self._begin(loader, self._cut.consumed(self._delivered, self._start))
         if self._delivered == self._count:
             loader._finish_pass(self._number)
             self._loader = None
@@ -76,7 +80,7 @@ class Batches(Iterator[Delivered]):
             found = self._runtime.next_batch()
             self._delivered += count_batches(found)
             if last:
-                loader._position = self._share.consumed(self._delivered, self._start)
+                loader._position = self._cut.consumed(self._delivered, self._start)
         except BaseException:  # interrupted, closed meanwhile, or an error in the batch
             self._abandon(loader)
             raise
@@ -86,10 +90,14 @@ class Batches(Iterator[Delivered]):
         loader._abandon_pass(self._number)
         self._loader = None
 
-    def __del__(self) -> None:
+    def __del__(
+        self,
+        _clean_up: Callable[[Callable[[], None]], None] = clean_up,  # modules may be empty at exit
+        _partial: type[partial[None]] = partial,
+    ) -> None:
         loader = getattr(self, "_loader", None)
         if loader is not None:
-            clean_up(lambda: self._abandon(loader))
+            _clean_up(_partial(loader._abandon_pass, self._number))
 
 
 class Loader:
@@ -110,15 +118,10 @@ class Loader:
         adapt: Callable[[], Adapter] = Adapter,
         check: "Callable[[Loader], None] | None" = None,
     ) -> None:
-        ds, options = request.ds, request.options
-        self.dataset = ds
-        self._request = request
-        self._seed = options.seed
-        self._plan = make_plan(ds, request.shuffle, request.share)
-        self._batch_bytes = estimate_batch_bytes(ds, request.share.size, options.memory)
-        budget = make_budget(options.memory, self._batch_bytes, decodes=bool(self._plan.coded))
-        self._plan.make_cache(budget.streams)  # refuses streams that do not fit, if any does not
-        self._adapt = adapt
+        self._runtimes = Runtimes()
+        self._adopt(Setup.of(request, adapt))
+        self._coming: Setup | None = None  # what the next epoch begins with, if it is other data
+        self._seed = request.options.seed
         self._check = check  # called before every pass, which it may refuse
         self._epoch = 0
         self._position = 0  # samples of the epoch delivered, to all ranks together
@@ -126,37 +129,36 @@ class Loader:
         self._next: int | None = None  # the epoch to continue with, if set during a pass
         self._numbers = itertools.count(1)
         self._pass = 0  # number of the pass started last, while in progress; else 0
-        self._live: dict[int, Runtime] = {}  # passes in progress, each with its runtime
-        self._runtimes: list[Runtime] = []  # the one used last comes first
-        self._lending = threading.RLock()
-        self._finalizer = weakref.finalize(self, _stop_finally, self._runtimes)
+        self._finalizer = weakref.finalize(self, stop_finally, self._runtimes)
 
     def __len__(self) -> int:
-        return self.share.batches()
+        return self.cuts(self._epoch).batches()
+
+    @property
+    def cuts(self) -> Cuts:
+        """How the positions of each epoch are cut into batches."""
+        return Cuts(self._setup.plan, self.share, self._seed)
 
     @property
     def share(self) -> Share:
-        """Which samples belong to this rank. If it is set, passes that come follow it."""
-        return self._request.share
+        """Which samples belong to this rank. If it is set, passes that come follow it.
+
+        The rest of an epoch keeps the order in which the epoch was begun.
+        """
+        return self._setup.request.share
 
     @share.setter
     def share(self, share: Share) -> None:
-        if share == self._request.share:
-            return
-        self._request = replace(self._request, share=share)
-        plan = make_plan(self.dataset, self._request.shuffle, share)
-        if plan.lanes != self._plan.lanes:  # other files are decoded: runtimes would not know
-            self._plan = plan
-            with self._lending:
-                used = {id(one) for one in list(self._live.values())}
-                idle = [one for one in self._runtimes if id(one) not in used]
-                self._runtimes[:] = [one for one in self._runtimes if id(one) in used]
-            _stop_all(idle)
+        if share != self.share:
+            setup = self._setup.with_share(share)
+            if self._position:
+                setup, _ = self._resume_same(setup, self.state_at(self._epoch, self._position))
+            self._adopt(setup)
 
     @property
-    def order(self) -> Order:
-        """How samples are ordered within an epoch."""
-        return self._plan.order
+    def order(self) -> OrderInUse:
+        """How samples are ordered within an epoch. ``order.mixing`` says how well it mixes."""
+        return order_in_use(self._setup.plan, self.dataset, self.share, self._seed)
 
     @property
     def epoch(self) -> int:
@@ -176,6 +178,7 @@ class Loader:
         if number != self._epoch or self._begun:
             self._position = 0
         self._epoch, self._begun = number, False
+        self._adopt_coming()
 
     def __iter__(self) -> Batches:
         self._pass = 0
@@ -199,36 +202,13 @@ class Loader:
         """
         return Batches(self, next(self._numbers), epoch, samples)
 
-    def _lend_runtime(self, number: int) -> Runtime:
+    def _lend_runtime(self, number: int, setup: Setup) -> Runtime:
         """Return the runtime for a pass in this process: one that no other pass uses."""
-        with self._lending:
-            runtimes, pid = self._runtimes, os.getpid()
-            runtimes[:] = [one for one in runtimes if one.pid == pid]
-            used = {id(runtime) for runtime in list(self._live.values())}
-            idle = next((one for one in runtimes if id(one) not in used), None)
-            if idle is None:
-                options, adapter = self._request.options, self._adapt()
-                idle = Runtime(self.dataset, options, self._plan, self._batch_bytes, adapter)
-            else:
-                runtimes.remove(idle)
-            runtimes.insert(0, idle)
-            self._live[number] = idle
-            return idle
+        return self._runtimes.lend(number, setup.plan, setup.make_runtime)
 
     def _finish_pass(self, number: int) -> None:
         """Record that a pass has ended; the threads of one runtime wait for the next."""
-        with self._lending:
-            runtime = self._live.get(number)
-            used = {id(one) for one in list(self._live.values())}
-            spare = {-id(one): one for one in self._runtimes if id(one) not in used}
-            self._live |= spare  # nobody else gets one that is being stopped
-        try:
-            if runtime is not None:
-                runtime.end()
-            _stop_all(list(spare.values()))
-        finally:
-            for key in (number, *spare):
-                self._live.pop(key, None)
+        self._runtimes.finish(number)
         if number == self._pass:
             self._pass = 0
             self._advance()
@@ -239,13 +219,11 @@ class Loader:
         self._epoch = self._epoch + 1 if self._next is None else self._next
         self._next = None
         self._position = 0
+        self._adopt_coming()
 
     def _abandon_pass(self, number: int) -> None:
         """Record that a pass was abandoned, if it was in progress."""
-        runtime = self._live.get(number)
-        if runtime is not None:
-            _stop_all([runtime])
-        self._live.pop(number, None)
+        self._runtimes.abandon(number)
         if number == self._pass:
             self._pass = 0
 
@@ -254,31 +232,80 @@ class Loader:
 
         It counts what was delivered, not what was prefetched.
         """
-        return self._state().as_dict()
+        return self.state_at(self._epoch, self._position).as_dict()
 
-    def _state(self) -> State:
-        ds = self.dataset
-        return State(
-            self._seed, self._epoch, self._position, self.order.spec(), len(ds), ds.fingerprint
-        )
+    def state_at(self, epoch: int, samples: int) -> State:
+        """Return the state after so many samples of an epoch."""
+        ds, order = self.dataset, self._setup.plan.order
+        more = order.describe(len(ds), epoch, samples)
+        return State(self._seed, epoch, samples, order.spec(), len(ds), ds.fingerprint, more)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, grown: "bool | Dataset" = False) -> None:
         """Resume from a state: the next ``iter()`` delivers the rest of its epoch.
 
         Batch size, ranks, threads, processes and memory may differ. Refuses a state of other data
-        or of another order.
+        or of another order. With ``grown=True`` there may be more files than there were: the rest
+        of the epoch has what was not delivered, and what is new. Which files are new is told from
+        their names and times; where that is impossible, pass the dataset of the old ones.
         """
-        found = State.of(state)
-        mine = self._state()
-        found.check(mine.data, mine.rows, mine.order)
+        found, last = State.of(state), self._coming or self._setup
+        found.check_sources(last.request.ds.fingerprint, last.plan.order.spec())
+        setup = resume(last, found, grown)
+        samples = found.samples
+        if setup is None:
+            setup, samples = self._resume_same(leave(last, -1), found)
+        if samples > (most := setup.plan.order.cut(setup.request.share, found.seed, found.epoch).n):
+            raise found.make_count_error(most)
         self._abandon_pass(self._pass)
-        self._seed, self._epoch, self._position = found.seed, found.epoch, found.samples
+        self._coming = None
+        self._adopt(setup)
+        self._seed, self._epoch, self._position = found.seed, found.epoch, samples
         self._begun, self._next = False, None
+
+    def _resume_same(self, setup: Setup, found: State) -> tuple[Setup, int]:
+        """Return what to continue with for a state of the same data, and from which sample on."""
+        ds, order = setup.request.ds, setup.plan.order
+        found.check_data(ds.fingerprint, len(ds))
+        place = dict(found.order), found.epoch, found.samples, found.more
+        continued = order.resume(Progress(*place))
+        if continued is None:
+            raise found.make_order_error(order.spec())
+        made, samples = continued
+        return setup if made == order else setup.with_order(made), samples
+
+    def refresh(self, *, missing: Missing = "raise", settle: float = SETTLE) -> int:
+        """Look for files that came, and return how many samples are new.
+
+        The next epoch has the samples of the files there are then; an epoch in progress ends as it
+        began. Files that are gone or have changed, or may still be written, are treated as by
+        ``Dataset.refresh``.
+        """
+        return look_again(self, missing, settle)[0]
+
+    def _adopt_coming(self) -> None:
+        """Use the data that were found meanwhile, unless an epoch goes on."""
+        if self._position:
+            return
+        setup, self._coming = self._coming or self._setup, None
+        setup = setup.with_share(replace(self.share, n=len(setup.request.ds)))
+        setup = leave(setup, self._epoch)
+        if setup is not self._setup:
+            self._adopt(setup)
+
+    def _adopt(self, setup: Setup) -> None:
+        """Make the passes that come with another setup."""
+        self._setup = setup
+        self.dataset = setup.request.ds
+        self._runtimes.release_others(setup.plan)
 
     def report(self) -> Report:
         """Report how fast the current or last pass is, where its time goes, and the bottleneck."""
-        found = self._runtimes[0].snapshot() if self._runtimes else None
-        return make_report(f"{self.order}", self.dataset, self._request.options, self.share, found)
+        runtimes = self._runtimes.every
+        found = runtimes[0].snapshot() if runtimes else None
+        cut, options = self.cuts(self._epoch), self._setup.request.options
+        share, count = replace(self.share, n=cut.n), cut.batches()
+        made = make_report(f"{self.order}", self.dataset, options, share, found, batches=count)
+        return replace(made, in_use=self.order)
 
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:
@@ -286,17 +313,18 @@ class Loader:
 
         Each is listed once, however many epochs skipped it.
         """
-        return list_skipped(runtime.skipped for runtime in self._runtimes)
+        return list_skipped(runtime.skipped for runtime in self._runtimes.every)
 
     def close(self) -> None:
         """End threads and processes and release memory. Iterating again starts them anew."""
-        _stop_all(self._runtimes)
-        self._live.clear()
+        self._runtimes.close()
         self._pass = 0
 
     def __reduce__(self) -> "tuple[Callable[..., Loader], tuple[Any, ...]]":
         # Without anything in use: threads, memory, open files.
-        return _restore, ((self._request, self._adapt, self._check), self._get_position())
+        made = self._setup.request, self._setup.adapt, self._check
+        coming = None if self._coming is None else self._coming[:2]
+        return _restore, (made, self._get_position(), coming)
 
     def __copy__(self) -> "Loader":
         remake, arguments = self.__reduce__()
@@ -318,72 +346,41 @@ class Loader:
         return f"{self.report()}"
 
 
-def _restore(made: tuple[Any, ...], position: tuple[int, int, int, bool, int | None]) -> Loader:
-    """Make a loader like another, at the same position."""
+def _restore(
+    made: tuple[Any, ...],
+    position: tuple[int, int, int, bool, int | None],
+    coming: tuple[Request, Callable[[], Adapter]] | None,
+) -> Loader:
+    """Make a loader like another, at the same position, with what its next epoch begins with."""
     loader = Loader(*made)
+    loader._coming = None if coming is None else Setup.of(*coming)
     loader._seed, loader._epoch, loader._position, loader._begun, loader._next = position
     return loader
 
 
-def reorder(loader: Loader, shuffle: Shuffle) -> Loader:
-    """Make a loader of the same batches in another order, at the start of its first epoch."""
-    return Loader(replace(loader._request, shuffle=shuffle), loader._adapt, loader._check)
+def look_again(
+    loader: Loader, missing: Missing, settle: float, among: Sequence[str] | None = None
+) -> tuple[int, Callable[[], list[str]]]:
+    """Refresh a loader; return how many samples are new, and what lists the files they lie in.
 
-
-def _stop_all(runtimes: list[Runtime]) -> None:
-    for runtime in runtimes:
-        if runtime.pid == os.getpid():  # a forked copy has no threads, and perhaps a held lock
-            runtime.stop()
-
-
-def _stop_finally(runtimes: list[Runtime]) -> None:
-    clean_up(lambda: _stop_all(runtimes))
-
-
-@with_hints()
-def loader(  # noqa: PLR0913 - the arguments that every loader shares
-    ds: Dataset,
-    batch_size: int,
-    *,
-    shuffle: Shuffle = False,
-    seed: int = 0,
-    drop_last: bool = False,
-    fields: Fields | None = None,
-    shard: Sequence[int] | None = None,
-    memory: int | str | None = None,
-    threads: int | None = None,
-    processes: int | None = None,
-    ragged: Ragged = "list",
-    pad_to: PadTo | None = None,
-    pad_value: PadValue | None = None,
-    on_error: OnError = "raise",
-) -> Loader:
-    """Return a loader: batches of a dataset, prefetched, epoch after epoch.
-
-    - ``shuffle``: ``True``, or an order such as ``ndfeed.Blocks(rows=4096)``. True is an exact
-      permutation wherever rows can be read alone, and a window over files where they are
-      compressed together; ``loader.order`` says which. It is fixed by ``seed`` and the epoch.
-    - ``drop_last``: leave out a last batch that is not full.
-    - ``fields``: which fields, and in which structure: ``"x"`` gives the bare array, ``("x", "y")``
-      tuples, and any nest of tuples, lists and dicts such as ``({"a": "x", "b": "z"}, "y")`` the
-      same nest of arrays. By default batches are dicts of all fields.
-    - ``shard=(rank, world)``: this rank's part of every global batch of ``batch_size * world``.
-    - ``memory``: limit for prefetched batches and decoded streams together, in bytes or as text
-      such as ``"2GB"``; by default an eighth of what the process may have, at most 2 GiB.
-    - ``threads``: by default chosen by what is read, and adapted.
-    - ``processes``: how many worker processes read files that are opened for every sample, or run
-      the functions given to ``map``. By default files are read by processes if that is faster, and
-      functions run in threads; 0 for none.
-    - ``ragged``: samples of different shapes as a ``"list"``, ``"pad"``-ded, or ``"packed"``.
-    - ``pad_to``: the length to which samples are padded in every batch, instead of the longest in
-      the batch, or a tuple with one for each axis that differs; for all ragged fields, or as a
-      dict of field name to length. Only with ``ragged="pad"``.
-    - ``pad_value``: what to pad with instead of 0, for all ragged fields or as such a dict.
-    - ``on_error="skip"``: skip samples that cannot be read; ``loader.skipped`` lists them.
+    If ``among`` is given, those are the new files, as was decided elsewhere.
     """
-    request = settle(
-        ds, batch_size, shuffle=shuffle, shard=as_shard(shard), drop_last=drop_last, seed=seed,
-        fields=fields, memory=memory, threads=threads, processes=processes, ragged=ragged,
-        on_error=on_error, pad_to=pad_to, pad_value=pad_value,
-    )  # fmt: skip
-    return Loader(request, partial(Adapter, request.options.structure))
+    before = loader._coming or loader._setup
+    loader._coming, new = refresh(before, missing, settle, among)
+    files = partial(list_new_files, loader._coming.request.ds, before.request.ds)
+    if not (loader._pass or loader._begun or loader._position):
+        loader._adopt_coming()
+    return new, files
+
+
+def reorder(loader: Loader, shuffle: Shuffle) -> Loader:
+    """Make a loader of the same batches in another order, at the start of its first epoch.
+
+    A budget of tokens becomes a batch size that is within it whatever samples come.
+    """
+    setup = loader._setup
+    request = setup.request
+    if request.share.tokens and isinstance(request.shuffle, Buckets):
+        size = request.shuffle.smallest_batch(request.facts.for_share(request.share))
+        request = replace(request, share=replace(request.share, batch_size=size, tokens=0))
+    return Loader(replace(request, shuffle=shuffle), setup.adapt, loader._check)

@@ -33,7 +33,7 @@ class SampleSeeds:
 
         Each span has a start, an end and a step.
         """
-        return cls(key, spans[0][0], np.concatenate([np.arange(*span) for span in spans]))
+        return cls(key, spans[0][0], list_positions(spans))
 
     def only(self, kept: Ints) -> "SampleSeeds":
         """Return those of the samples ``kept``, where others were skipped."""
@@ -56,6 +56,11 @@ class SampleSeeds:
         # Philox counts in the first word: streams of different positions never overlap.
         counter = np.array([0, position, step, kind], np.uint64)
         return np.random.Generator(np.random.Philox(key=self._key, counter=counter))
+
+
+def list_positions(spans: Sequence[tuple[int, int, int]]) -> Ints:
+    """Return the positions in some spans: each has a start, an end and a step."""
+    return np.concatenate([np.arange(*span) for span in spans])
 
 
 def key_of(seed: int, epoch: int) -> Key:

@@ -23,6 +23,7 @@ from ndfeed.dataset.arguments import as_bytes, as_count
 from ndfeed.dataset.column import Field
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.errors import FieldError, SchemaError
+from ndfeed.loading.facts import Facts
 from ndfeed.loading.ragged import (
     RAGGED,
     Pads,
@@ -35,8 +36,10 @@ from ndfeed.loading.ragged import (
     owner,
 )
 from ndfeed.loading.state import LARGEST_SEED
+from ndfeed.loading.token_budget import as_batch_size, order_by_length
 from ndfeed.order.epoch import Share
-from ndfeed.order.orders import Order
+from ndfeed.order.own import OwnOrder
+from ndfeed.order.protocol import Order, is_order
 
 # Names of fields in tuples, lists and dicts, or the values of those fields in the same structure.
 Nest: TypeAlias = Any
@@ -156,7 +159,8 @@ def _list_names(nest: Nest) -> list[str]:
 
 
 OnError = Literal["raise", "skip"]
-Shuffle = bool | Order
+# A dict is for the sources of a mixture.
+Shuffle = bool | Order | OwnOrder | Mapping[str, bool | Order | OwnOrder]
 
 _MOST_THREADS = 256
 
@@ -179,19 +183,29 @@ class Options:
 class Request:
     """What a loader is to deliver: from which samples, which of them, in which order, and how.
 
-    ``ds`` has only the stored fields that batches are made of.
+    ``ds`` has only the stored fields that batches are made of; ``facts`` are about all of them.
     """
 
     ds: Dataset
     share: Share
     shuffle: Shuffle
     options: Options
+    facts: Facts
+
+    @property
+    def largest_batch(self) -> int:
+        """How many samples of average size the largest batch here is worth."""
+        if not is_order(self.shuffle):
+            return self.share.size
+        own = self.shuffle.largest_batch(self.facts.for_share(self.share))
+        return own * len(self.share.ranks)
 
 
 def settle(  # noqa: PLR0913 - the arguments that every loader shares
     ds: Dataset,
-    batch_size: int,
+    batch_size: int | None,
     *,
+    tokens: int | None = None,
     shuffle: Shuffle,
     shard: tuple[int, int],
     drop_last: bool,
@@ -207,6 +221,7 @@ def settle(  # noqa: PLR0913 - the arguments that every loader shares
 ) -> Request:
     """Check what a caller wrote or a framework filled in."""
     check_dataset(ds)
+    size, budget = as_batch_size(batch_size, tokens)
     if on_error not in ("raise", "skip"):
         raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
     structure = make_structure(ds, fields, ragged)
@@ -223,8 +238,13 @@ def settle(  # noqa: PLR0913 - the arguments that every loader shares
         on_error,
         pads,
     )
-    share = Share(len(ds), batch_size, *shard, bool(drop_last))
-    return Request(select_fields(ds, options.structure.names, ragged), share, shuffle, options)
+    share = Share(len(ds), size, *shard, bool(drop_last), tokens=budget)
+    used = select_fields(ds, options.structure.names, ragged)
+    if budget:
+        shuffle = order_by_length(
+            shuffle, stored_fields(used), pads, mixed=used.mixture is not None
+        )
+    return Request(used, share, shuffle, options, Facts(ds))
 
 
 def check_dataset(ds: object) -> None:

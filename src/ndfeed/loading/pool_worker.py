@@ -1,8 +1,10 @@
 """What a worker process does: builds the batches that requests ask for, into shared memory."""
 
+import contextlib
 import math
 import os
 import re
+import sys
 import traceback
 from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
@@ -13,24 +15,27 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.decoding import decode_whole
 from ndfeed.dataset.global_rng import renew_locks, seed_globals
-from ndfeed.dataset.in_memory import with_memory
+from ndfeed.dataset.in_memory import memories_of, with_memory
 from ndfeed.dataset.map_steps import Batch, SampleFailed, Step
 from ndfeed.dataset.row_selection import Rows
 from ndfeed.errors import Error, WorkerError
-from ndfeed.files.shared_memory import Handle, Shared, attach
+from ndfeed.files.file import File
+from ndfeed.files.shared_memory import Block, Handle, align, attach
+from ndfeed.files.worker_process import Message, Orphaned, Parent
 from ndfeed.loading.batch_builder import BatchBuilder
-from ndfeed.loading.buffer_pool import SMALL, Bytes, Pool, align
+from ndfeed.loading.buffer_pool import SMALL, Bytes, Pool, buffer_of
+from ndfeed.loading.coded import make_stream_cache
 from ndfeed.loading.host_source import HostSource
 from ndfeed.loading.map_rng import SampleSeeds
+from ndfeed.loading.map_state import observe_generators
 from ndfeed.loading.options import Options
-from ndfeed.loading.plan import make_stream_cache
 from ndfeed.loading.timing import Timing
-from ndfeed.loading.worker_process import Message, Orphaned, Parent
 from ndfeed.order.permutation import Ints
 
 _OWN = re.compile(b"proc/self/fd/")  # a path that means another file in another process
-_MOST_ATTACHED = 64  # blocks that a process keeps mapped
+_MOST_ATTACHED = 256  # blocks that a process keeps mapped
 
 
 class Location(NamedTuple):
@@ -49,6 +54,14 @@ class Task(NamedTuple):
     batch: Batch | None = None
 
 
+class Stream(NamedTuple):
+    """A stream of many rows to decode: of which group, column and part."""
+
+    group: int
+    column: int
+    part: int
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """What a worker process needs to build batches of a dataset."""
@@ -60,8 +73,7 @@ class Job:
 def make_job(ds: Dataset, options: Options) -> Job:
     """Return what worker processes need, without what this process has open."""
     groups = tuple(
-        Group(group.starts, tuple(map(replace, group.columns)), group.mapped, group.checks)
-        for group in ds.groups
+        replace(group, columns=tuple(map(replace, group.columns))) for group in ds.groups
     )
     return Job(_restore(groups, ds.rows, ds.steps, ds.names), options)
 
@@ -75,20 +87,21 @@ def _restore(
 
 
 def can_travel(ds: Dataset) -> bool:
-    """Can a fresh process find all the data? Not what is joined with memory of this one."""
+    """Can a fresh process find all the data? Not files that are joined with memory of this one."""
     for table in {id(group.table): group.table for group in ds.groups}.values():
-        alone = table.sealed and isinstance(table.owner, Shared) and table.files == 1
-        if not alone and any(_OWN.search(text) for text in (table.base, table.path_bytes.data)):
+        if not memories_of(table) and any(
+            _OWN.search(text) for text in (table.base, table.path_bytes.data)
+        ):
             return False
     return True
 
 
 def _reattach(group: Group) -> Group:
     """Return the group with its memory as this process finds it, where it has no files."""
-    table, memory = group.table, group.table.owner
-    if not table.sealed or not isinstance(memory, Shared):
+    memories = memories_of(group.table)
+    if not memories:
         return group
-    table = with_memory(table, memory)
+    table = with_memory(group.table, *memories)
     return replace(group, columns=tuple(replace(one, table=table) for one in group.columns))
 
 
@@ -105,13 +118,48 @@ def array_at(memory: NDArray[np.uint8], placed: Location) -> NDArray[Any]:
     return own.view(placed.dtype).reshape(placed.shape)
 
 
+def get_handle(room: Bytes | None) -> Handle | None:
+    """Return by what another process finds memory that a pool lent; ``None`` if it is private."""
+    block = None if room is None else buffer_of(room)
+    return block.handle if isinstance(block, Block) else None
+
+
+def prepare_to_send(batch: Batch | None, blocks: list[Handle]) -> Batch | None:
+    """Replace arrays in shared memory by their locations; add the blocks they lie in."""
+    if batch is None:
+        return None
+    sent: Batch = {}
+    for name, value in batch.items():
+        block = buffer_of(value) if isinstance(value, np.ndarray) else None
+        if isinstance(block, Block):
+            start = address(value) - address(block)
+            sent[name] = len(blocks), Location(start, value.dtype, value.shape)
+            blocks.append(block.handle)
+        else:
+            sent[name] = -1, value
+    return sent
+
+
+def unpack(value: object, room: Bytes | None, *, copies: bool) -> object:
+    """Return a value as a process sent it, or the array at its location."""
+    if not isinstance(value, Location) or room is None:
+        return value
+    return np.array(array_at(room, value)) if copies else array_at(room, value)
+
+
 def serve(parent: Parent, job: Job) -> None:
     """Build batches for the parent until it is gone."""
     if hasattr(os, "fork"):
         renew_locks()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)  # its threads stayed in the parent, and would be waited for
     worker = _Worker(job)
     while True:
         worker.answer(parent, parent.receive())
+        for stream in (sys.stdout, sys.stderr):  # a process that is ended writes nothing more
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                stream.flush()
 
 
 class _RoomPool(Pool):
@@ -140,6 +188,7 @@ class _Worker:
     """Builds the batches that requests ask for."""
 
     def __init__(self, job: Job) -> None:
+        self._ds = job.ds
         self._mapped = bool(job.ds.steps)
         self._pool = _RoomPool()
         cache = make_stream_cache([], 0, 0, forward=False)
@@ -160,7 +209,11 @@ class _Worker:
     def answer(self, parent: Parent, message: Message) -> None:
         """Build what a message asks for, and send it."""
         try:
-            self._answer(parent, *message)
+            if isinstance(message[0], Stream):
+                self._decode(*message)
+                parent.send(("decoded",))
+            else:
+                self._answer(parent, *message)
         except Orphaned:
             raise
         except SampleFailed as failed:
@@ -168,15 +221,31 @@ class _Worker:
         except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer is to see it
             _send_error(parent, error)
 
+    def _decode(self, stream: Stream, handle: Handle) -> None:
+        column = self._ds.groups[stream.group].columns[stream.column]
+        table, number = column.table, int(column.file[stream.part])
+        with File(table.path(number), table.expected(number)) as file:
+            decode_whole(file, column, stream.part, self._attach(handle))
+
     def _answer(
-        self, parent: Parent, tasks: list[Task], blocks: list[Handle], handle: Handle | None
+        self,
+        parent: Parent,
+        tasks: list[Task],
+        blocks: list[Handle],
+        handle: Handle | None,
+        watched: bool,
     ) -> None:
         memories = [self._attach(block) for block in blocks]
         room = None if handle is None else self._attach(handle)
         # Maps get memory of their own: what they return takes the room.
         self._pool.begin(None if self._mapped else room)
         timing = Timing()
-        made = [self._build(task, memories, timing) for task in tasks]
+        made, drew = [], False
+        for task in tasks:
+            batch = self._prepare(task, memories)
+            before = observe_generators() if watched else ()
+            made.append(self._builder.build(task.rows, task.seeds, timing, batch))
+            drew |= watched and observe_generators() != before
         places, size = _lay_out(made, room)
         if size > (0 if room is None else len(room)):
             parent.send(("room", size))
@@ -191,9 +260,10 @@ class _Worker:
             {name: own[name][0] if name in own else value for name, value in one.items()}
             for one, own in zip(made, places, strict=True)
         ]
-        parent.send(("made", found, timing.stages()))
+        parent.send(("made", found, timing.stages(), drew))
 
-    def _build(self, task: Task, memories: list[Bytes], timing: Timing) -> Batch:
+    def _prepare(self, task: Task, memories: list[Bytes]) -> Batch | None:
+        """Seed the global generators for a batch; return its stored fields if they were sent."""
         batch = task.batch
         if batch is not None:
             batch = {
@@ -202,7 +272,7 @@ class _Worker:
             }
         if task.seeds is not None:
             seed_globals(task.seeds.identity)
-        return self._builder.build(task.rows, task.seeds, timing, batch)
+        return batch
 
 
 _Placed = dict[str, tuple[Location, bool]]  # where an array goes, and whether it must be copied

@@ -2,26 +2,31 @@
 
 Threads are enough where reading is large copies, or where the consumer is slower anyway. Opening
 many files, decoding small ones and most maps hold the GIL: there processes are faster, by as much
-as there are cores. For files, what is faster is measured: processes are started when the consumer
-has to wait for threads, and kept if they deliver more. Functions given to ``map`` run in processes
-only if that was asked for: they may depend on the state of the program, and change it.
+as there are cores. What is faster is measured: processes are started when the consumer has to wait
+for threads, and kept if they deliver more. The same goes for functions given to ``map``, unless
+they change what they refer to, or make other batches there than here: they may depend on the state
+of the program.
 """
 
 import _thread
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.map_steps import Batch, Step
-from ndfeed.files import platform_calls
-from ndfeed.loading import process_server
-from ndfeed.loading.batch_builder import BatchBuilder
-from ndfeed.loading.map_rng import SampleSeeds
-from ndfeed.loading.process_pool import Processes
-from ndfeed.loading.timing import Timing
-from ndfeed.order.permutation import Ints
+from ndfeed.dataset.map_steps import Step
+from ndfeed.files import process_server
+from ndfeed.files.platform_calls import share_of_cores
+from ndfeed.loading.builder_switch import Switch
+from ndfeed.loading.map_state import State, find_changed, observe
+from ndfeed.loading.options import Options
+from ndfeed.loading.pool_worker import can_travel
+from ndfeed.loading.process_pool import Choice, ProcessPool
+
+_NOT_PORTABLE = (
+    "a fresh process cannot find a function given to map(): define it in a module of its own"
+)
+_NOT_IN_FILES = "some of the data is in memory of this process: pack it, or keep it in files"
 
 _MAY_WAIT = 0.1  # share of the time that the consumer may wait before anything is tried
 _GAIN = 1.1
@@ -29,13 +34,6 @@ _LEAST = 0.4  # seconds that either is measured for
 _LONGEST = 5.0  # and at most, if batches are slow
 _FEW = 8  # batches that are enough to judge
 _TRIES = 3  # measurements of processes before threads are compared once more
-
-
-def share_of_cores() -> int:
-    """Return how many cores this process may use: its share of them, if the host has ranks."""
-    cores = platform_calls.cores()
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(cores // int(ranks), 1) if ranks.isdecimal() and int(ranks) > 1 else cores
 
 
 def opens_files(ds: Dataset) -> bool:
@@ -53,56 +51,62 @@ def is_portable(steps: Sequence[Step]) -> bool:
 
 
 def why_not_fork() -> str:
-    """Say why this process should not be forked unless asked to; empty if it can be."""
+    """Say why this process should better not be forked; empty if it can be."""
     if sys.platform != "linux":
         return "forking is not safe on this system"
     for name in ("jax", "tensorflow"):
         if name in sys.modules:
             return f"forking is not safe with {name}"
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    if cuda is not None and cuda.is_initialized():
-        return "forking is not safe once CUDA is in use"
-    return ""
+    return "forking is not safe once CUDA is in use" if _uses_cuda() else ""
 
 
-class Switch:
-    """Builds batches by processes if they are wanted and run, otherwise in this process."""
-
-    def __init__(self, local: BatchBuilder, processes: Processes, *, wanted: bool) -> None:
-        self.wanted = wanted
-        self._local = local
-        self._processes = processes
-
-    @property
-    def now(self) -> BatchBuilder | Processes:
-        """What builds batches now."""
-        return self._processes if self.wanted and self._processes.ready else self._local
-
-    def read(self, rows: Ints, timing: Timing) -> Batch | None:
-        """Return the stored fields of several batches; ``None`` where each is better read alone."""
-        return self.now.read(rows, timing)
-
-    def build(
-        self, rows: Ints, seeds: SampleSeeds | None, timing: Timing, batch: Batch | None = None
-    ) -> Batch:
-        """Return the batch of ``rows``."""
-        return self.now.build(rows, seeds, timing, batch)
-
-    def build_several(
-        self, rows: Sequence[Ints], seeds: Sequence[SampleSeeds], timing: Timing
-    ) -> list[Batch] | None:
-        """Return several small batches that maps make; ``None`` where that is no faster."""
-        return self.now.build_several(rows, seeds, timing)
+def why_not_start(processes: ProcessPool) -> str:
+    """Say why processes that were chosen should not be started any more; empty if they can be."""
+    if processes.lean or _uses_cuda():
+        return ""
+    return why_not_fork()  # a framework may have been imported since
 
 
-def start_in_background(processes: Processes) -> None:
+def _uses_cuda() -> bool:
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and bool(cuda.is_initialized())
+
+
+def choose_processes(ds: Dataset, options: Options, *, decodes: bool) -> Choice:
+    """Say which processes may be used; ``decodes`` if streams of many rows have to be decoded."""
+    asked = options.processes
+    if asked == 0 or not (ds.steps or decodes or opens_files(ds)):
+        return Choice()
+    if asked is None and (options.threads or share_of_cores() == 1):
+        return Choice()
+    count = asked or share_of_cores()
+    obstacle = process_server.why_not() or ("" if can_travel(ds) else _NOT_IN_FILES)
+    if not ds.steps:
+        return Choice(0 if obstacle else count, True, not decodes, bool(asked), obstacle)
+    # As the functions are now, unless this process cannot be forked safely.
+    unsafe = why_not_fork()
+    lean = bool(unsafe) and not obstacle and is_portable(ds.steps)
+    # With CUDA in use, DataLoader forks as well: what it forks does not touch CUDA.
+    if unsafe and not (lean or asked or _uses_cuda()):
+        return Choice(obstacle=f"{unsafe}, and {obstacle or _NOT_PORTABLE}")
+    return Choice(count, lean, not decodes, bool(asked))
+
+
+def start_in_background(processes: ProcessPool) -> None:
     """Start processes while batches are built otherwise."""
     processes.reopen()
     try:
-        _thread.start_new_thread(processes.start, ())  # a single step: Ctrl-C cannot cut it short
+        _thread.start_new_thread(processes.start, ())  # one step: Ctrl-C cannot cut it short
     except RuntimeError as error:
         processes.problem = f"{error}"
+
+
+def _try_observing(steps: Sequence[Step]) -> State:
+    """Look at what functions refer to; where that fails, it counts as changing all the time."""
+    try:
+        return observe(steps)
+    except Exception as error:  # noqa: BLE001 - objects may do anything when they are looked at
+        return {"something": (object(), f"{error}")}
 
 
 class Trial:
@@ -114,9 +118,16 @@ class Trial:
     """
 
     def __init__(
-        self, switch: Switch, processes: Processes, threads: int, set_threads: Callable[[int], None]
+        self,
+        switch: Switch,
+        processes: ProcessPool,
+        steps: Sequence[Step],
+        threads: int,
+        set_threads: Callable[[int], None],
     ) -> None:
         self.over = False
+        self._steps = steps
+        self._state: State | None = None  # of what functions refer to, when it was first looked at
         self._switch = switch
         self._processes = processes
         self._threads = threads
@@ -143,15 +154,17 @@ class Trial:
         taken = time.perf_counter() - self._at
         made = rows - self._rows
         waits = (waited - self._waited) / taken > _MAY_WAIT
-        if self._settling or (self._switch.wanted and not self._processes.ready):
+        if self._settling or (self._processes.wanted and not self._can_measure()):
             self._note(rows, waited)  # what was in progress before does not count
             self._settling = False
+            if self._state is None:  # batches come before it is looked at again
+                self._state = _try_observing(self._steps)
             return
         measured = taken >= _LEAST and made >= _FEW * batch
         if not measured and taken < _LONGEST:
             return
-        self._rates[self._switch.wanted] = made / taken
-        self._measured += self._switch.wanted
+        self._rates[self._processes.wanted] = made / taken
+        self._measured += self._processes.wanted
         self._note(rows, waited)
         if self._rates[1]:
             self._judge()
@@ -160,25 +173,43 @@ class Trial:
         elif self._processes.ready:
             self._use_processes()
         elif waits and not self._started:
-            self._started = True
-            start_in_background(self._processes)
+            self._start()
+
+    def _can_measure(self) -> bool:
+        """Do processes build batches, and nobody compares them any more?"""
+        if self._processes.problem and not self._processes.ready:
+            self._use_threads()
+            self.over = True
+        return self._processes.ready and self._switch.proven
+
+    def _start(self) -> None:
+        changed = find_changed(self._state or {}, _try_observing(self._steps))
+        problem = why_not_start(self._processes)
+        if changed:
+            problem = f"map() changes {changed!r}, and nobody would see that in other processes"
+        if problem:
+            self._processes.problem = problem
+            self.over = True
+            return
+        self._started = True
+        start_in_background(self._processes)
 
     def _judge(self) -> None:
         threads, processes = self._rates
-        if self._switch.wanted and processes < threads * _GAIN:
+        if self._processes.wanted and processes < threads * _GAIN:
             if self._measured >= _TRIES:
                 self._use_threads()
-        elif not self._switch.wanted and processes >= threads * _GAIN:
+        elif not self._processes.wanted and processes >= threads * _GAIN:
             self._use_processes()
             self.over = True
         else:
             self.over = True
 
     def _use_processes(self) -> None:
-        self._switch.wanted = self._settling = True
-        self._set_threads(self._processes.count + 1)
+        self._processes.wanted = self._settling = True
+        self._set_threads(self._processes.threads)
 
     def _use_threads(self) -> None:
-        self._switch.wanted = False
+        self._processes.wanted = False
         self._settling = True
         self._set_threads(self._threads)

@@ -1,104 +1,64 @@
-"""Worker processes that build batches, for work that holds the GIL: opening files, decoding, maps.
-
-A thread borrows a process and asks it for some rows. The process reads them and runs the maps,
-straight into shared memory where possible; only small values go through a pipe. The shared memory
-has no name: it disappears with the processes that have it mapped.
+"""Worker processes that threads borrow, for work that holds the GIL: opening files, decoding, maps.
 
 Guarantees:
 
-- A batch is the same as if it were built in a thread: same rows, same generators.
-- A map that draws from a global generator (``np.random``, ``random``, ``torch``) draws numbers
-  fixed by the seed, the epoch and the position of the batch, whichever process runs it.
-- A process that dies is replaced, and its batch is built once more; then it is an error.
+- A process that dies is replaced, and what it was asked for is asked once more; then it is an
+  error.
 - Processes end when told to and when the process that started them is gone.
-- Where no process can be started, batches are built in threads, and ``problem`` says why.
+- Where no process can be started, ``problem`` says why, and threads do the work.
 """
 
 import _thread
 import heapq
-import math
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from itertools import count as count_up
 from queue import SimpleQueue
+from typing import NamedTuple, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.map_steps import Batch, SampleFailed
-from ndfeed.errors import Error, ResourceError, WorkerError
-from ndfeed.files.shared_memory import Block, Handle
-from ndfeed.loading.batch_builder import BatchBuilder, format_rows
-from ndfeed.loading.buffer_pool import SMALL, Bytes, Pool, align, buffer_of
-from ndfeed.loading.map_rng import SampleSeeds
-from ndfeed.loading.options import stored_fields
-from ndfeed.loading.pool_worker import Job, Location, Task, address, array_at, serve
-from ndfeed.loading.process_server import Payload, Server, ServerError
-from ndfeed.loading.timing import Timing
+from ndfeed.errors import Error, WorkerError
+from ndfeed.files.process_server import Payload, Server, ServerError
+from ndfeed.files.worker_process import Child, Died, Message, start_child
+from ndfeed.loading.batch_builder import running_maps
+from ndfeed.loading.buffer_pool import Bytes, discard
+from ndfeed.loading.pool_worker import Job, serve
 from ndfeed.loading.uninterrupted import uninterrupted
-from ndfeed.loading.worker_process import Child, Died, start_child
-from ndfeed.order.permutation import Ints
 
-_MOST_LENT = 128
-_TRIES = 2  # of a batch, if processes die
-_QUICK = 0.02  # seconds that several batches may take together, since they come together
+Result = TypeVar("Result")
 
-
-class _Rooms:
-    """Shared memory for what processes build. ``sizes`` are those of a row's fields, if known."""
-
-    def __init__(self, pool: Pool, sizes: list[int], limit: int) -> None:
-        self._pool = pool
-        self._limit = limit  # bytes of all of it
-        self._sizes = sizes
-        self._usual = 0  # bytes that were needed at most
-
-    def lend(self, rows: int) -> Bytes | None:
-        """Lend what so many rows need, as far as is known."""
-        size = sum(align(rows * one) for one in self._sizes) or self._usual
-        return self._lend(size) if size >= SMALL else None
-
-    def lend_more(self, size: int) -> Bytes:
-        """Lend what was found to be needed."""
-        return self._lend(1 << (size - 1).bit_length())  # few different sizes
-
-    def _lend(self, size: int) -> Bytes:
-        used = self._pool.lent * self._usual
-        if size > self._usual or used + self._pool.idle + size > self._limit:
-            self._pool.clear()
-        self._usual = max(size, self._usual)
-        return self._pool.lend(size) if size == self._usual else self._pool.lend_once(size)
+_TRIES = 2
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 
 
-class Processes:
-    """Builds batches in ``count`` processes, each used by one thread at a time.
+class Unanswered(WorkerError):
+    """A process took longer than it may, and was killed."""
 
-    They are forks of a ``lean`` process or of this one, and share ``limit`` bytes of memory. If
-    they do not read the rows themselves (``reads``), threads do, and processes run the maps.
-    ``local`` builds batches in this process where none can be started.
-    """
 
-    def __init__(
-        self,
-        count: int,
-        job: Job,
-        pool: Pool,
-        local: BatchBuilder,
-        *,
-        limit: int,
-        reads: bool,
-        lean: bool,
-    ) -> None:
-        self.count = count
+class Choice(NamedTuple):
+    """How many processes may be used, of which kind, and for what."""
+
+    processes: int = 0
+    lean: bool = True  # forks of a fresh interpreter, or else of this process?
+    reads: bool = True  # do they read rows, or decode streams and run maps only?
+    wanted: bool = False  # were they asked for, or are they to be tried?
+    obstacle: str = ""  # why there are none, where they might help
+
+
+class ProcessPool:
+    """Processes that work at a job, each used by one thread at a time."""
+
+    def __init__(self, choice: Choice, job: Job) -> None:
+        self.count = choice.processes
+        self.lean = choice.lean
+        self.reads = choice.reads
+        self.wanted = choice.wanted  # are they to be used now?
         self.problem = ""  # why there are none
+        self.patience: float | None = None  # seconds that an answer may take, if limited
         self._job = job
-        self._pool = pool
-        self._local = local
-        self._reads = reads
-        self.lean = lean
         self._mapped = bool(job.ds.steps)
+        self._asked = choice.wanted
+        # A function that would take memory of a GPU in every process is to fail instead.
+        self._environment = {} if choice.wanted else _NO_GPU
         self._lock = threading.Lock()
         self._starting = threading.Lock()
         self._idle: list[Child] = []
@@ -107,14 +67,22 @@ class Processes:
         # A heap of the positions of batches that wait for a process, each with its queue.
         self._waiting: list[tuple[int, int, SimpleQueue[Child | None]]] = []
         self._number = count_up()
-        self._rooms = _Rooms(pool, [] if self._mapped or not reads else _row_sizes(job.ds), limit)
-        self._seconds = _QUICK  # that the last batch took
         self._closed = False
+
+    @property
+    def threads(self) -> int:
+        """How many threads keep them busy: each waits for one, and others read meanwhile."""
+        return self.count + 1 + (0 if self.reads else self.count // 4)
 
     @property
     def ready(self) -> bool:
         """Do all processes run?"""
         return 0 < self.count == len(self._all)
+
+    @property
+    def active(self) -> bool:
+        """Are they used now?"""
+        return self.wanted and self.ready
 
     def reopen(self) -> None:
         """Allow processes to be started, perhaps again after ``close``."""
@@ -127,7 +95,7 @@ class Processes:
     def _start(self) -> None:
         with self._starting:  # one at a time, and others may be used meanwhile
             problem = self._try_starting()
-            if problem and self.lean and self._mapped:  # as was asked for, whatever it takes
+            if problem and self.lean and self._mapped and self._asked:  # whatever it takes
                 self.lean = False
                 problem = self._try_starting()
             with self._lock:
@@ -140,7 +108,7 @@ class Processes:
         """Start what is missing, and return what went wrong."""
         try:
             if self.lean and self._server is None and not self._closed:
-                server = Server(Payload(serve, self._job))
+                server = Server(Payload(serve, self._job), self._environment)
                 with self._lock:
                     self._server = server
             with self._lock:
@@ -165,7 +133,11 @@ class Processes:
     def _add(self) -> None:
         """Start a process; the lock is held."""
         if not self.lean:
-            made = start_child(serve, self._job)
+            # While no function runs, or a child might have a lock that one of them holds.
+            with running_maps.closed() as safe:
+                if not (safe or self._asked):
+                    raise WorkerError("functions given to map() run for too long at a time to fork")
+                made = start_child(serve, self._job)
         elif self._server is not None:
             made = self._server.start_child()
         else:
@@ -180,83 +152,31 @@ class Processes:
         else:
             self._idle.append(process)
 
-    # What a ``Builder`` has.
+    def run(self, position: int, use: Callable[[Child], Result]) -> Result | None:
+        """Let ``use`` ask an idle process; ``None`` if there are no processes.
 
-    def read(self, rows: Ints, timing: Timing) -> Batch | None:
-        """Return the stored fields of several batches; ``None`` where each is better read alone."""
-        if not self._reads:
-            return self._local.read(rows, timing)
-        return None if self._mapped else self._build([Task(rows, None)], timing)[0]
-
-    def build(
-        self, rows: Ints, seeds: SampleSeeds | None, timing: Timing, batch: Batch | None = None
-    ) -> Batch:
-        """Return the batch of ``rows``."""
-        if not self._mapped and (batch is not None or not self._reads):
-            return self._local.build(rows, seeds, timing, batch)
-        return self._build([Task(rows, seeds, batch)], timing)[0]
-
-    def build_several(
-        self, rows: Sequence[Ints], seeds: Sequence[SampleSeeds], timing: Timing
-    ) -> list[Batch] | None:
-        """Return several small batches that maps make; ``None`` where that is no faster."""
-        if not self._reads or self._seconds * len(rows) > _QUICK:
-            return None
-        return self._build(list(map(Task, rows, seeds)), timing)
-
-    def _build(self, tasks: list[Task], timing: Timing) -> list[Batch]:
-        left = _TRIES
-        while True:
-            try:
-                return self._try_building(tasks, timing)
-            except Died as died:
-                left -= died.asked  # another one may have died while it was idle
-                if not left:
-                    raise _make_error(tasks, died, mapped=self._mapped) from None
-                if self._reads:
-                    continue
-                tasks = [task._replace(batch=None) for task in tasks]  # a map may have modified it
-
-    def _try_building(self, tasks: list[Task], timing: Timing) -> list[Batch]:
-        if not self._reads:
-            tasks = [
-                t if t.batch is not None else t._replace(batch=self._local.read(t.rows, timing))
-                for t in tasks
-            ]
-        seeds = tasks[0].seeds
-        try:
-            room = self._rooms.lend(sum(len(task.rows) for task in tasks))
-        except ResourceError:  # too many open files, say
-            return self._build_here(tasks, timing)
-        process = self._borrow(0 if seeds is None else seeds.first)
+        Where several wait for one, the lowest ``position`` comes first.
+        """
+        process = self._borrow(position)
         if process is None:
-            return self._build_here(tasks, timing)
-        alive = False
+            return None
+        alive = True  # even after an error of a map or a file
         try:
-            began = time.perf_counter()
-            made = self._ask(process, tasks, room, timing)
-            self._seconds = (time.perf_counter() - began) / len(tasks)
-            alive = True
-            return made
+            return use(process)
         except Died:
-            raise
-        except BaseException:
-            alive = True  # an error of a map or a file: the process is still usable
+            alive = False
             raise
         finally:
             self._return(process, alive)
 
-    def _build_here(self, tasks: list[Task], timing: Timing) -> list[Batch]:
-        return [self._local.build(*task[:2], timing, task.batch) for task in tasks]
-
     def _borrow(self, position: int) -> Child | None:
-        """Return an idle process, the earliest waiting batch first; ``None`` if there are none."""
         handed: SimpleQueue[Child | None] = SimpleQueue()
         with self._lock:
             if self._closed or (self.problem and not self._all):
                 handed.put(None)
             elif self._idle:  # so nobody waits
-                handed.put(self._idle.pop())
+                # In turn where answers are compared or limited, so that each of them is tried.
+                handed.put(self._idle.pop(-1 if self.patience is None else 0))
             else:
                 heapq.heappush(self._waiting, (position, next(self._number), handed))
         found = handed.get()
@@ -266,12 +186,13 @@ class Processes:
 
     def _return(self, process: Child, alive: bool) -> None:
         with self._lock:
-            if alive and not self._closed:
+            known = process in self._all  # or all were abandoned
+            if known and alive and not self._closed:
                 self._hand_over(process)
                 return
-            if process in self._all:
+            if known:
                 self._all.remove(process)
-            if not self._closed:
+            if known and not self._closed:
                 self._replace()
         process.reap()
 
@@ -285,33 +206,18 @@ class Processes:
         except (OSError, Error) as error:
             self._give_up(f"{error}")
 
-    def _ask(
-        self, process: Child, tasks: list[Task], room: Bytes | None, timing: Timing
-    ) -> list[Batch]:
-        blocks: list[Handle] = []
-        sent = [task._replace(batch=_prepare_to_send(task.batch, blocks)) for task in tasks]
-        answer = process.ask((sent, blocks, _get_handle(room)))
-        if answer[0] == "room":
-            before = room  # kept until all was copied: the process may still read it
-            try:
-                room = self._rooms.lend_more(answer[1])
-            except BaseException:
-                process.ask(None)  # it waits for an answer
-                raise
-            answer = process.ask(_get_handle(room))
-            del before
-        if answer[0] == "error":
-            _raise(*answer[1:])
-        _, found, spent = answer
-        timing.add_stages(spent)
-        # Shared memory takes file descriptors: a consumer that keeps many batches gets copies.
-        copies = self._pool.lent > _MOST_LENT
-        return [{k: _unpack(v, room, copies=copies) for k, v in one.items()} for one in found]
-
     def close(self) -> None:
         """End all processes; threads that wait for one get an error."""
         with self._lock:
             self._closed = True
+            ending = self._take_all()
+            self._turn_away()
+        _end(*ending)
+
+    def abandon(self, problem: str) -> None:
+        """End all processes because of a problem: batches are built in threads from now on."""
+        with self._lock:
+            self.problem = self.problem or problem
             ending = self._take_all()
             self._turn_away()
         _end(*ending)
@@ -323,16 +229,6 @@ class Processes:
         return ending, server
 
 
-def _make_error(tasks: list[Task], died: Died, *, mapped: bool) -> WorkerError:
-    rows = format_rows(np.concatenate([task.rows for task in tasks]))
-    does = "running map() on" if mapped else "reading"
-    what = "the function crashes or" if mapped else "the machine"
-    return WorkerError(
-        f"{died} while {does} {rows}, as did the one before it",
-        f"check whether {what} runs out of memory",
-    )
-
-
 def _end(processes: list[Child], server: Server | None) -> None:
     for process in processes:
         process.terminate()
@@ -342,43 +238,38 @@ def _end(processes: list[Child], server: Server | None) -> None:
         server.close()
 
 
-def _row_sizes(ds: Dataset) -> list[int]:
-    """Return the bytes of a sample's fields; nothing where samples differ."""
-    fields = stored_fields(ds)
-    if any(field.ragged for field in fields):
-        return []
-    return [math.prod(field.lengths) * field.dtype.itemsize for field in fields]
+def ask_into(
+    process: Child, question: Message, memory: Bytes | None, patience: float | None = None
+) -> Message:
+    """Ask a process for something that it writes to ``memory``.
+
+    The memory is not used again if the process could not be killed: it may still write there.
+    """
+    try:
+        return process.ask(question, patience)
+    except Died as died:
+        if died.status is None and memory is not None:
+            discard(memory)
+        raise
 
 
-def _get_handle(room: NDArray[np.uint8] | None) -> Handle | None:
-    block = None if room is None else buffer_of(room)
-    return block.handle if isinstance(block, Block) else None
+def try_twice(
+    attempt: Callable[[], Result], describe: Callable[[], str], who: str = "the machine"
+) -> Result:
+    """Return what ``attempt`` does; call it again if a process dies, and then raise an error.
 
-
-def _prepare_to_send(batch: Batch | None, blocks: list[Handle]) -> Batch | None:
-    """Replace arrays in shared memory by their locations; add the blocks they lie in."""
-    if batch is None:
-        return None
-    sent: Batch = {}
-    for name, value in batch.items():
-        block = buffer_of(value) if isinstance(value, np.ndarray) else None
-        if isinstance(block, Block):
-            start = address(value) - address(block)
-            sent[name] = len(blocks), Location(start, value.dtype, value.shape)
-            blocks.append(block.handle)
-        else:
-            sent[name] = -1, value
-    return sent
-
-
-def _unpack(value: object, room: Bytes | None, *, copies: bool) -> object:
-    if not isinstance(value, Location) or room is None:
-        return value
-    return np.array(array_at(room, value)) if copies else array_at(room, value)
-
-
-def _raise(error: Exception, trace: str, at: int | None) -> None:
-    """Raise an error of a worker process, which a function had for sample ``at`` if for one."""
-    if trace:
-        error.add_note(f"in a process of the loader:\n{trace}")
-    raise error if at is None else SampleFailed(at, error)
+    ``describe`` says what was attempted.
+    """
+    left = _TRIES
+    while True:
+        try:
+            return attempt()
+        except Died as died:
+            if died.unanswered:
+                raise Unanswered(f"{died} while {describe()}") from None
+            left -= died.asked  # another one may have died while it was idle
+            if not left:
+                raise WorkerError(
+                    f"{died} while {describe()}, as did the one before it",
+                    f"check whether {who} runs out of memory",
+                ) from None

@@ -26,6 +26,7 @@ from ndfeed.dataset.destination import Laid
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import select_rows
 from ndfeed.errors import FieldError, SchemaError
+from ndfeed.formats.dtypes import can_hold
 from ndfeed.loading.buffer_pool import Pool
 from ndfeed.order.permutation import Ints
 
@@ -173,7 +174,7 @@ def _check(ds: Dataset, field: Field, pad: Pad, argument: str) -> None:
             f"{argument} is for fields whose samples differ in length; {field.name!r} has samples "
             f"of {field.shape_text}"
         )
-    if pad.value is not None and not _can_hold(field.dtype, pad.value):
+    if pad.value is not None and not can_hold(field.dtype, pad.value):
         raise ValueError(
             f"pad_value {pad.value!r} does not fit field {field.name!r}, which has dtype "
             f"{field.dtype_text}; give a dict of field name to value"
@@ -181,21 +182,6 @@ def _check(ds: Dataset, field: Field, pad: Pad, argument: str) -> None:
     padded = pad.shape(uneven_field(field, {field.name: pad}))
     if pad.lengths and not ds.steps:
         _check_lengths(ds, field.name, padded)
-
-
-def _can_hold(dtype: np.dtype[Any], value: complex) -> bool:
-    """Can the dtype hold the value? A fraction may lose digits, as 0.1 does in float32."""
-    if dtype.kind in "SUMmO" or dtype.names is not None:
-        return False
-    if np.iscomplexobj(value) and dtype.kind != "c":
-        return False
-    with np.errstate(all="ignore"):
-        try:
-            back = np.array(value).astype(dtype).astype(complex)
-        except (OverflowError, TypeError, ValueError):
-            return False
-    exact = dtype.kind in "biu"
-    return bool(np.isclose(back, value, rtol=0 if exact else 0.07, atol=0, equal_nan=True))
 
 
 def _check_lengths(ds: Dataset, name: str, padded: tuple[int | None, ...]) -> None:
@@ -340,6 +326,28 @@ class Room:
 
 def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
+
+
+def count_padding(batch: Mapping[str, Any], stored: Mapping[str, Field]) -> tuple[int, int]:
+    """Return how long all samples of a padded batch are together, and how much of it is padding.
+
+    Where several axes differ it is their product. Of fields that a map made the first axes count.
+    """
+    tokens = real = 0
+    for name, values in batch.items():
+        lengths = batch.get(f"{name}_length")
+        if not (isinstance(values, np.ndarray) and isinstance(lengths, np.ndarray)):
+            continue
+        count = 1 if lengths.ndim == 1 else lengths.shape[-1]
+        if not len(values) or lengths.size != len(values) * count or count >= values.ndim:
+            continue  # no samples, or a map made something else of that name
+        known = stored[name].shape if name in stored else None
+        axes = [axis for axis, length in enumerate(known or ()) if length is None]
+        if len(axes) != count or len(known or ()) != values.ndim - 1:
+            axes = list(range(count))
+        tokens += len(values) * math.prod(values.shape[1 + axis] for axis in axes)
+        real += int(lengths.sum() if count == 1 else lengths.prod(axis=1).sum())
+    return tokens, tokens - real
 
 
 def field_of_samples(name: str, samples: Samples, known: Field | None) -> Field:

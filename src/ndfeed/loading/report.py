@@ -8,6 +8,8 @@ from ndfeed.errors import shown_size
 from ndfeed.loading.options import Options
 from ndfeed.loading.timing import Timing
 from ndfeed.order.epoch import Share
+from ndfeed.order.mixing import Mixing
+from ndfeed.order.protocol import OrderInUse
 
 _CONSUMER = 0.1  # below this share of waiting, the consumer is the bottleneck
 _FROM_DISK = 0.3  # above this share of the bytes, the disk is busy
@@ -52,8 +54,22 @@ class Report:
     from_disk: int | None = None  # bytes that came from the disk, where known
     disk_peak: float = 0.0  # the highest rate seen, in bytes per second
     skipped: int = 0
+    tokens: int = 0  # lengths of the samples in padded batches, with their padding
+    padding: float = 0.0  # the share of those that is padding
     way: str = ""  # how batches get to where they are used
     limit: str = "nothing was read yet"
+    in_use: OrderInUse | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def mixing(self) -> Mixing | None:
+        """How far batches are from a true shuffle, if they are shuffled and not exactly.
+
+        Measured when it is first read, and ``None`` in a report that was pickled.
+        """
+        if self.in_use is None or not (self.in_use.traits.shuffled and self.in_use.traits.by_part):
+            return None
+        found: Mixing | None = getattr(self.in_use, "mixing", None)
+        return None if found is None or found.is_exact else found
 
     @property
     def rows_per_second(self) -> float:
@@ -67,13 +83,17 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        return asdict(self) | {
+        mixing = self.mixing
+        known = asdict(replace(self, in_use=None))
+        del known["in_use"]
+        return known | {
+            "mixing": None if mixing is None else mixing.as_dict(),
             "rows_per_second": self.rows_per_second,
             "bytes_per_second": self.bytes_per_second,
         }
 
     def __str__(self) -> str:
-        lines = [f"ndfeed.Loader: {self.order}, {self._workers()}"]
+        lines = [f"ndfeed.Loader: {self.order}, {self.workers}"]
         if self.batches:
             lines.append(
                 f"  {self.rows:,} rows in {self.batches:,} batches, {self.seconds:.2f} s: "
@@ -95,16 +115,22 @@ class Report:
                 f"{shown_size(self.batch_bytes)} in flight, {self.ready} ready, "
                 f"{shown_size(self.decoded)} of decompressed data"
             )
+        if self.tokens:
+            lines.append(f"  padding: {self.padding:.1%} of {_shown_count(self.tokens)} tokens")
         if self.obstacle:
             lines.append(f"  threads instead of processes: {self.obstacle}")
         if self.way:
             lines.append(f"  transfer: {self.way}")
+        if (mixing := self.mixing) is not None:
+            lines.append(f"  mixing: {mixing}")
         if self.skipped:
             lines.append(f"  {self.skipped:,} samples skipped: loader.skipped lists them")
         lines.append(f"  bottleneck: {self.limit}")
         return "\n".join(lines)
 
-    def _workers(self) -> str:
+    @property
+    def workers(self) -> str:
+        """How many threads and processes make batches, in words."""
         threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
         if not self.processes:
             return threads
@@ -142,16 +168,27 @@ class Snapshot:
     machine_memory: int
     processes: int = 0  # that build batches now
     obstacle: str = ""  # why there are none, where they might help
+    tried: bool = False  # was it measured whether processes are faster?
+    padded: tuple[int, int] = (0, 0)  # tokens of padded batches delivered, and those of padding
 
 
 def make_report(
-    order: str, ds: Dataset, options: Options, share: Share, found: Snapshot | None
+    order: str,
+    ds: Dataset,
+    options: Options,
+    share: Share,
+    found: Snapshot | None,
+    batches: int = 1,
 ) -> Report:
-    """Make the report of a loader from what its runtime measured, if there is one yet."""
+    """Make the report of a loader from what its runtime measured, if there is one yet.
+
+    ``batches`` is how many an epoch has.
+    """
     if found is None:
         report = Report(order, threads=options.threads or 0, memory=options.memory)
-        return report if share.batches() else replace(report, limit=_no_batches(share))
+        return report if batches else replace(report, limit=_no_batches(share))
     done, total, rows = found.done, found.total, found.rows
+    tokens, padding = found.padded
     if options.on_error == "skip":
         rows = min(rows, done.rows)  # without those that were skipped
     report = Report(
@@ -177,24 +214,38 @@ def make_report(
         from_disk=found.from_disk,
         disk_peak=found.disk_peak,
         skipped=found.skipped,
+        tokens=tokens,
+        padding=padding / max(tokens, 1),
         way=found.transfer,
     )
-    return replace(report, limit=_find_bottleneck(report, ds, share, found))
+    if not report.batches and not batches:
+        return replace(report, limit=_no_batches(share))
+    return replace(report, limit=_find_bottleneck(report, ds, found))
+
+
+def _shown_count(count: int) -> str:
+    """Format a large number: 2.1 M for two million and a hundred thousand."""
+    for unit, size in (("G", 10**9), ("M", 10**6)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:,}"
 
 
 def _no_batches(share: Share) -> str:
     if not share.n:
         return "there are no samples"
+    if share.tokens:
+        return f"drop_last leaves no batches of {share.n:,} samples; lower tokens"
     return (
         f"drop_last leaves no batches: {share.n:,} samples are fewer than {share.together:,}; "
         "lower batch_size"
     )
 
 
-def _find_bottleneck(report: Report, ds: Dataset, share: Share, found: Snapshot) -> str:
+def _find_bottleneck(report: Report, ds: Dataset, found: Snapshot) -> str:
     """Say in one sentence what the bottleneck is and what to do about it."""
     if not report.batches:
-        return "nothing was read yet" if share.batches() else _no_batches(share)
+        return "nothing was read yet"
     waited = report.consumer_waiting / max(report.seconds, 1e-9)
     if waited < _CONSUMER:
         return f"your code: batches were ready, it waited for them only {waited:.0%} of the time"
@@ -207,7 +258,7 @@ def _find_bottleneck(report: Report, ds: Dataset, share: Share, found: Snapshot)
     stage = max(busy, key=lambda name: busy[name])
     part = f"{busy[stage] / sum(busy.values()):.0%}"
     if stage == "transform":
-        return _blame_transform(part, report.processes, found.cores, maps=bool(ds.steps))
+        return _blame_transform(part, report, found, maps=bool(ds.steps))
     return _blame_stage(stage, part, report, found)
 
 
@@ -221,11 +272,12 @@ def _blame_disk(report: Report, *, fits: bool) -> str:
     return f"{text}; the data does not fit in memory: shuffle=Blocks() reads longer runs"
 
 
-def _blame_transform(part: str, processes: int, cores: int, *, maps: bool) -> str:
+def _blame_transform(part: str, report: Report, found: Snapshot, *, maps: bool) -> str:
     if not maps:
         return f"collating ragged samples takes {part} of the time"
-    remedy = f"try processes={processes + 1 if processes else max(cores, 2)}"
-    if processes >= cores:
+    processes = report.processes
+    remedy = f"try processes={processes + 1 if processes else max(found.cores, 2)}"
+    if processes >= found.cores or (found.tried and not report.obstacle):
         remedy = "make it cheaper, or do it once and save the result"
     return f"your transform takes {part} of the time; {remedy}"
 

@@ -12,40 +12,45 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.decoding import nowhere
+from ndfeed.dataset.row_selection import Drawn
 from ndfeed.files import platform_calls
-from ndfeed.loading import process_server
 from ndfeed.loading.adapter import Adapter, Arrays
 from ndfeed.loading.batch_builder import BatchBuilder, Builder
 from ndfeed.loading.batch_maker import BatchMaker, Skipped, list_skipped
 from ndfeed.loading.budget import Budget, estimate_batch_bytes, make_budget
 from ndfeed.loading.buffer_pool import Pool
+from ndfeed.loading.builder_switch import Switch
 from ndfeed.loading.engine import Delivered, Engine, Failure
 from ndfeed.loading.epoch_batches import EpochBatches, Pass
 from ndfeed.loading.host_source import HostSource
-from ndfeed.loading.map_rng import Key, SampleSeeds, key_of
+from ndfeed.loading.map_rng import Key, SampleSeeds, key_of, list_positions
 from ndfeed.loading.options import Options, Request, stored_fields
+from ndfeed.loading.order_mixing import order_in_use
 from ndfeed.loading.plan import Plan, make_plan
-from ndfeed.loading.pool_worker import can_travel, make_job
+from ndfeed.loading.pool_worker import make_job
+from ndfeed.loading.process_builder import ProcessBuilder
 from ndfeed.loading.process_choice import (
-    Switch,
     Trial,
-    is_portable,
+    choose_processes,
     opens_files,
-    share_of_cores,
     start_in_background,
-    why_not_fork,
+    why_not_start,
 )
-from ndfeed.loading.process_pool import Processes
+from ndfeed.loading.process_pool import ProcessPool
 from ndfeed.loading.report import Snapshot
+from ndfeed.loading.stream_decoder import StreamDecoder
 from ndfeed.loading.thread_count import Tuner, guess_threads
-from ndfeed.loading.timing import Disk, Timing
+from ndfeed.loading.timing import Disk, Padding, Timing
 from ndfeed.loading.uninterrupted import uninterrupted
-from ndfeed.order.orders import Epoch, Order
+from ndfeed.order.epoch import Epoch
+from ndfeed.order.protocol import Order, OrderInUse
 
 _LOOK_EVERY = 0.25  # seconds
 _PAUSE = 0.05  # seconds between two epochs that make them count separately
@@ -82,30 +87,37 @@ class Runtime:
         self.pid = os.getpid()
         self.adapter = adapter
         self._ds = ds
-        self._plan = plan
+        self.plan = plan
         self._budget = budget_for(ds, options, plan, batch_bytes, adapter)
-        self._decoded = plan.make_cache(self._budget.streams)
-        shared = bool(options.processes and ds.steps and plan.coded)  # threads read for processes
-        allocate = adapter.allocate_shared if shared else adapter.allocate
+        choice = choose_processes(ds, options, decodes=bool(plan.coded))
+        self._processes = ProcessPool(choice, make_job(ds, options)) if choice.processes else None
+        self._decoder: StreamDecoder | None = None
+        if self._processes is not None and plan.coded:
+            self._decoder = StreamDecoder(ds, self._processes)
+        elsewhere = nowhere if self._decoder is None else self._decoder.decode
+        self._decoded = plan.make_cache(self._budget.streams, elsewhere)
+        threads_read = bool(choice.processes and ds.steps and plan.coded)  # for processes that map
+        allocate = adapter.allocate_shared if threads_read else adapter.allocate
         self._pool = Pool(_KEPT) if allocate is None else Pool(_KEPT, allocate)
         host = HostSource(ds, options, self._pool, self._decoded)
         source = adapter.source(host)
         local = BatchBuilder(ds, options, self._pool, source)
         self._shared = Pool(_KEPT, adapter.allocate_shared)
-        self._processes: Processes | None = None
-        self._obstacle = ""  # why there are no processes
+        self._obstacle = choice.obstacle
         self._had_processes = 0  # how many built the batches of a pass that was stopped
-        if source is host:
-            self._processes = self._make_processes(ds, options, plan, local)
+        if source is not host and not plan.coded:  # a framework's own, which reads here
+            self._processes = None
         builder: Builder = local
         if self._processes is not None:
-            builder = self._switch = Switch(local, self._processes, wanted=bool(options.processes))
-            if options.processes and ds.steps:
-                builder = self._processes  # where maps run was said, so they run nowhere else
+            limit = self._budget.batches
+            there = ProcessBuilder(ds, self._processes, self._shared, limit, local)
+            careful = bool(ds.steps) and not choice.wanted
+            self._switch = Switch(local, there, self._processes, careful=careful)
+            # Where functions run was said, so they run nowhere else.
+            builder = there if choice.wanted and ds.steps else self._switch
         self._maker = BatchMaker(options, self._budget, self._pool, local, builder, adapter)
-        # A thread waits while a worker process has its batch: one more thread reads meanwhile.
-        asked = 0 if self._processes is None else options.processes or 0
-        fixed = options.threads or (asked + 1 if asked else adapter.threads)
+        busy = self._processes.threads if choice.wanted and self._processes is not None else 0
+        fixed = options.threads or busy or adapter.threads
         threads = fixed or guess_threads(ds)
         # Weak: engine threads must not keep buffers alive.
         own = weakref.ref(self)
@@ -113,15 +125,18 @@ class Runtime:
         self._tuner = None if fixed else Tuner(threads, self._engine.set_threads)
         self._trial: Trial | None = None
         if self._processes is not None and options.processes is None:
-            self._trial = Trial(self._switch, self._processes, threads, self._engine.set_threads)
+            self._trial = Trial(
+                self._switch, self._processes, ds.steps, threads, self._engine.set_threads
+            )
         self._before = Timing()  # what was done before the current pass
         self._waited_before = 0.0
         self._began = self._ended = 0.0
-        self._disk = Disk()
+        self._disk, self._padding = Disk(), Padding()
         self._stopped = True  # is there nothing to stop?
         self._look_at = 0.0
         self._pass: Pass | None = None
         self._count = 0  # batches of the pass
+        self._size = 1  # samples of most of them
         self._taken = 0  # batches delivered of a pass that has ended
         # Taken, and being transferred to where they are used.
         self._sent: deque[Delivered] = deque()
@@ -129,31 +144,6 @@ class Runtime:
         # The next epoch is started early unless somebody could notice: a function that runs, a
         # stream that is decoded, a sample that is listed as skipped.
         self._continues = not (ds.steps or plan.coded or options.on_error == "skip")
-
-    def _make_processes(
-        self, ds: Dataset, options: Options, plan: Plan, local: BatchBuilder
-    ) -> Processes | None:
-        """Return processes that are not started yet, or ``None`` where they are of no use."""
-        asked = options.processes
-        if ds.steps:
-            if not asked:
-                return None
-            # As the functions are now, unless this process cannot be forked safely.
-            lean = bool(why_not_fork()) and not process_server.why_not()
-            lean = lean and is_portable(ds.steps) and can_travel(ds)
-        else:
-            if asked == 0 or plan.coded or not opens_files(ds):
-                return None
-            if asked is None and (options.threads or share_of_cores() == 1):
-                return None
-            self._obstacle = process_server.why_not()
-            if self._obstacle or not can_travel(ds):
-                return None
-            lean = True
-        return Processes(
-            asked or share_of_cores(), make_job(ds, options), self._shared, local,
-            limit=self._budget.batches, reads=not plan.coded, lean=lean,
-        )  # fmt: skip
 
     @property
     def skipped(self) -> Skipped:
@@ -174,7 +164,7 @@ class Runtime:
         self._waited_before = self._engine.waited
         now = time.perf_counter()
         # Short consecutive epochs count as one period: each alone would be too short to judge.
-        if prepared is None or now - self._ended >= _PAUSE:
+        if now - self._ended >= _PAUSE:
             for one in (self._tuner, self._trial):
                 if one is not None:
                     one.restart(self._before.rows, self._engine.waited)
@@ -182,8 +172,9 @@ class Runtime:
             self._disk = Disk()
         self._began, self._ended, self._had_processes = now, 0.0, 0
         self._pass, self._count, self._taken = wanted, batches.count, 0
+        self._size, self._padding = batches.size, batches.padding
         self._sent.clear()
-        if self._processes is not None and (self._trial is None or self._switch.wanted):
+        if self._processes is not None and (self._trial is None or self._processes.wanted):
             self._start_processes(self._processes)
         self._engine.begin(batches)
         if self._continues:
@@ -192,17 +183,23 @@ class Runtime:
             self._engine.prepare(self._ahead[1])
         return batches.count
 
-    def _start_processes(self, processes: Processes) -> None:
+    def _start_processes(self, processes: ProcessPool) -> None:
+        if self._trial is not None and self._ds.steps:
+            self._switch.renew()
+            if not processes.lean:  # what the program has changed since is to be seen
+                processes.close()
         if processes.ready:
             return
         if processes.lean:
             start_in_background(processes)
+        elif self._trial is not None and (problem := why_not_start(processes)):
+            processes.abandon(problem)
         else:
             processes.reopen()
             processes.start()  # before our own threads exist: forking is safer without them
 
     def _batches_of(self, wanted: Pass) -> EpochBatches:
-        return EpochBatches(wanted, self._ds, self._plan, self._budget, self._decoded, self._maker)
+        return EpochBatches(wanted, self._ds, self.plan, self._budget, self._decoded, self._maker)
 
     def next_batch(self) -> Delivered:
         """Return the next batch of the pass, or raise the error that came in its place.
@@ -227,16 +224,16 @@ class Runtime:
         """Adjust the number of threads, and note the rate of the disk."""
         self._look_at = time.perf_counter() + _LOOK_EVERY
         self._disk.look()
+        self._padding.count(self._engine.taken)  # from time to time, so that few are kept
         if self._trial is not None and not self._trial.over:
-            size = 1 if self._pass is None else self._pass.share.size
-            self._trial.look(self.timing().rows, self._engine.waited, size)
+            self._trial.look(self.timing().rows, self._engine.waited, self._size)
         elif self._tuner is not None and not self._count_processes():
             self._tuner.look(self.timing().rows, self._engine.waited)
 
     def _count_processes(self) -> int:
         """Return how many processes build batches now."""
         found = self._processes
-        return found.count if found is not None and found.ready and self._switch.wanted else 0
+        return found.count if found is not None and found.active else 0
 
     def timing(self) -> Timing:
         """Return the timing of all threads together."""
@@ -251,6 +248,7 @@ class Runtime:
             seconds=(self._ended or time.perf_counter()) - self._began,
             batches=batches,
             rows=rows,
+            padded=self._padding.count(batches),
             done=total - self._before,
             total=total,
             consumer_waiting=engine.waited - self._waited_before,
@@ -263,14 +261,15 @@ class Runtime:
             buffers=self._pool.made + self._shared.made,
             buffers_idle=self._pool.idle + self._shared.idle,
             decoded=decoded.held,
-            window=self._plan.window,
-            decodes_again=decoded.large is None and self._plan.window > decoded.limit,
+            window=self.plan.window,
+            decodes_again=decoded.large is None and self.plan.window > decoded.limit,
             from_disk=self._disk.since,
             disk_peak=self._disk.peak,
             skipped=self.skipped.count,
             transfer=self.adapter.describe(),
             cores=platform_calls.cores(),
             machine_memory=platform_calls.memory_bytes(),
+            tried=self._trial is not None and self._trial.over,
         )
 
     def _count_delivered(self) -> tuple[int, int]:
@@ -278,9 +277,12 @@ class Runtime:
         batches = self._taken or self._engine.taken
         if not batches or self._pass is None:
             return 0, 0
-        share, start = self._pass.share, self._pass.start
-        last = sum(len(range(*span)) for span in self._plan.spans(share, batches - 1, start))
-        return batches, (batches - 1) * share.size + last
+        share, seed, epoch, start = self._pass
+        cut = self.plan.cut(share, seed, epoch)
+        last = sum(len(range(*span)) for span in self.plan.spans(cut, batches - 1, start))
+        if cut.even:
+            return batches, (batches - 1) * share.size + last
+        return batches, (cut.consumed(batches, start) - start) // share.world * len(share.ranks)
 
     def end(self) -> None:
         """End the pass; threads wait for the next."""
@@ -309,6 +311,8 @@ class Runtime:
         self._decoded.clear()
         self._pool.clear()
         self._shared.clear()
+        if self._decoder is not None:
+            self._decoder.clear()
 
 
 def _depth_of(runtime: Runtime | None) -> int:
@@ -329,28 +333,42 @@ class BatchesByNumber:
     """Batches by number. Thread-safe; can be pickled, and survives a fork."""
 
     def __init__(self, request: Request, adapter: Arrays | None = None) -> None:
-        ds, share, options = request.ds, request.share, request.options
+        ds, options = request.ds, request.options
         self.dataset = ds
-        self.share = share
+        self.share = request.share
         self._request = request
         self._adapter = adapter or Arrays(options.structure)
-        self._plan = make_plan(ds, request.shuffle, share)
-        size = estimate_batch_bytes(ds, share.batch_size, options.memory)
+        self._plan = make_plan(request)
+        size = estimate_batch_bytes(ds, request.largest_batch, options.memory)
         self._budget = budget_for(ds, options, self._plan, size, self._adapter)
         self._plan.make_cache(self._budget.streams)  # refuses streams that do not fit
         self._makers: dict[int, BatchMaker] = {}  # by process: one that was forked needs its own
         self._begun: tuple[int, Epoch, Key] | None = None
 
     @property
-    def order(self) -> Order:
-        """How samples are ordered within an epoch."""
-        return self._plan.order
+    def order(self) -> OrderInUse:
+        """How samples are ordered within an epoch. ``order.mixing`` says how well it mixes."""
+        seed = self._request.options.seed
+        return order_in_use(self._plan, self.dataset, self.share, seed)
+
+    def follow(self, order: Order) -> None:
+        """Follow the order of a loader, which a state may have changed."""
+        if order != self._plan.order:
+            self._request = replace(self._request, shuffle=order)
+            self._plan, self._begun = make_plan(self._request), None
+
+    def count(self, epoch: int) -> int:
+        """Return how many batches an epoch has."""
+        return self._plan.cut(self.share, self._request.options.seed, epoch).batches()
 
     def batch(self, epoch: int, number: int) -> Delivered:
         """Make batch ``number`` of an epoch."""
         rows, key = self._begin(epoch)
-        spans = self._plan.spans(self.share, number, 0)
+        cut = self._plan.cut(self.share, self._request.options.seed, epoch)
+        spans = self._plan.spans(cut, number, 0)
         found = self._plan.places(np.concatenate([rows.rows(*span) for span in spans]))
+        if isinstance(self.dataset.rows, Drawn):
+            found = self.dataset.rows.draw(found, key, list_positions(spans))
         pid = os.getpid()
         maker = self._makers.get(pid) or self._makers.setdefault(pid, self._make_maker())
         return maker.make(found, SampleSeeds.of(key, spans), Timing())

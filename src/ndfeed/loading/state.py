@@ -5,26 +5,30 @@
     epoch    the one in progress
     samples  how many of its samples were delivered, to all ranks together
     order    which order, with its parameters
-    rows     samples of an epoch
+    rows     samples of the dataset
     data     the dataset's fingerprint
+    more     what else the order says about the position, if anything
 
 Batch size, ranks, threads and memory are not part of it: they may change.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ndfeed.errors import ResumeError
 from ndfeed.errors import shown as printable
 
 _SHOWN = 4  # values that an error lists
+_SHOWN_NAMES = 8  # names of sources
 
 VERSION = 1
 LARGEST_SEED = 1 << 255
 LARGEST_EPOCH = 1 << 62
 _MOST_TEXT, _MOST_SHOWN = 1000, 200
-_MOST_PARAMETERS = 64
+_MOST_PARAMETERS = 1024
+_MOST_DEPTH = 5  # an order of your own in a mixture: its spec has three more
 _OTHER = "load what state_dict() returned, or start over"
 
 
@@ -47,13 +51,14 @@ class State:
     seed: int
     epoch: int
     samples: int
-    order: Mapping[str, int | str]
+    order: Mapping[str, Any]
     rows: int
     data: str
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what ``json.dumps`` takes."""
-        return {
+        made = {
             "version": VERSION,
             "seed": self.seed,
             "epoch": self.epoch,
@@ -62,6 +67,7 @@ class State:
             "rows": self.rows,
             "data": self.data,
         }
+        return made | {"more": dict(self.more)} if self.more else made
 
     @classmethod
     def of(cls, state: object) -> "State":
@@ -75,48 +81,139 @@ class State:
             )
         data = state.get("data")
         if not isinstance(data, str) or len(data) > _MOST_TEXT:
-            raise _make_damage_error("it has no fingerprint of its data")
+            raise ResumeError.of_damage("it has no fingerprint of its data")
         numbers: dict[str, int] = {}
         for name in ("seed", "epoch", "samples", "rows"):
             value = state.get(name)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise _make_damage_error(f"{name} is {_format_value(value)}")
+                raise ResumeError.of_damage(f"{name} is {_format_value(value)}")
             most = LARGEST_EPOCH - 1 if name == "epoch" else LARGEST_SEED  # there is a next one
             if not (-LARGEST_SEED if name == "seed" else 0) <= value <= most:
-                raise _make_damage_error(f"{name} is out of bounds")
+                raise ResumeError.of_damage(f"{name} is out of bounds")
             numbers[name] = value
-        made = cls(order=_check_order(state.get("order")), data=data, **numbers)
-        if made.samples > made.rows:
-            raise _make_damage_error(f"{made.samples} of {made.rows} samples delivered")
-        return made
+        order = _check_values("order", state.get("order"))
+        if not order:
+            raise ResumeError.of_damage("it has no order")
+        return cls(
+            order=order, data=data, more=_check_values("more", state.get("more", {})), **numbers
+        )
 
-    def check(self, data: str, rows: int, order: Mapping[str, int | str]) -> None:
-        """Refuse to resume with other data or in another order."""
+    def check_data(self, data: str, rows: int) -> None:
+        """Refuse to resume with other data."""
         if self.data != data or self.rows != rows:
             other = printable(self.data[:_MOST_SHOWN])
             raise ResumeError(
                 f"the state belongs to other data: {other} with {self.rows:,} samples, but "
                 f"this is {data} with {rows:,}",
-                "open the same files, or start over",
+                "open the same files, or start over"
+                if self.rows >= rows
+                else "open the same files, pass grown=True if there are more now, or start over",
             )
-        if dict(self.order) != dict(order):
+
+    def check_sources(self, data: str, order: Mapping[str, Any]) -> None:
+        """Refuse to resume a mixture with other sources; says which of them differ."""
+        was, now = _get_sources(self.order), _get_sources(order)
+        if not was and not now:
+            return
+        known = "the state belongs to another order"
+        if not was:
+            listed = _list_names(now)
             raise ResumeError(
-                f"the state belongs to another order: {shown(self.order)}, but this is "
-                f"{shown(order)}",
-                "pass the same shuffle=",
+                f"{known}: that of a dataset which is not a mixture, but this is one of {listed}",
+                "load it into a loader of that dataset, or start over",
+            )
+        if not now:
+            raise ResumeError(
+                f"{known}: mixture of {_list_names(was)}, but this dataset is not a mixture",
+                "mix the same sources with ndfeed.mix, or start over",
+            )
+        if was.keys() != now.keys():
+            gone = [name for name in was if name not in now]
+            new = [name for name in now if name not in was]
+            differ = [f"missing here: {_list_names(gone)}"] if gone else []
+            differ += [f"not in the state: {_list_names(new)}"] if new else []
+            raise ResumeError(
+                f"{known}: mixture of other sources ({', '.join(differ)})",
+                "give mix() the same names and datasets, or start over",
+            )
+        for name, rows in now.items():
+            if was[name] != rows:
+                raise ResumeError(
+                    f"the state belongs to other data: source {name!r} had {was[name]} samples, "
+                    f"and now has {rows}",
+                    "open the same files for it, since a mixture cannot grow within an epoch, or "
+                    f"start the next epoch: loader.epoch = {self.epoch + 1}",
+                )
+        if list(was) != list(now) and self.data != data:
+            raise ResumeError(
+                f"the state belongs to other data: its sources come in the order "
+                f"{_list_names(was)}, but here in the order {_list_names(now)}",
+                "give mix() the same sources in the order of the state",
             )
 
+    def make_order_error(self, order: Mapping[str, Any]) -> ResumeError:
+        """Make the error for a state of another order than the loader's."""
+        return ResumeError(
+            f"the state belongs to another order: {shown(self.order)}, but this is {shown(order)}",
+            "pass the same shuffle=, or begin an epoch with this one: loader.epoch = "
+            f"{self.epoch + (self.samples > 0)}",
+        )
 
-def _check_order(found: object) -> dict[str, int | str]:
-    """Check the parameters of an order: a few names, each with a number or a short text."""
-    if not isinstance(found, Mapping) or not 0 < len(found) <= _MOST_PARAMETERS:
-        raise _make_damage_error("it has no order")
-    for name, value in found.items():
-        sound = type(value) is int and abs(value) <= LARGEST_SEED
-        sound = sound or (isinstance(value, str) and len(value) <= _MOST_TEXT)
-        if not isinstance(name, str) or len(name) > _MOST_TEXT or not sound:
-            raise _make_damage_error("its order has something else than numbers and short texts")
+    def list_growth(self) -> list[tuple[int, int, str]]:
+        """Return the data of the epoch before it grew: rows, samples delivered, and fingerprint."""
+        before = self.more.get("grown", [])
+        if not isinstance(before, list | tuple):
+            raise ResumeError.of_damage("its data did not grow as it says")
+        history = [*before, (self.rows, self.samples, self.data)] if before else []
+        rows = samples = 0
+        for one in history:
+            sound = isinstance(one, list | tuple) and list(map(type, one)) == [int, int, str]
+            if not sound or not (rows <= one[0] and samples <= one[1] <= one[0]):
+                raise ResumeError.of_damage("its data did not grow as it says")
+            rows, samples = one[:2]
+        return [tuple(one) for one in history[:-1]]
+
+    def make_count_error(self, most: int) -> ResumeError:
+        """Make the error for a state with more samples than an epoch has."""
+        return ResumeError.of_damage(f"{self.samples} of {most} samples delivered")
+
+
+def _check_values(name: str, found: object) -> dict[str, Any]:
+    """Check a dict of numbers and short texts, which may be in lists and dicts of their own."""
+    left = _MOST_PARAMETERS
+
+    def is_sound(value: object, depth: int) -> bool:
+        nonlocal left
+        left -= 1
+        if left < 0 or depth > _MOST_DEPTH:
+            return False
+        if isinstance(value, Mapping):
+            texts = all(isinstance(key, str) and len(key) <= _MOST_TEXT for key in value)
+            return texts and all(is_sound(one, depth + 1) for one in value.values())
+        if isinstance(value, list | tuple):
+            return all(is_sound(one, depth + 1) for one in value)
+        if isinstance(value, str):
+            return len(value) <= _MOST_TEXT
+        return type(value) is int and abs(value) <= LARGEST_SEED
+
+    if not isinstance(found, Mapping):
+        raise ResumeError.of_damage(f"it has no {name}")
+    if not is_sound(found, 0):
+        raise ResumeError.of_damage(f"its {name} has something else than numbers and short texts")
     return dict(found)
+
+
+def _get_sources(order: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the names of a mixture's sources and how many samples each has; empty if none."""
+    rows = order.get("rows") if order.get("kind") == "mixture" else None
+    return rows if isinstance(rows, Mapping) else {}
+
+
+def _list_names(names: Collection[str]) -> str:
+    """Format the names of some sources as text."""
+    listed = ", ".join(repr(name) for name in itertools.islice(names, _SHOWN_NAMES))
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return f"{listed[:_MOST_SHOWN]}{more}"
 
 
 def _format_value(value: object) -> str:
@@ -130,11 +227,7 @@ def _format_value(value: object) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def _make_damage_error(problem: str) -> ResumeError:
-    return ResumeError(f"the state is damaged: {problem}", _OTHER)
-
-
-def shown(order: Mapping[str, int | str]) -> str:
+def shown(order: Mapping[str, Any]) -> str:
     """Format an order's parameters as text."""
     words = ", ".join(f"{name}={value}" for name, value in order.items() if name != "kind")
     return printable(f"{order.get('kind')}({words})"[:_MOST_SHOWN])

@@ -23,6 +23,8 @@ class Timing:
     nbytes: int = 0
     streams: int = 0  # decoded whole, to be kept
     prefetched: int = 0  # bytes prefetched
+    tokens: int = 0  # lengths of samples in padded batches, with their padding
+    padding: int = 0  # of those, what is padding
 
     def __add__(self, other: "Timing") -> "Timing":
         names = [field.name for field in fields(Timing)]
@@ -69,6 +71,34 @@ class _Reading:
         timing.read += read
         timing.inflate += inflate
         timing.streams += now.streams - self._streams
+
+
+class Padding:
+    """The padding of a pass: noted as batches are made, counted as they are delivered.
+
+    Batches that were prefetched and not delivered, or belong to the next epoch, do not count.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[int, int]] = {}  # by the number of the batch
+        self._counted = self._tokens = self._padding = 0
+
+    def note(self, number: int, tokens: int, padding: int) -> None:
+        """Note the lengths of the samples of a batch, padded, and how much of it is padding."""
+        self._made[number] = tokens, padding
+
+    def count(self, delivered: int) -> tuple[int, int]:
+        """Return the tokens of the first ``delivered`` batches, and how many are padding.
+
+        ``delivered`` must not decrease from call to call.
+        """
+        if self._made:
+            for number in range(self._counted, delivered):
+                tokens, padding = self._made.pop(number, (0, 0))
+                self._tokens += tokens
+                self._padding += padding
+            self._counted = max(self._counted, delivered)
+        return self._tokens, self._padding
 
 
 class Disk:

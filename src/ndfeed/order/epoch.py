@@ -17,8 +17,9 @@ A process that feeds several devices may be several ranks at once: it takes the 
 them, one after the other.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -73,6 +74,60 @@ class Walk(Protocol):
         ...
 
 
+Arrival = tuple[int, int, int]  # rows [first, end), and in which turn they arrive
+
+
+class Window(Protocol):
+    """Says which rows arrive when, for one of the windows of an epoch.
+
+    A row arrives once in a turn; where an epoch has it several times, there are several turns.
+    ``open_parts`` is how many files or blocks are mixed at a time.
+    """
+
+    open_parts: int
+
+    def arriving(self, start: int, stop: int) -> Sequence[Arrival]:
+        """Row ranges first needed at positions ``[start, stop)``, in order of need."""
+        ...
+
+    def held(self, position: int) -> Sequence[Arrival]:
+        """Row ranges that arrived before ``position`` and may be needed from there on."""
+        ...
+
+
+@runtime_checkable
+class Windowed(Protocol):
+    """An epoch with windows of its own, such as one for each source of a mixture."""
+
+    windows: Sequence[Window]
+
+
+class EpochWindow:
+    """The only window of an epoch that has every row once."""
+
+    def __init__(self, epoch: Epoch, open_parts: int) -> None:
+        self._epoch = epoch
+        self.open_parts = open_parts
+
+    def arriving(self, start: int, stop: int) -> Sequence[Arrival]:
+        """Row ranges first needed at positions ``[start, stop)``, in order of need."""
+        return [(first, end, 0) for first, end in self._epoch.arriving(start, stop) or ()]
+
+    def held(self, position: int) -> Sequence[Arrival]:
+        """Row ranges that arrived before ``position`` and may be needed from there on."""
+        return [(first, end, 0) for first, end in self._epoch.held(position) or ()]
+
+
+class ScatteredWalk:
+    """A walk whose rows come one by one from anywhere: no blocks or files arrive whole."""
+
+    def arriving(self, start: int, stop: int) -> None:
+        """Return nothing."""
+
+    def held(self, position: int) -> None:
+        """Return nothing."""
+
+
 class _Memory(NamedTuple):
     """The last request, and rows computed ahead by where their span begins."""
 
@@ -117,6 +172,12 @@ class WalkEpoch:
         parts = [self._walk.at(np.arange(*cut, step, dtype=np.int64)) for cut in cuts]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
+    def at(self, positions: Ints) -> Ints:
+        """The rows at some ascending positions."""
+        cuts = range(0, len(positions), _MOST)
+        parts = [self._walk.at(positions[first : first + _MOST]) for first in cuts]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
     def _spans(self, start: int, length: int, distance: int) -> dict[int, Ints]:
         last = min(start + distance * (_AHEAD // length), self._walk.n - length + 1)
         starts = np.arange(start, last, distance, dtype=np.int64)
@@ -135,17 +196,63 @@ class WalkEpoch:
         return self._walk.held(position)
 
 
+def rows_at(epoch: Epoch, positions: Ints) -> Ints:
+    """The rows of an epoch at ascending positions, of which there is at least one."""
+    if isinstance(epoch, WalkEpoch):
+        return epoch.at(positions)
+    breaks = np.flatnonzero(np.diff(positions) != 1) + 1
+    runs = zip([0, *breaks.tolist()], [*breaks.tolist(), len(positions)], strict=True)
+    spans = [(int(positions[a]), int(positions[b - 1]) + 1) for a, b in runs]
+    return np.concatenate([epoch.rows(*span) for span in spans])
+
+
 def check_span(start: int, stop: int, n: int) -> None:
     """Refuse positions outside ``[0, n)``."""
     if not 0 <= start <= stop <= n:
         raise IndexError(f"positions must be in [0, {n}), got [{start}, {stop})")
 
 
+class Cut(Protocol):
+    """The positions of one epoch, cut into batches of which a rank takes its part.
+
+    Positions are those of the epoch's rows; ``n`` is how many there are. A pass may start at any
+    position where a batch ended, of this cut or of another one.
+    """
+
+    @property
+    def n(self) -> int:
+        """Positions of the epoch."""
+        ...
+
+    @property
+    def even(self) -> bool:
+        """Are all batches of one size, except perhaps the last?"""
+        ...
+
+    def batches(self, start: int = 0) -> int:
+        """Batches of this and of every rank, from position ``start`` on."""
+        ...
+
+    def spans(self, k: int, start: int = 0) -> list[tuple[int, int]]:
+        """The positions of global batch ``k`` that are taken: half open, one for each rank."""
+        ...
+
+    def stripes(self, k: int, start: int = 0) -> list[tuple[int, int, int]]:
+        """The same where ranks take turns: beginning, end and step."""
+        ...
+
+    def consumed(self, k: int, start: int = 0) -> int:
+        """Positions that all ranks are past after ``k`` batches."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """One rank's part of ``n`` positions. ``batch_size`` is that of one rank.
 
-    ``others`` are ranks above ``rank``, in order, whose slices are taken as well.
+    ``others`` are ranks above ``rank``, in order, whose slices are taken as well. ``tokens`` is a
+    budget for the length of a padded batch, for orders that go by length, or 0; ``batch_size`` is
+    then the most samples that a batch could have.
     """
 
     n: int
@@ -154,9 +261,10 @@ class Share:
     world: int = 1
     drop_last: bool = False
     others: tuple[int, ...] = ()
+    tokens: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("n", "batch_size", "rank", "world"):
+        for name in ("n", "batch_size", "rank", "world", "tokens"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer):
                 raise TypeError(f"{name} must be an integer, got {value!r}")
@@ -181,6 +289,16 @@ class Share:
     def ranks(self) -> tuple[int, ...]:
         """Whose slices are taken."""
         return self.rank, *self.others
+
+    def as_facts(self) -> dict[str, int]:
+        """Return what has to be the same on all ranks."""
+        size = {"tokens": self.tokens} if self.tokens else {"batch_size": self.batch_size}
+        return size | {"drop_last": self.drop_last}
+
+    @property
+    def even(self) -> bool:
+        """All batches are of one size, except perhaps the last."""
+        return True
 
     @property
     def size(self) -> int:

@@ -29,6 +29,8 @@ Parts are blocks of one size, computed, or files of any sizes, listed.
 
 import hashlib
 import operator
+import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -82,6 +84,28 @@ class _Domain(NamedTuple):
         return _Domain(*(vector[index] for vector in self))
 
 
+class Scheme(NamedTuple):
+    """One permutation in plain numbers, for whoever works it out elsewhere."""
+
+    bits: int  # of a word
+    n: int
+    low: int  # bits of the low digit
+    high: int  # values of the high digit
+    key: int
+    step: int  # added from one round's key to the next one's
+    factors: tuple[int, ...]  # one for each round
+
+
+# Returns where positions go, or nothing where it is better done here.
+Elsewhere = Callable[[Ints, Scheme], Ints | None]
+_elsewhere = threading.local()
+
+
+def permute_by(elsewhere: Elsewhere | None) -> None:
+    """Have the permutations that this thread asks for worked out by a function, such as a GPU's."""
+    _elsewhere.by = elsewhere
+
+
 def key_of(purpose: str, seed: int, epoch: int) -> int:
     """64 bits that share nothing with those of any other purpose, seed or epoch."""
     text = f"{purpose}:{operator.index(seed)}:{operator.index(epoch)}"
@@ -112,7 +136,10 @@ def permuted(positions: ArrayLike, n: int | Ints, key: int | Keys, of: Ints | No
     if not isinstance(n, np.ndarray) and not isinstance(key, np.ndarray):
         if not 1 <= n <= LARGEST:
             raise ValueError(f"n must be in [1, 2**62], got {n}")
-        return _apply(int(np.searchsorted(_LAST, n)), at, int(n), int(key), None)
+        kind = int(np.searchsorted(_LAST, n))
+        by: Elsewhere | None = getattr(_elsewhere, "by", None)
+        found = by(at, _scheme(kind, int(n), int(key))) if by is not None and kind else None
+        return _apply(kind, at, int(n), int(key), None) if found is None else found
     lengths, keys = np.broadcast_arrays(np.asarray(n, np.int64), np.asarray(key, np.uint64))
     which = np.searchsorted(_LAST, lengths)
     if len(which) and (which == which[0]).all():
@@ -153,6 +180,14 @@ def _domain(n: int | Ints, key: int | Keys, kind: _Kind) -> _Domain:
     turned = keys >> np.uint64(32) | keys << np.uint64(32)
     made = _Domain(*(x.astype(kind.word) for x in (lengths, low, high, keys, turned)))
     return made if isinstance(n, np.ndarray) else _Domain(*(x.reshape(()) for x in made))
+
+
+def _scheme(kind: int, n: int, key: int) -> Scheme:
+    """Return what a permutation of one length and key is worked out from."""
+    word = _KINDS[kind - 1]
+    length, low, high, first, step = (int(x) for x in _domain(n, key, word))
+    factors = tuple(int(factor) for factor in word.multipliers)
+    return Scheme(word.bits, length, low, high, first, step, factors)
 
 
 def _walk(at: Ints, domain: _Domain, of: Ints | None, kind: _Kind) -> Ints:

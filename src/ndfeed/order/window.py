@@ -102,11 +102,6 @@ class WindowWalk:
         now = coming if self.rows_before(coming) == position else coming - 1
         return self._ranges(now, coming + self._window - 1)
 
-    def amounts(self, slot: int, slots: int) -> Ints:
-        """Rows that each part gives to ``slots`` slots from ``slot`` on."""
-        i = np.arange(slot, min(slot + slots + self._window - 1, self._parts.count), dtype=np.int64)
-        return self._count_taken(i, slot + slots) - self._count_taken(i, slot)
-
     def rows_before(self, slot: int) -> int:
         """Positions before ``slot``: the parts that are done, and what the open ones gave."""
         if slot >= self.slots:

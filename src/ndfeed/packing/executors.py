@@ -1,11 +1,14 @@
 """Runs tasks in an executor: the worker that threads, processes or machines get, and their pool.
 
 An executor is any ``concurrent.futures.Executor``. Without one this module makes its own pool:
-threads, since copying and inflating release the GIL; or processes, where there are maps, which may
-hold it, that can be pickled, and the first task took so long that starting processes pays off.
+threads, since copying and inflating release the GIL; or processes, if the first tasks show that
+starting them pays off. Those are spawned where there are maps, which may hold the GIL, that can be
+pickled. Where files of one sample each are opened, which holds the GIL, too, and keeps no more than
+about four threads busy, processes are forks of a lean one; threads work until these have started.
 
 A task whose worker died is given to another, a few times. Any other error ends the run: tasks not
-yet started are cancelled, running ones are waited for, finished ones are recorded.
+yet started are cancelled, running ones are waited for or, in forks of our own, ended; finished ones
+are recorded.
 """
 
 import os
@@ -14,7 +17,7 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -25,6 +28,8 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
+from contextlib import closing
+from functools import partial
 from itertools import count
 from multiprocessing import get_context
 from multiprocessing.reduction import ForkingPickler
@@ -33,7 +38,8 @@ from typing import NamedTuple, Self
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.errors import WorkerError
 from ndfeed.files import platform_calls
-from ndfeed.files.threads import run_apart
+from ndfeed.files.processes import map_in_processes, useful_processes
+from ndfeed.files.threads import map_in_threads, run_apart
 from ndfeed.packing.journal import Record
 from ndfeed.packing.plan import RowsTask, Task
 from ndfeed.packing.tasks import Job, Stopped, run_task
@@ -42,7 +48,9 @@ _TRIES = 3
 _MOST = 16
 _LOOK_EVERY = 0.2  # seconds between looks for Ctrl-C
 _AHEAD = 64  # tasks submitted before others are done; recording them may take a while
-_WORTH_IT = 4.0  # seconds of work for which processes are started
+_WORTH_IT = 4.0  # seconds of work for which processes are spawned
+_WORTH_A_FORK = 0.25  # and for which a lean one is started and forked
+_BUSY = 4  # threads that open files at once; more would only wait for the GIL
 # Modules whose errors say that a worker is lost, not that the task failed.
 _OTHERS = ("distributed.", "ray.")
 
@@ -133,6 +141,7 @@ class WorkerPool:
         self._own: Executor | None = None
         self._undecided = executor is None and bool(ds.steps) and _can_pickle(ds)
         self._processes = False
+        self._opens_files = executor is None and not ds.steps and _opens_files(ds)
         known = getattr(executor, "max_workers", None)
         # Threads that wait for the disk leave the cores to others.
         usual = min(platform_calls.cores() * (1 if ds.steps else 2), _MOST)
@@ -151,7 +160,25 @@ class WorkerPool:
         waiting = deque(stage.tasks)
         if self._undecided and len(waiting) > 1 and isinstance(waiting[0], RowsTask):
             self._choose_kind(stage, waiting.popleft(), len(waiting))
+        elif self._opens_files and isinstance(waiting[0], RowsTask):
+            self._run_in_forks(stage, waiting)
         run_apart(lambda: self._run_futures(stage, waiting), stage.worker.stop)
+
+    def _run_in_forks(self, stage: Stage, waiting: "deque[Task]") -> None:
+        """Run the first tasks here, and all others in forks of a lean process if that pays."""
+        forks = min(self.workers, useful_processes())
+        if forks <= _BUSY or len(waiting) <= 2 * _BUSY:
+            return
+        run, stop = partial(_run_task, (stage.worker, stage.sync)), stage.worker.stop
+        began = time.perf_counter()
+        _record_each(stage, map_in_threads(run, _take(waiting, _BUSY), _BUSY, stop))
+        left = (time.perf_counter() - began) / _BUSY * len(waiting)
+        if left > _WORTH_A_FORK:
+            job = stage.worker, stage.sync
+            tasks = _take(waiting, len(waiting))
+            _record_each(
+                stage, map_in_processes(_run_task, job, tasks, forks, here=_BUSY, stop=stop)
+            )
 
     def _run_futures(self, stage: Stage, waiting: "deque[Task]") -> None:
         running: dict[Future[Record], Task] = {}
@@ -216,6 +243,22 @@ class WorkerPool:
             run_apart(lambda: own.shutdown(wait=True, cancel_futures=True), lambda: None)
 
 
+def _take(waiting: "deque[Task]", most: int) -> list[Task]:
+    return [waiting.popleft() for _ in range(min(most, len(waiting)))]
+
+
+def _run_task(job: tuple[Worker, bool], task: Task) -> Record:
+    worker, sync = job
+    return worker.run(task, sync)
+
+
+def _record_each(stage: Stage, records: Generator[Record, None, None]) -> None:
+    """Record tasks as they are done. A record is written whole, or Ctrl-C comes before it."""
+    with closing(records):
+        for record in records:
+            run_apart(partial(stage.record, [record]), lambda: None)
+
+
 def _collect(
     done: dict["Future[Record]", Task], record: Callable[[list[Record]], None]
 ) -> list[tuple[Task, BaseException]]:
@@ -270,6 +313,13 @@ def _one_line(error: BaseException) -> str:
 def _is_lost_worker(error: BaseException) -> bool:
     foreign = type(error).__module__.startswith(_OTHERS)
     return foreign or isinstance(error, BrokenExecutor | CancelledError | Stopped)
+
+
+def _opens_files(ds: Dataset) -> bool:
+    """Is a file opened for every sample, one that another process can open, too?"""
+    tables = [group.table for group in ds.groups]
+    by_file = any(group.by_file for group in ds.groups)
+    return by_file and all(table.owner is None for table in tables)
 
 
 def _can_pickle(ds: Dataset) -> bool:

@@ -132,7 +132,8 @@ class MemberChecks:
 def _has_checksums(column: Column) -> bool:
     """Are its rows stored as they are delivered, in members with a checksum?"""
     known = (column.table.crc[column.arrays] >= 0).any()
-    return bool(known and column.plain and column.size and not column.any_swapped)
+    plain = column.plain and column.size == column.pitch and not column.any_swapped
+    return bool(known and plain and column.size)
 
 
 def _add_bytes(file: File, offset: int, start: int, end: int, found: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 from ndfeed.dataset.arguments import as_bytes
+from ndfeed.dataset.choosing import check_unmixed
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.open import open as open_dataset
 from ndfeed.dataset.packed_columns import describe_packed
@@ -128,6 +129,7 @@ def pack(  # noqa: PLR0913 - what users say about a conversion
     if dry_run and repair:
         raise ValueError("dry_run with repair: ndfeed.verify says what repair would write again")
     ds = source if isinstance(source, Dataset) else _open_source(source, fields)
+    check_unmixed(ds, "pack()")
     if fields is not None:
         ds = ds.select(*([fields] if isinstance(fields, str) else fields))
     # Imported late: executors import logging, which ``import ndfeed`` can do without.

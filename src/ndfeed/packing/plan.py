@@ -26,7 +26,9 @@ from typing import Any
 import numpy as np
 
 from ndfeed.dataset.column import Group
+from ndfeed.dataset.combine import SourceSteps
 from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.in_memory import memories_of
 from ndfeed.dataset.map_steps import Beside, Map, Routed, Select, Step, all_maps
 from ndfeed.formats.manifest import Field
 from ndfeed.index.table import Ints
@@ -320,7 +322,12 @@ def _add_digests(plan: Plan, ds: Dataset) -> Plan:
     digest = hashlib.sha256(json.dumps(plan.contents() | ignored, sort_keys=True).encode())
     digest.update(f"{ds.fingerprint} {plan.pack.base}".encode())
     for table in {id(group.table): group.table for group in ds.groups}.values():
-        digest.update(np.ascontiguousarray(table.identity[:, 2:4]).data)
+        # Memory has no time that another run would find again, but it can be read at once.
+        memories = memories_of(table)
+        for memory in memories:
+            digest.update(memory.view().data)
+        if not memories:
+            digest.update(np.ascontiguousarray(table.identity[:, 2:4]).data)
     for step in ds.steps:
         digest.update(describe_step(step).encode())
     name = digest.hexdigest()[:32]
@@ -339,6 +346,8 @@ def describe_step(step: Step) -> str:
         return _describe_function(step.function)
     if isinstance(step, Beside):
         return f"beside {step.names} {[describe_step(one) for one in step.steps]}"
+    if isinstance(step, SourceSteps):
+        return f"source {step.fields} {[describe_step(one) for one in step.steps]}"
     if isinstance(step, Routed):
         return f"routed {[(way.fields, [*map(describe_step, way.steps)]) for way in step.routes]}"
     if isinstance(step, Select):

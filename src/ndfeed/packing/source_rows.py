@@ -20,18 +20,18 @@ from numpy.typing import NDArray
 from ndfeed.dataset.arguments import lazy
 from ndfeed.dataset.column import Column, Field, Group, columns_of, is_converted
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.decoding import Decoded, verify
+from ndfeed.dataset.decoding import Decoded, stored_dtype, verify
 from ndfeed.dataset.destination import Arrays
 from ndfeed.dataset.global_rng import seed_globals
 from ndfeed.dataset.map_steps import Batch, apply_steps
+from ndfeed.dataset.origins import Origin
 from ndfeed.dataset.reader import reader_of
-from ndfeed.dataset.row_selection import select_rows
-from ndfeed.dataset.stored import Origin
+from ndfeed.dataset.row_selection import freeze, is_ascending, select_rows
 from ndfeed.errors import ChangedError
 from ndfeed.files.file import File, Identity, changed, refuse
 from ndfeed.formats.description import DEFLATE, GZIP, INLINE, RAW
 from ndfeed.index.table import Ints, Table
-from ndfeed.packing.streams import StreamCursor, find_streams, start_decoding, stored_dtype
+from ndfeed.packing.streams import StreamCursor, find_streams, start_decoding
 
 NAMES = "file"  # the field with the names of source files
 _AT_ONCE = 1 << 16
@@ -42,8 +42,11 @@ class SourceRows:
 
     def __init__(self, ds: Dataset, *, names: bool = False, in_order: bool = False) -> None:
         self.ds = ds
+        self.rows = freeze(ds.rows)
         self.names = names
-        self.streams = [find_streams(group) for group in ds.groups]
+        self.streams = [
+            find_streams(group) if is_ascending(group.rows) else [] for group in ds.groups
+        ]
         # Columns that are not read as streams are read as the dataset reads them, except that data
         # read once, from the first byte to the last, is not worth a map's page faults.
         self.others = [
@@ -56,21 +59,19 @@ class SourceRows:
 
     def samples(self, rows: Ints) -> Ints:
         """Return the samples, in the groups, of rows of the dataset."""
-        return select_rows(self.ds.rows, rows)
+        return select_rows(self.rows, rows)
 
     @lazy
     def is_ascending(self) -> bool:
         """Are the rows in the order in which they are stored?"""
-        rows = self.ds.rows
-        if rows is None or isinstance(rows, range):
-            return rows is None or rows.step > 0
-        return bool((rows[1:] >= rows[:-1]).all())
+        return is_ascending(self.rows)
 
     @property
     def is_contiguous(self) -> bool:
         """Are the rows consecutive, with none left out?"""
-        rows = self.ds.rows
-        return rows is None or (isinstance(rows, range) and rows.step == 1)
+        rows = self.rows
+        every = rows is None or (isinstance(rows, range) and rows.step == 1)
+        return every and all(group.rows is None for group in self.ds.groups)
 
     @lazy
     def row_bytes(self) -> int | None:
@@ -110,7 +111,7 @@ class SourceRows:
         held = [
             (max(int(c.table.decoded[c.arrays].max(initial=0)) for c in group.columns), i)
             for i, group in enumerate(self.ds.groups)
-            if not group.one_each and _is_compressed(group)
+            if not group.one_each and group.rows is None and _is_compressed(group)
         ]
         return self.ds.groups[max(held)[1]] if held else None
 

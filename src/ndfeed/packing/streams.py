@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Group, is_converted
+from ndfeed.dataset.decoding import stored_dtype
+from ndfeed.dataset.large_members import first_of_streams
 from ndfeed.dataset.row_selection import stretches
 from ndfeed.errors import ChangedError, Error, MissingError
 from ndfeed.files.file import File
 from ndfeed.formats.description import DEFLATE, GZIP, RAW, c_strides
-from ndfeed.formats.dtypes import EXTENDED, delivered
 from ndfeed.formats.inflate import Decoding
 from ndfeed.index.cache import doubt
 from ndfeed.index.table import Ints, Table
@@ -25,7 +26,7 @@ Values = NDArray[Any] | list[NDArray[Any]]
 
 def find_streams(group: Group) -> list[tuple[Column, ...]]:
     """Return the columns of a group that are best read this way, those of one stream together."""
-    if group.by_file:
+    if group.by_file or not first_of_streams(group).all():
         return []
     shared: dict[bytes, list[Column]] = {}
     for column in group.columns:
@@ -39,6 +40,8 @@ def find_streams(group: Group) -> list[tuple[Column, ...]]:
 
 def _has_contiguous_rows(column: Column) -> bool:
     """Does every part have contiguous rows, one after the other?"""
+    if column.lead > 1:  # crops start anywhere in their case
+        return False
     table = column.table
     kinds = np.unique(
         np.stack([table.shape[column.arrays], table.strides[column.arrays], column.whole]), axis=1
@@ -48,15 +51,9 @@ def _has_contiguous_rows(column: Column) -> bool:
             continue
         lengths, steps = table.dimensions(shape), table.dimensions(strides)
         inner = sum((n - 1) * step for n, step in zip(lengths[1:], steps[1:], strict=True) if n)
-        if steps[0] <= inner:
+        if steps[0] <= inner or min(steps) < 0:
             return False
     return True
-
-
-def stored_dtype(table: Table, array: int) -> np.dtype:
-    """Return the NumPy dtype of an array's values as they are read."""
-    name = table.dtypes[table.dtype[array]]
-    return delivered(name) if name in EXTENDED else np.dtype(name)
 
 
 def start_decoding(file: File, table: Table, array: int) -> Decoding:

@@ -16,7 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from ndfeed.loading.report import Report
-from ndfeed.order.orders import Order
+from ndfeed.loading.uninterrupted import clean_up
+from ndfeed.order.protocol import OrderInUse
 from ndfeed.tf.framework_hacks import Element, Spec, TfIterator, make_fast
 from ndfeed.tf.generator import Generator
 
@@ -42,7 +43,7 @@ class Batches(tf.data.Dataset):  # type: ignore[misc]
         self._make_direct = direct  # makes a dataset of the same batches, for iterators only
         self._direct: tf.data.Dataset | None = None
         if passes is not None:
-            weakref.finalize(self, passes.leave).atexit = False
+            weakref.finalize(self, clean_up, passes.leave).atexit = False
         super().__init__(tf.data.experimental.to_variant(made))
 
     def _inputs(self) -> list[tf.data.Dataset]:
@@ -66,7 +67,7 @@ class Batches(tf.data.Dataset):  # type: ignore[misc]
         self._source().epoch = epoch
 
     @property
-    def order(self) -> Order:
+    def order(self) -> OrderInUse:
         """How samples are ordered within an epoch."""
         return self._source().loader.order
 

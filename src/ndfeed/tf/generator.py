@@ -37,7 +37,8 @@ class State(Consumed, tf.train.experimental.PythonState):  # type: ignore[misc]
         data = ndfeed.tf.dataset(ds, 256, shuffle=True, state=state)
 
     The next pass over the dataset starts at this position. A pass of which no batch was counted
-    does not move it.
+    does not move it. ``State(grown=True)`` also continues where there are more files than before:
+    the rest of the epoch has what was not used, and what is new.
     """
 
     def bind(self, loader: Loader, epochs: int | None) -> None:
@@ -99,20 +100,26 @@ class Generator:
     """
 
     def __init__(
-        self, loader: Loader, form: BatchFormat, epochs: int | None, state: State | None
+        self,
+        loader: Loader,
+        form: BatchFormat,
+        epochs: int | None,
+        state: State | None,
+        most: int | None = None,
     ) -> None:
         self.loader = loader
         self.mark = secrets.token_bytes(_NO_CONSTANT)  # tells these passes from all others
         self._form = form
         self._epochs = epochs
         self._state = state
+        self._most = most  # batches of a pass that TensorFlow was told of
         self._next = 0  # the epoch of the next pass, without a state
         self._last = 0  # the epoch that was requested last
         self._begun: tuple[int, int] | None = None  # where the last pass started, with a state
         self._whole = False  # was all of its first epoch delivered?
         self._in_progress = 0  # passes
         self._in_graphs = False  # are only graphs left of the dataset?
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a pass may be collected while this thread has it
 
     @property
     def epoch(self) -> int:
@@ -162,16 +169,27 @@ class Generator:
                     "each batch, or give fit the callback ndfeed.keras.Resume(state)"
                 )
             self._begun, self._whole = place, False
+            self._check_count()
             return place
         epoch = self._next
         chain = self._epochs or 1
         self._next = epoch - epoch % chain + chain
         return epoch, 0
 
+    def _check_count(self) -> None:
+        """Refuse a pass that has more batches than TensorFlow would take."""
+        left = None if self._state is None else self._state.left
+        if self._most is not None and left is not None and left > self._most:
+            raise ResumeError(
+                f"the pass has {left} batches, more than the {self._most} that the dataset was "
+                "made for, since its epoch was begun with smaller batches",
+                "restore the state before the dataset is made",
+            )
+
     def _epoch(self, epoch: int, start: int) -> Iterator[Element]:
         loader = self.loader
         share = loader.share
-        if self._form.full and not share.drop_last and (share.n - start) % share.together:
+        if self._form.full and not loader.cuts.are_full(start, epoch):
             ranks = f" times {share.world} ranks" if share.world > 1 else ""
             raise ResumeError(
                 f"the samples left after {start} are not a multiple of batch_size "
@@ -179,7 +197,7 @@ class Generator:
                 "restore the state before the dataset is made, or use drop_last=True",
             )
         batches = loader.at(epoch, start)
-        left = share.batches(start)
+        left = loader.cuts(epoch).batches(start)
         while left:
             found = next(batches)
             left -= count_batches(found)

@@ -31,6 +31,7 @@ from ndfeed.loading.options import (
     side_by_side,
 )
 from ndfeed.loading.ragged import PadTo, PadValue
+from ndfeed.loading.token_budget import as_batch_size
 from ndfeed.tf.batch_format import RAGGED, BatchFormat, Ragged, TfAdapter
 from ndfeed.tf.fast_iterator import Batches, Generated, GeneratorFunctions, prefetch_directly
 from ndfeed.tf.framework_hacks import tensor_that_keeps
@@ -38,15 +39,18 @@ from ndfeed.tf.generator import Generator, GeneratorSource, State
 
 
 def batch_and_shard(
-    batch_size: int, shard: tuple[int, int] | None, context: tf.distribute.InputContext | None
+    size: int,
+    shard: tuple[int, int] | None,
+    context: tf.distribute.InputContext | None,
+    name: str = "batch_size",
 ) -> tuple[int, tuple[int, int]]:
-    """Return the batch size of this reader, and its rank and world size."""
+    """Return the batch size of this reader, or its tokens, and its rank and world size."""
     if context is not None:
         if shard is not None:
             raise ValueError("context already says which part is read; leave out shard=")
-        _check_divides(batch_size, context.num_replicas_in_sync)
         replicas = context.num_replicas_in_sync
-        return batch_size // replicas, (context.input_pipeline_id, context.num_input_pipelines)
+        _check_divides(size, replicas, name)
+        return size // replicas, (context.input_pipeline_id, context.num_input_pipelines)
     if tf.distribute.has_strategy() and shard is None:
         strategy = tf.distribute.get_strategy()
         if _workers(strategy) > 1:
@@ -55,8 +59,15 @@ def batch_and_shard(
                 "lambda context: ndfeed.tf.dataset(ds, batch_size, context=context)), "
                 "or pass shard="
             )
-        _check_divides(batch_size, strategy.num_replicas_in_sync)
-    return batch_size, shard or (0, 1)
+        replicas = strategy.num_replicas_in_sync
+        if name == "tokens" and replicas > 1:
+            raise ValueError(
+                f"batches of any number of samples cannot be divided among {replicas} replicas: "
+                "strategy.distribute_datasets_from_function(lambda context: ndfeed.tf.dataset("
+                "ds, tokens=tokens, shuffle=True, context=context)) makes one for each"
+            )
+        _check_divides(size, replicas, name)
+    return size, shard or (0, 1)
 
 
 def auto_shard(own: bool) -> tf.data.experimental.AutoShardPolicy:
@@ -68,12 +79,12 @@ def auto_shard(own: bool) -> tf.data.experimental.AutoShardPolicy:
     return policy.OFF if own else policy.DATA
 
 
-def _check_divides(batch_size: int, replicas: int) -> None:
-    if batch_size % replicas:
-        near = max(batch_size - batch_size % replicas, replicas)
+def _check_divides(size: int, replicas: int, name: str) -> None:
+    if size % replicas:
+        near = max(size - size % replicas, replicas)
         raise ValueError(
-            f"batch_size must be a multiple of {replicas}, the replicas that share a batch, got "
-            f"{batch_size}; use {near}"
+            f"{name} must be a multiple of {replicas}, the replicas that share a batch, got "
+            f"{size}; use {near}"
         )
 
 
@@ -98,9 +109,10 @@ _SMALL_AHEAD = 4  # small batches that TensorFlow prefetches
 )
 def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and TensorFlow's
     ds: Dataset,
-    batch_size: int,
+    batch_size: int | None = None,
     *,
     shuffle: Shuffle = False,
+    tokens: int | None = None,
     seed: int = 0,
     drop_last: bool = False,
     fields: Fields | None = None,
@@ -143,14 +155,16 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Tens
         raise ValueError(f'pad_to and pad_value are for ragged="pad", got ragged={ragged!r}')
     check_dataset(ds)
     own = None if shard is None else as_shard(shard)
-    size, part = batch_and_shard(batch_size, own, context)
+    most, budget = as_batch_size(batch_size, tokens)
+    size, part = batch_and_shard(most, own, context, "tokens" if budget else "batch_size")
     request = settle(
-        ds, size, shard=part, drop_last=drop_last, seed=seed, fields=fields, memory=memory,
-        threads=threads, processes=processes, ragged=packed, on_error=on_error, pad_to=pad_to,
+        ds, None if budget else size, tokens=size if budget else None, shard=part,
+        drop_last=drop_last, seed=seed, fields=fields, memory=memory, threads=threads,
+        processes=processes, ragged=packed, on_error=on_error, pad_to=pad_to,
         pad_value=pad_value, shuffle=shuffle,
     )  # fmt: skip
-    ds, share, options = request.ds, request.share, request.options
-    bytes_each = estimate_batch_bytes(ds, size, options.memory)
+    ds, options = request.ds, request.options
+    bytes_each = estimate_batch_bytes(ds, request.largest_batch, options.memory)
     piece = min(_PIECE, options.memory // 8)
     joint = side_by_side(ds, on_error) and not options.pads and 2 * bytes_each <= piece
     held = _HELD * (piece if joint else bytes_each)
@@ -159,19 +173,30 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Tens
     if state is not None:
         state.bind(loader, epochs)
     starts = {0, 0 if state is None else state.samples}  # of this epoch and of the next ones
-    even = all((len(ds) - start) % share.together == 0 for start in starts)
-    full = on_error == "raise" and (bool(drop_last) or even)
+    full = on_error == "raise" and all(loader.cuts.are_full(start) for start in starts)
     form = BatchFormat(ds, options, ragged, size, full=full, joint=joint)
     policy = auto_shard(shard is not None or context is not None)
-    return _build(Generator(loader, form, epochs, state), form, len(loader), epochs, policy)
+    count = _count_batches(loader, epochs, state)
+    passes = Generator(loader, form, epochs, state, count)
+    return _build(passes, form, count, policy, endless=epochs is None)
+
+
+def _count_batches(loader: Loader, epochs: int | None, state: State | None) -> int | None:
+    """Return how many batches a pass has at most; ``None`` if it is endless or not known."""
+    if epochs is None or not loader.order.traits.steady:
+        return None
+    count = loader.cuts.count_batches(range(epochs))
+    # An epoch that was begun with smaller batches may have more of them.
+    return count if state is None else max(count, state.left or 0)
 
 
 def _build(
     passes: Generator,
     form: BatchFormat,
-    count: int,
-    epochs: int | None,
+    count: int | None,
     policy: tf.data.experimental.AutoShardPolicy,
+    *,
+    endless: bool,
 ) -> tf.data.Dataset:
     source = GeneratorSource(passes)
     kept = tensor_that_keeps(passes, passes.mark)
@@ -180,11 +205,12 @@ def _build(
         made = made.flat_map(form.split)
     # A pass has exactly this many batches, or fewer if it resumes in the middle. TensorFlow knows
     # that number without reading, and accepts fewer, if it takes them from an endless dataset. So
-    # an endless dataset without elements follows.
-    nothing = tf.data.Dataset.from_generator(tuple, output_signature=made.element_spec)
-    made = made.concatenate(nothing.repeat())
-    if epochs is not None:
-        made = made.take(count * epochs)
+    # an endless dataset without elements follows. Where epochs differ in length, it does not know.
+    if count is not None or endless:
+        nothing = tf.data.Dataset.from_generator(tuple, output_signature=made.element_spec)
+        made = made.concatenate(nothing.repeat())
+    if count is not None:
+        made = made.take(count)
     if form.ragged:
         made = made.map(form.element)
     options = tf.data.Options()

@@ -12,7 +12,7 @@ have not arrived yet. All keys are deleted as they are read.
 import json
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed
@@ -23,6 +23,7 @@ from ndfeed.torch.framework_hacks import Store, find_store
 PATIENCE = 10.0  # seconds after which a rank says that it is waiting
 _FIRST_PAUSE, _LONGEST_PAUSE = 1e-4, 0.1  # seconds between two looks at the store
 _SHOWN = 8  # ranks that a message lists
+_TOGETHER = "waiting for rank 0 to call refresh(): all ranks call it together, between two epochs"
 _REMEDY = "give every rank the same, or shard=(0, 1) to a loader that is one rank's own"
 
 
@@ -50,6 +51,46 @@ def agree(facts: Mapping[str, Any]) -> None:
         _decide(store, world, facts)
     else:
         _ask(store, rank, world, facts)
+
+
+def share_first(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - what JSON holds
+    """Return, on every rank, what ``make`` returns on rank 0; raise there and here if it raises."""
+    rank, world = ranks()
+    store, made, problem = find_store(), None, ""
+    if rank == 0:
+        try:
+            made = make()
+        except Exception as error:
+            problem = f"rank 0: {error}"
+            raise
+        finally:
+            _tell(store, world, json.dumps([made, problem]))
+        return made
+    if store is None:
+        found: list[Any] = [None]
+        torch.distributed.broadcast_object_list(found)
+        text = found[0]
+    else:
+        _wait(store, [_shared(rank)], rank, world, _TOGETHER)
+        text = store.get(_shared(rank)).decode()
+        store.delete_key(_shared(rank))
+    made, problem = json.loads(text)
+    if problem:
+        raise RuntimeError(problem)
+    return made
+
+
+def _tell(store: Store | None, world: int, text: str) -> None:
+    """Rank 0: send a text to all other ranks."""
+    if store is None:
+        torch.distributed.broadcast_object_list([text])
+        return
+    for rank in range(1, world):
+        store.set(_shared(rank), text)
+
+
+def _shared(rank: int) -> str:
+    return f"ndfeed/shared/{rank}"
 
 
 def _facts(rank: int) -> str:
@@ -89,7 +130,9 @@ def _ask(store: Store, rank: int, world: int, facts: Mapping[str, Any]) -> None:
         raise RuntimeError(answer)
 
 
-def _wait(store: Store, keys: Sequence[str], rank: int, world: int) -> None:
+def _wait(
+    store: Store, keys: Sequence[str], rank: int, world: int, what: str | None = None
+) -> None:
     """Return when all ``keys`` are set; warn once if that takes long."""
     # Polled: the store's own wait() logs warnings when it times out, and ignores Ctrl-C.
     begun, pause, warned = time.monotonic(), _FIRST_PAUSE, False
@@ -97,11 +140,12 @@ def _wait(store: Store, keys: Sequence[str], rank: int, world: int) -> None:
     while not store.check(list(keys)):
         waited = time.monotonic() - begun
         if waited > limit:
-            raise RuntimeError(_describe_wait(store, rank, world, waited))
+            raise RuntimeError(what or _describe_wait(store, rank, world, waited))
         if waited > PATIENCE and not warned:
             warned = True
             # The warning is for the line that asked for the first batch.
-            warnings.warn(_describe_wait(store, rank, world, waited), RuntimeWarning, stacklevel=8)
+            said = what or _describe_wait(store, rank, world, waited)
+            warnings.warn(said, RuntimeWarning, stacklevel=8)
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -15,6 +15,7 @@ import torch.utils.data
 from numpy.typing import ArrayLike, NDArray
 
 from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.row_selection import Drawn
 from ndfeed.loading.argument_hints import with_hints
 from ndfeed.loading.options import Fields, Structure, check_dataset, make_structure
 from ndfeed.torch.batch_format import Batch, BatchFormat, Tensors
@@ -79,7 +80,7 @@ class TensorDataset(torch.utils.data.Dataset[Batch]):
     def __init__(self, ds: Dataset, structure: Structure) -> None:
         self.ds = ds
         self._form = BatchFormat(ds, structure)
-        self._random = any(step.random for step in ds.steps)
+        self._random = isinstance(ds.rows, Drawn) or any(step.random for step in ds.steps)
 
     def __len__(self) -> int:
         return len(self.ds)
@@ -118,7 +119,7 @@ def dataset(ds: Dataset, fields: Fields | None = None) -> TensorDataset:
     in tuples, lists and dicts, as for ``ndfeed.loader``. Any number of workers,
     any start method, samplers and ``default_collate`` work as with other datasets;
     ``collate_fn=ndfeed.torch.collate`` saves a copy. A random function given to ``map`` is seeded
-    by torch.
+    by torch, and so are random crops.
     """
     check_dataset(ds)
     structure = make_structure(ds, fields, "list")

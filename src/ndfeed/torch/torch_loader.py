@@ -8,7 +8,7 @@ that start with the first batch, since frameworks call ``iter()`` only to look a
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
@@ -16,17 +16,18 @@ import torch
 from torch.utils.data import SequentialSampler
 
 from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.sampling import SETTLE, Missing
 from ndfeed.loading import loader as arrays
 from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.argument_hints import with_hints
 from ndfeed.loading.options import Fields, OnError, Shuffle, as_shard, settle
 from ndfeed.loading.ragged import PadTo, PadValue
 from ndfeed.loading.report import Report
-from ndfeed.order.orders import Order
+from ndfeed.order.protocol import OrderInUse
 from ndfeed.torch.batch_format import RAGGED, Batch, BatchFormat, Ragged
 from ndfeed.torch.convert import Convert
-from ndfeed.torch.cuda.feed import Feed, check_fits
-from ndfeed.torch.distributed import agree, ranks
+from ndfeed.torch.cuda_feed import Feed, check_fits
+from ndfeed.torch.distributed import agree, ranks, share_first
 from ndfeed.torch.framework_hacks import is_read_to_overfit
 
 
@@ -86,7 +87,27 @@ def adapter_for(
                 "map() and ragged fields, or resident"
             )
         check_fits(ds, device)
-    return partial(Feed, ds, device, form, resident=resident)
+    return OnDevice(ds, device, form, resident)
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """Makes the adapter of a CUDA device, which reads files by itself where it can."""
+
+    ds: Dataset
+    device: torch.device
+    form: BatchFormat
+    resident: bool
+
+    def __call__(self) -> Feed:
+        """Make the adapter, in the process that uses it."""
+        return Feed(self.ds, self.device, self.form, resident=self.resident)
+
+    def for_dataset(self, ds: Dataset) -> "OnDevice":
+        """Return the same for a dataset that has more files."""
+        if self.resident:
+            check_fits(ds, self.device)
+        return replace(self, ds=ds)
 
 
 class Batches(Iterator[Batch]):
@@ -138,16 +159,17 @@ class Loader:
         return self._arrays.dataset
 
     @property
-    def batch_size(self) -> int:
-        """Number of samples of a batch, on this rank."""
-        return self._arrays.share.batch_size
+    def batch_size(self) -> int | None:
+        """Number of samples of a batch, on this rank; ``None`` with a budget of tokens."""
+        share = self._arrays.share
+        return None if share.tokens else share.batch_size
 
     def __len__(self) -> int:
         self._update_rank()
         return len(self._arrays)
 
     @property
-    def order(self) -> Order:
+    def order(self) -> OrderInUse:
         """How samples are ordered within an epoch."""
         return self._arrays.order
 
@@ -186,7 +208,7 @@ class Loader:
 
     def _stop_shuffling(self) -> None:
         """Deliver samples in stored order, as Lightning lets a DataLoader do when it overfits."""
-        if not self.order.shuffled:
+        if not self.order.traits.shuffled:
             return
         warnings.warn(
             "overfit_batches needs the same batches in every epoch, so this loader no longer "
@@ -217,13 +239,33 @@ class Loader:
         """
         return self._arrays.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, grown: bool | Dataset = False) -> None:
         """Resume from a state: the next loop delivers the rest of its epoch.
 
         Batch size, ranks, device and memory may differ. Refuses a state of other data or of
-        another order.
+        another order. With ``grown=True`` there may be more files than there were: the rest of the
+        epoch has what was not delivered, and what is new. Which files are new is told from their
+        names and times; where that is impossible, pass the dataset of the old ones.
         """
-        self._arrays.load_state_dict(state)
+        self._arrays.load_state_dict(state, grown=grown)
+
+    def refresh(self, *, missing: Missing = "raise", settle: float = SETTLE) -> int:
+        """Look for files that came, and return how many samples are new.
+
+        The next epoch has the samples of the files there are then; an epoch in progress ends as it
+        began. Files that are gone or have changed, or may still be written, are treated as by
+        ``Dataset.refresh``. All ranks call this together: they take the files that rank 0 finds.
+        """
+        if self._shard_given or ranks()[1] == 1:
+            return self._arrays.refresh(missing=missing, settle=settle)
+        look = partial(arrays.look_again, self._arrays, missing, settle)
+
+        def decide() -> tuple[int, list[str]]:
+            new, list_files = look()
+            return new, list_files()
+
+        new, files = share_first(decide)
+        return int(new) if ranks()[0] == 0 else look(files)[0]
 
     def report(self) -> Report:
         """Report how fast the current or last pass is, where its time goes, and the bottleneck."""
@@ -259,9 +301,10 @@ class Loader:
 )
 def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a device's
     ds: Dataset,
-    batch_size: int,
+    batch_size: int | None = None,
     *,
     shuffle: Shuffle = False,
+    tokens: int | None = None,
     seed: int = 0,
     drop_last: bool = False,
     fields: Fields | None = None,
@@ -295,9 +338,10 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a dev
         raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
     packed = "packed" if ragged == "nested" else ragged
     request = settle(
-        ds, batch_size, shard=ranks() if shard is None else as_shard(shard), drop_last=drop_last,
-        seed=seed, fields=fields, memory=memory, threads=threads, processes=processes,
-        ragged=packed, on_error=on_error, pad_to=pad_to, pad_value=pad_value, shuffle=shuffle,
+        ds, batch_size, tokens=tokens, shard=ranks() if shard is None else as_shard(shard),
+        drop_last=drop_last, seed=seed, fields=fields, memory=memory, threads=threads,
+        processes=processes, ragged=packed, on_error=on_error, pad_to=pad_to,
+        pad_value=pad_value, shuffle=shuffle,
     )  # fmt: skip
     where = device_of(device, resident)
     form = BatchFormat(request.ds, request.options.structure, convert, ragged)
@@ -309,4 +353,4 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a dev
 def _check_ranks(loader: arrays.Loader) -> None:
     """Check, before a pass, that all ranks are about to read the same batches."""
     share = loader.share
-    agree({"batch_size": share.batch_size, "drop_last": share.drop_last} | loader.state_dict())
+    agree(share.as_facts() | loader.state_dict())

@@ -1,0 +1,372 @@
+"""Crops: boxes out of samples, anywhere in them, as samples of their own.
+
+All boxes of an array are an array of more axes: those that count where a box starts, then those of
+the box, with the same strides. So a crop is a sample like any other, with a number: which of the
+boxes of which case it is. Random crops have their numbers drawn when they are read; those of a
+grid, and chosen ones, are a selection of these numbers.
+
+Cases are taken together in *runs*: consecutive ones in the same arrays, with boxes in as many
+places.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ndfeed.dataset.choosing import check_unmixed
+from ndfeed.dataset.column import Column, Computed, Field, Group, Place, columns_of, has_crops
+from ndfeed.dataset.crop_options import Spec
+from ndfeed.dataset.in_memory import make_constant
+from ndfeed.dataset.origins import Origin
+from ndfeed.dataset.overlapping import Overlap, axes_of, cuts_of, overlay, row_step
+from ndfeed.dataset.remake import Change, not_growing, remade_by, remake
+from ndfeed.dataset.row_selection import Drawn, Rows, Runs, freeze, select_rows
+from ndfeed.errors import FieldError, SchemaError
+from ndfeed.formats.description import INLINE
+from ndfeed.formats.dtypes import EXTENDED, can_hold
+from ndfeed.index.table import Ints
+
+if TYPE_CHECKING:
+    from ndfeed.dataset.dataset import Dataset
+
+CASE, CORNER = "case", "corner"
+
+
+def _make_again(change: Change, ds: "Dataset", spec: Spec) -> "Dataset":
+    if spec.at is not None:
+        raise not_growing("crops(at=…)")
+    return make_crops(remake(ds, change), spec)
+
+
+@remade_by(_make_again)
+def make_crops(ds: "Dataset", spec: Spec) -> "Dataset":
+    """Return crops of the samples of a dataset."""
+    _check_stored(ds, spec)
+    runs = _find_runs(ds, spec)
+    groups = _make_groups(ds.groups, spec, runs)
+    names = ds.names
+    if spec.place:
+        groups.append(_make_places(ds, spec, runs))
+        names = (*names, CASE, CORNER)
+    rows = _select(ds, spec, runs)
+    identity = hashlib.sha256(f"{ds.fingerprint} {spec._replace(at=None)}".encode())
+    if spec.at is not None:
+        identity.update(np.asarray(spec.at.rows, np.int64).tobytes())
+    return ds.view(
+        make_crops,
+        spec,
+        groups=tuple(groups),
+        rows=rows,
+        why=f"{spec.text}; {ds.why}",
+        names=names,
+        identity=identity.hexdigest()[:16],
+        origins=tuple(_origin(origin, runs) for origin in ds.all_origins()),
+    )
+
+
+def _check_stored(ds: "Dataset", spec: Spec) -> None:
+    check_unmixed(ds, "crops()")
+    if ds.steps:
+        raise ValueError("crops() comes before map(): a map then gets batches of crops")
+    if isinstance(ds.rows, Drawn):
+        raise ValueError("crops() of random crops: take the smaller size at once")
+    if any(map(has_crops, columns_of(ds.groups))):
+        raise ValueError("crops() of crops: take the smaller size at once, or in_memory() first")
+    _check_fields(ds, spec)
+    if any(group.checks is not None for group in ds.groups):
+        raise ValueError("crops() of a dataset opened with verify=True; open it without")
+    for column in columns_of(ds.groups):
+        if column.offsets is not None:
+            raise SchemaError(
+                ds.first_file,
+                f"field {column.field.name!r} has its samples end to end, which has no crops",
+                remedy="open files of one sample each, or leave it out with select()",
+            )
+
+
+def _check_fields(ds: "Dataset", spec: Spec) -> None:
+    unknown = [name for name, _ in spec.sizes if name not in ds.names]
+    if unknown:
+        raise FieldError(unknown[0], ds.names, ds.first_file)
+    taken = [name for name in (CASE, CORNER) if spec.place and name in ds.names]
+    if taken:
+        raise ValueError(f"field {taken[0]!r} exists; rename() it, or pass place=False")
+    pads = dict(spec.pad)
+    for column in columns_of(ds.groups):
+        if column.field.name in pads:
+            _check_pad(column.field, pads[column.field.name])
+
+
+def _check_pad(field: Field, pad: float) -> None:
+    bits = field.type in EXTENDED and field.dtype.isbuiltin == 1  # no type of NumPy
+    if not can_hold(field.dtype, pad) or (bits and pad):
+        raise ValueError(
+            f"pad={pad!r} does not fit field {field.name!r}, which has dtype {field.dtype_text}; "
+            "give a dict of field name to value"
+        )
+
+
+def _find_runs(ds: "Dataset", spec: Spec) -> Runs:
+    """Divide the cases into runs; refuses fields whose crops would lie in other places."""
+    count = len(ds.groups[0])
+    if not count:
+        raise ValueError("crops() of a dataset without samples")
+    cuts = [cuts_of(group)[:-1] for group in ds.groups]
+    cuts += [origin.find_breaks() for origin in ds.all_origins()]
+    first = np.unique(np.concatenate(cuts))
+    first = first[first < count]
+    shapes: dict[str, Ints] = {}
+    places = None
+    boxes = dict(spec.sizes)
+    for group in ds.groups:
+        part = group.locate(first).part
+        for column in group.columns:
+            name = column.field.name
+            if name in boxes:
+                shapes[name] = _case_shapes(ds, column, part, boxes[name])
+                own = _count_places(column, part, shapes[name], boxes[name], pads=bool(spec.pad))
+                if places is not None and (places != own).any():
+                    _refuse_sizes(ds, spec, shapes, int(np.flatnonzero((places != own).any(1))[0]))
+                places = own
+    if places is None:
+        raise FieldError(spec.sizes[0][0], ds.names, ds.first_file)
+    return Runs.of(np.append(first, count), places)
+
+
+def _case_shapes(ds: "Dataset", column: Column, part: Ints, box: Sequence[int | None]) -> Ints:
+    """Return the shapes of the cases of some parts, one in each row."""
+    shapes = column.shapes(part)
+    ranks = {len(shape) for shape in shapes}
+    if len(ranks) != 1 or ranks.pop() < len(box) or (column.coding[part] == INLINE).any():
+        low = min(shapes, key=len)
+        raise SchemaError(
+            ds.first_file,
+            f"field {column.field.name!r} has samples of shape {low}, which has fewer axes than "
+            f"crops of {box}",
+            remedy="give a size for axes that there are",
+        )
+    return np.array(shapes, np.int64).reshape(len(shapes), -1)
+
+
+def _count_places(
+    column: Column, part: Ints, shapes: Ints, box: Sequence[int | None], *, pads: bool
+) -> Ints:
+    """Return in how many places boxes may start, by axis."""
+    axes = [i for i, n in enumerate(box) if n is not None]
+    sizes = np.array([n for n in box if n is not None])
+    room = shapes[:, axes] - sizes
+    if not pads and (room < 0).any():
+        at = int(np.flatnonzero((room < 0).any(axis=1))[0])
+        shifted = shapes[at, 1 : 1 + len(box)]
+        channels = len(shifted) == len(box) and (shifted >= [n or 0 for n in box]).all()
+        first = f"for channels that come first, give None: {(None, *box)}; or "
+        raise SchemaError(
+            column.table.path(int(column.file[part[at]])),
+            f"field {column.field.name!r} is {tuple(shapes[at].tolist())}, smaller than crops of "
+            f"{tuple(box)}",
+            remedy=f"{first * bool(channels)}use smaller crops, fill up with pad=0, or exclude it "
+            "with take()",
+        )
+    places: Ints = np.maximum(room, 0) + 1
+    return places
+
+
+def _refuse_sizes(ds: "Dataset", spec: Spec, shapes: Mapping[str, Ints], at: int) -> None:
+    (one, _), (other, _) = spec.sizes[0], [s for s in spec.sizes if s[0] in shapes][-1]
+    if np.array_equal(shapes[one][at], shapes[other][at]):
+        boxes = dict(spec.sizes)
+        raise ValueError(
+            f"crops of {boxes[one]} and {boxes[other]} cannot all start at the same places; give "
+            f"{one!r} and {other!r} one size, or crop them in two datasets"
+        )
+    raise SchemaError(
+        ds.first_file,
+        f"fields {one!r} and {other!r} differ in size where crops are taken: "
+        f"{tuple(shapes[one][at].tolist())} and {tuple(shapes[other][at].tolist())}",
+        remedy="crop them in two datasets, or resize one of them first",
+    )
+
+
+def _make_groups(groups: Sequence[Group], spec: Spec, runs: Runs) -> list[Group]:
+    boxes = dict(spec.sizes)
+    overlaps: list[Overlap] = []
+    for group in groups:
+        place = group.locate(runs.first[:-1])
+        for column in group.columns:
+            box = boxes.get(column.field.name)
+            overlaps.append(_overlap(column, place, runs, box, row_step(group)))
+    arrays = iter(overlay(overlaps))
+    made = []
+    for group in groups:
+        columns = []
+        for column in group.columns:
+            table, places = next(arrays)
+            box = boxes.get(column.field.name)
+            lead = 2 if box is None else 1 + spec.axes
+            whole, field = np.zeros(len(places), bool), column.field
+            if box is not None:
+                field = _crop_field(field, box)
+            pad = dict(spec.pad).get(field.name)
+            columns.append(Column(field, table, places, whole, lead=lead, pad=pad))
+        made.append(Group(runs.starts, tuple(columns), group.mapped, None, "crop"))
+    return made
+
+
+def _crop_field(field: Field, box: Sequence[int | None]) -> Field:
+    known = field.shape or (None,) * len(box)
+    rest = (*box, *(None,) * (len(known) - len(box)))
+    return replace(
+        field, shape=tuple(own if n is None else n for n, own in zip(rest, known, strict=True))
+    )
+
+
+def _overlap(
+    column: Column, place: Place, runs: Runs, box: Sequence[int | None] | None, rows: int
+) -> Overlap:
+    """Make an axis for the cases of a run, those that count places, and those of the box."""
+    part = place.part
+    rank = len(column.field.shape) if column.field.shape is not None else None
+    if rank is None:
+        raise SchemaError(
+            column.table.path(0),
+            f"field {column.field.name!r} has samples that differ in their number of axes",
+            remedy="leave it out with select()",
+        )
+    lengths, steps = axes_of(column, part)
+    whole = column.whole[part]
+    row = np.where(whole, 0, steps[:, 0] if steps.shape[1] else 0)
+    start = place.row * row
+    row = row * rows
+    # Without the axis of the rows, where there is one.
+    if lengths.shape[1] != rank:
+        lengths, steps = lengths[:, 1:], steps[:, 1:]
+    cases = np.diff(runs.first)[:, None]
+    if box is None:
+        counts = runs.places.prod(axis=1, keepdims=True)
+        lead = cases, counts
+        gaps = row[:, None], np.zeros_like(counts)
+        return Overlap(
+            column, part, start, np.concatenate([*lead, lengths], axis=1),
+            np.concatenate([*gaps, steps], axis=1),
+        )  # fmt: skip
+    axes = [i for i, n in enumerate(box) if n is not None]
+    cut = lengths.copy()
+    cut[:, axes] = np.minimum(lengths[:, axes], [n for n in box if n is not None])
+    return Overlap(
+        column, part, start, np.concatenate([cases, runs.places, cut], axis=1),
+        np.concatenate([row[:, None], steps[:, axes], steps], axis=1),
+    )  # fmt: skip
+
+
+class Corners:
+    """Computes where crops start from their numbers."""
+
+    def __init__(self, places: Ints) -> None:
+        self._places = places
+
+    def __call__(self, place: Place) -> Ints:
+        """Return the corner of each crop."""
+        rest, found = place.row, []
+        for axis in reversed(range(self._places.shape[1])):
+            rest, at = np.divmod(rest, self._places[place.part, axis])
+            found.append(at)
+        return np.stack(found[::-1], axis=1)
+
+
+class Cases:
+    """Computes which case crops are of from their numbers."""
+
+    def __init__(self, runs: Runs, rows: Rows) -> None:
+        self._runs = runs
+        self._rows = None if rows is None else select_rows(rows, np.arange(len(rows)))
+        self._order = None if self._rows is None else np.argsort(self._rows, kind="stable")
+
+    def __call__(self, place: Place) -> Ints:
+        """Return the row of each crop's case, in the dataset that the crops were made of."""
+        case: Ints = self._runs.first[place.part] + place.row // self._runs.counts[place.part]
+        if self._rows is None or self._order is None:
+            return case
+        at = np.searchsorted(self._rows, case, sorter=self._order)
+        return self._order[at]
+
+
+def _make_places(ds: "Dataset", spec: Spec, runs: Runs) -> Group:
+    """Make the fields that say which case a crop is of, and where it starts."""
+    fields = (
+        Field(CASE, np.dtype(np.int64), (), "<i8"),
+        Field(CORNER, np.dtype(np.int64), (spec.axes,), "<i8"),
+    )
+    made = make_constant(fields, 1, 0)
+    ways: tuple[Computed, ...] = Cases(runs, ds.rows), Corners(runs.places)
+    count = len(runs.starts) - 1
+    columns = tuple(
+        replace(
+            column,
+            arrays=np.repeat(column.arrays, count),
+            whole=np.zeros(count, bool),
+            computed=way,
+        )
+        for column, way in zip(made.columns, ways, strict=True)
+    )
+    return Group(runs.starts, columns, kind="crop")
+
+
+def _select(ds: "Dataset", spec: Spec, runs: Runs) -> Rows:
+    """Return which of all crops there are."""
+    rows = freeze(ds.rows)
+    cases = range(len(ds.groups[0])) if rows is None else rows
+    if spec.at is not None:
+        given = np.asarray(spec.at.rows).reshape(-1, 1 + spec.axes)
+        return _chosen(ds, given, runs)
+    if spec.overlap is not None:
+        return _grid(cases, spec, runs)
+    return Drawn(runs, cases, spec.each, range(len(cases) * spec.each))
+
+
+def _chosen(ds: "Dataset", given: Ints, runs: Runs) -> Ints:
+    case = given[:, 0]
+    if len(case) and not 0 <= case.min() <= case.max() < len(ds):
+        raise IndexError(
+            f"at= has cases from {case.min()} to {case.max()}; they must be in [0, {len(ds)})"
+        )
+    samples = select_rows(ds.rows, case)
+    places = runs.places[runs.find(samples)]
+    bad = ((given[:, 1:] < 0) | (given[:, 1:] >= places)).any(axis=1)
+    if bad.any():
+        at = int(np.flatnonzero(bad)[0])
+        raise IndexError(
+            f"at= has corner {given[at, 1:].tolist()} in case {case[at]}, where corners must be "
+            f"below {places[at].tolist()}"
+        )
+    code = np.zeros(len(case), np.int64)
+    for axis in range(places.shape[1]):
+        code = code * places[:, axis] + given[:, 1 + axis]
+    return runs.number(samples, code)
+
+
+def _grid(cases: range | Ints, spec: Spec, runs: Runs) -> Ints:
+    """Return the crops that cover every case, neighbours overlapping as wanted."""
+    box = [n for n in spec.sizes[0][1] if n is not None]
+    steps = [n - own for n, own in zip(box, spec.overlap or (), strict=True)]
+    samples = np.asarray(cases, np.int64)
+    kinds, which = np.unique(runs.places[runs.find(samples)], axis=0, return_inverse=True)
+    codes = []
+    for places in kinds.tolist():
+        # The last one is moved back so that it ends where the case does.
+        axes = [
+            sorted({*range(0, n - 1, step), n - 1}) for n, step in zip(places, steps, strict=True)
+        ]
+        corners = np.meshgrid(*map(np.array, axes), indexing="ij")
+        codes.append(np.ravel_multi_index([one.reshape(-1) for one in corners], places))
+    every = [codes[kind] for kind in which.reshape(-1).tolist()]
+    lengths = [len(one) for one in every]
+    return runs.number(np.repeat(samples, lengths), np.concatenate(every))
+
+
+def _origin(origin: Origin, runs: Runs) -> Origin:
+    place = origin.locate(runs.first[:-1])
+    apart = np.stack([place.row, origin.steps_of(place.part), runs.counts], axis=1)
+    return Origin(origin.table, runs.starts, origin.files[place.part], False, None, apart)

@@ -1,0 +1,152 @@
+"""In which proportions the sources of a mixture come: weights as whole numbers.
+
+Weights may be any numbers. They are taken as they are written, 0.1 as one tenth, and made whole
+numbers with no common factor; exact proportions are then a matter of counting. A table of their sum
+has to be kept, so weights whose sum would be more than 65,536 are rounded to that sum (to a larger
+one, of up to 2**20, where the smallest weight would otherwise be rounded away): each is then right
+to within one part in 65,536 of the whole, and no positive weight becomes 0.
+"""
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, Literal
+
+End = Literal["first", "last", "cycle"]
+Stages = tuple[tuple[int, tuple[int, ...]], ...]
+
+ENDS = ("first", "last", "cycle")
+_SUM, _LARGEST_SUM = 1 << 16, 1 << 20
+_LARGEST_EPOCH = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Proportions:
+    """What a dataset is mixed of: ``ds.mixture``.
+
+    ``stages`` has for some epochs, the first of them 0, the weights that hold from there on.
+    """
+
+    names: tuple[str, ...]
+    rows: tuple[int, ...]
+    stages: Stages
+    end: End
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """The weights of the first epoch by name: whole numbers, as they are used."""
+        return dict(zip(self.names, self.stages[0][1], strict=True))
+
+    def __repr__(self) -> str:
+        rows = dict(zip(self.names, self.rows, strict=True))
+        every = {epoch: list(weights) for epoch, weights in self.stages}
+        weights = self.weights if len(self.stages) == 1 else every
+        return f"Proportions(rows={rows}, weights={weights}, end={self.end!r})"
+
+
+def make_stages(weights: object, names: Sequence[str], rows: Sequence[int]) -> Stages:
+    """Return what a caller wrote as ``weights=``: the weights, and from which epoch on."""
+    if weights is None:
+        return ((0, _as_whole(list(map(Fraction, rows)))),)
+    if not isinstance(weights, Mapping) or not _are_epochs(weights):
+        return ((0, _as_whole(_list_weights(weights, names, ""))),)
+    stages = []
+    for epoch in sorted(weights):
+        if not 0 <= epoch < _LARGEST_EPOCH:
+            raise ValueError(f"weights: epochs are counted from 0, got {epoch}")
+        own = _list_weights(weights[epoch], names, f" from epoch {epoch} on")
+        stages.append((int(epoch), _as_whole(own)))
+    if stages[0][0]:
+        raise ValueError(
+            f"weights must say what holds from epoch 0 on, and begin with epoch {stages[0][0]}; "
+            "add 0: [...]"
+        )
+    return tuple(stages)
+
+
+def _are_epochs(weights: Mapping[Any, Any]) -> bool:
+    return bool(weights) and all(
+        isinstance(key, numbers.Integral) and not isinstance(key, bool) for key in weights
+    )
+
+
+def _list_weights(weights: object, names: Sequence[str], when: str) -> list[Fraction]:
+    """Check the weights of all sources."""
+    if isinstance(weights, Mapping):
+        for name in weights:
+            if name not in names:
+                raise ValueError(
+                    f"weights{when} has {name!r}, which is no source; sources are "
+                    f"{', '.join(map(repr, names))}"
+                )
+        for name in names:
+            if name not in weights:
+                raise ValueError(
+                    f"weights{when} has none for {name!r}; add it, with 0 if it is not wanted"
+                )
+        listed = [weights[name] for name in names]
+    else:
+        listed = _as_list(weights)
+    if len(listed) != len(names):
+        raise ValueError(
+            f"weights{when} must have one for each of {len(names)} sources, got {len(listed)}; "
+            f"list those of {', '.join(map(repr, names))}, or pass a dict by name"
+        )
+    found = [_as_fraction(one, name, when) for one, name in zip(listed, names, strict=True)]
+    if not any(found):
+        raise ValueError(f"weights{when} are all zero; make one of them positive")
+    return found
+
+
+def _as_list(weights: object) -> list[Any]:
+    if isinstance(weights, str | bytes) or not hasattr(weights, "__iter__"):
+        raise TypeError(
+            "weights must be a list with a number for each source, a dict by name, or a dict by "
+            f"epoch of those, got {weights!r:.80}"
+        )
+    return list(weights)
+
+
+def _as_fraction(weight: object, name: str, when: str) -> Fraction:
+    """Return a weight as it is written: 0.1 is one tenth."""
+    if isinstance(weight, bool) or not isinstance(weight, numbers.Real | Decimal):
+        raise TypeError(f"weights{when}: {name!r} must have a number, got {weight!r:.80}")
+    # A whole number may be too large for a float.
+    if not (isinstance(weight, numbers.Rational) or math.isfinite(weight)) or weight < 0:
+        raise ValueError(
+            f"weights{when}: {name!r} must be at least 0 and finite, got {weight}; 0 leaves a "
+            "source out"
+        )
+    return Fraction(weight) if isinstance(weight, numbers.Rational) else Fraction(str(weight))
+
+
+def _as_whole(weights: Sequence[Fraction]) -> tuple[int, ...]:
+    """Return whole numbers in the same proportions, rounded if their sum would be too large."""
+    common = math.lcm(*(weight.denominator for weight in weights))
+    whole = [int(weight * common) for weight in weights]
+    if sum(whole) // math.gcd(*whole) > _SUM:
+        whole = _round(whole)
+    factor = math.gcd(*whole)
+    return tuple(weight // factor for weight in whole)
+
+
+def _round(weights: Sequence[int]) -> list[int]:
+    """Round to a sum that is not too large, by largest remainder; what is positive stays so."""
+    total = sum(weights)
+    smallest = min(weight for weight in weights if weight)
+    wanted = _SUM
+    while wanted < _LARGEST_SUM and smallest * wanted < total:
+        wanted *= 2
+    made = [max(weight * wanted // total, int(weight > 0)) for weight in weights]
+    left = wanted - sum(made)
+    by_remainder = sorted(
+        (at for at, weight in enumerate(weights) if weight),
+        key=lambda at: made[at] * total - weights[at] * wanted,
+    )
+    for at in by_remainder[: max(left, 0)]:
+        made[at] += 1
+    made[max(range(len(made)), key=made.__getitem__)] += min(left, 0)
+    return made

@@ -1,0 +1,161 @@
+"""Data that grows under a loader: looking at its files again, and resuming after they became more.
+
+A state says which samples its epoch had by their number and a fingerprint. ``dataset.grown`` finds
+them in the data as it is now; ``order.grown`` has the rest of such an epoch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.grown import (
+    Past,
+    count_new,
+    find_past,
+    list_new_files,
+    match_past,
+    refresh_together,
+)
+from ndfeed.dataset.sampling import Missing
+from ndfeed.errors import Error, ResumeError, SchemaError
+from ndfeed.loading.facts import Facts
+from ndfeed.loading.options import Request, stored_fields
+from ndfeed.loading.plan import Plan, make_plan
+from ndfeed.loading.setup import Setup
+from ndfeed.loading.state import State
+from ndfeed.order.grown import Generation, Grown, Stretches
+
+MOST = 64  # times that data may grow within an epoch
+
+
+def refresh(
+    setup: Setup, missing: Missing, settle: float, among: Sequence[str] | None = None
+) -> tuple[Setup, int]:
+    """Return the setup for the files that there are now, and how many samples are new."""
+    setup = leave(setup, -1)
+    request, old = setup.request, setup.request.ds
+    ds, every = refresh_together((old, request.facts.ds), missing, settle, among)
+    _check_fields(old, ds)
+    share = replace(request.share, n=len(ds))
+    made = replace(request, ds=ds, share=share, facts=Facts(every))
+    if ds.fingerprint == old.fingerprint:  # the plan is kept, and with it what is running
+        same = replace(made, facts=request.facts.for_dataset(every))
+        return setup._replace(request=same), 0
+    rebind = getattr(setup.adapt, "for_dataset", None)  # of adapters that read by themselves
+    adapt = setup.adapt if rebind is None else rebind(ds)
+    return Setup.of(made, adapt), count_new(ds, old)
+
+
+def _check_fields(old: Dataset, ds: Dataset) -> None:
+    """Refuse new files that change what a field is: batches would not be what they were."""
+    before = {field.name: field for field in stored_fields(old)}
+    for field in stored_fields(ds):
+        known = before[field.name]
+        if (field.dtype, field.shape) != (known.dtype, known.shape):
+            raise SchemaError(
+                next(iter(list_new_files(ds, old)), ds.first_file),
+                f"with the new files, field {field.name!r} is {field.dtype_text} "
+                f"{field.shape_text}; it was {known.dtype_text} {known.shape_text}",
+                remedy="refresh the dataset, and make another loader of it",
+            )
+
+
+def leave(setup: Setup, epoch: int) -> Setup:
+    """Return the setup for an epoch in which data has not grown, if it is one."""
+    order = setup.request.shuffle
+    if isinstance(order, Grown) and order.epoch != epoch:
+        return setup.with_order(order.asked)
+    return setup
+
+
+def resume(setup: Setup, found: State, grown: bool | Dataset) -> Setup | None:
+    """Return the setup to continue with, if data has grown in the epoch of a state."""
+    setup = leave(setup, -1)
+    ds = setup.request.ds
+    same = found.data == ds.fingerprint and found.rows == len(ds)
+    history = _list_generations(found, same, grown)
+    if not history:
+        return None
+    past = [_find(ds, one, grown) for one in history]
+    last = setup.plan if same else _make_plan(setup.request, past[-1])
+    if dict(found.order) != (spec := last.order.spec()):
+        raise found.make_order_error(spec)
+    if found.samples == 0:
+        return setup  # nothing was delivered yet: an epoch like any other
+    return setup.with_order(_make_order(setup, found.epoch, history, past))
+
+
+def _list_generations(
+    found: State, same: bool, grown: bool | Dataset
+) -> list[tuple[int, int, str]]:
+    """Return the data that there was in the epoch of a state: rows, samples, and fingerprint."""
+    given: object = grown
+    if not isinstance(given, bool | Dataset):
+        raise TypeError(f"grown must be True, False or a Dataset, got {type(given).__name__}")
+    history = found.list_growth()
+    if not same:
+        if grown is False:
+            return []
+        if found.samples > found.rows:
+            raise found.make_count_error(found.rows)
+        history.append((found.rows, found.samples, found.data))
+    if len(history) > MOST:
+        raise ResumeError(
+            f"the data has grown more than {MOST} times within an epoch",
+            "resume from a state of a later epoch, or start over",
+        )
+    known = [data for _, _, data in history]
+    if isinstance(grown, Dataset) and history and grown.fingerprint not in known:
+        raise ResumeError(
+            f"the dataset given as grown= is not that of the state: {grown.fingerprint} with "
+            f"{len(grown):,} samples, the state belongs to {found.rows:,}",
+            "open it with the same arguments and views, and a list of the files there were",
+        )
+    return history
+
+
+def _make_order(
+    setup: Setup, epoch: int, history: list[tuple[int, int, str]], past: list[Past]
+) -> Grown:
+    """Make the order of an epoch in which data has grown."""
+    first = _make_plan(setup.request, past[0])
+    in_place = first.places.plain and setup.plan.places.plain
+    if not first.order.traits.grows or not in_place:
+        raise ResumeError(
+            f"an epoch of {first.order} cannot take in what is new, only one of True, False, "
+            "Exact(), Blocks() and Windows() can",
+            f"start the next epoch: loader.epoch = {epoch + 1}",
+        )
+    generations = tuple(
+        Generation(*one, Stretches(found.stretches))
+        for one, found in zip(history, past, strict=True)
+    )
+    for old, new in pairwise(generations):
+        if len(new.now.without(old.now)) != new.rows - old.rows:
+            raise ResumeError(
+                "cannot tell which files came when: those that were there later lack some that "
+                "were there before",
+                "resume from a state of a later epoch, or start over",
+            )
+    asked = setup.request.shuffle
+    return Grown(first.order, first.counts, setup.plan.order, asked, epoch, generations)
+
+
+def _find(ds: Dataset, one: tuple[int, int, str], grown: bool | Dataset) -> Past:
+    rows, _, data = one
+    try:
+        if isinstance(grown, Dataset) and grown.fingerprint == data:
+            return match_past(ds, grown)
+        return find_past(ds, data, rows)
+    except Error:
+        raise
+    except ValueError as error:  # a view that cannot grow
+        raise ResumeError(f"{error}") from None
+
+
+def _make_plan(request: Request, past: Past) -> Plan:
+    """Make the plan of a loader for data as it was."""
+    ds = past.dataset
+    share = replace(request.share, n=len(ds))
+    return make_plan(replace(request, ds=ds, share=share, facts=Facts(ds)))

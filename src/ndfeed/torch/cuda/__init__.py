@@ -1,1 +1,0 @@
-"""Batches on a GPU: which way they get there, and each of the ways."""

@@ -1,0 +1,193 @@
+"""Stands in for the CUDA driver on machines without a GPU.
+
+Its device memory is memory of this process, and each stream is a thread that does its work in
+order, some time after it was asked for: a buffer that is used again too soon gives wrong values
+here as it would there. What a real device could not read is an error: memory that is neither
+pinned nor registered, memory that was freed, a copy that reaches from one registered piece into the
+next.
+"""
+
+import ctypes
+import threading
+import time
+from contextlib import contextmanager
+from queue import SimpleQueue
+
+import numpy as np
+
+from ndfeed.cuda.driver import Refused
+
+
+class StandInEvent:
+    """Passed when its stream has got there."""
+
+    def __init__(self):
+        self._reached = threading.Event()
+        self.reach = self._reached.set
+        self.passed = self._reached.is_set
+
+    def wait(self):
+        assert self._reached.wait(30)
+
+
+class StandInStream:
+    """Does in another thread what it is asked for."""
+
+    def __init__(self, driver, handle):
+        self.handle = handle
+        self._driver = driver
+        self._work = SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self):
+        while True:
+            work, *args = self._work.get()
+            if self._driver.lag:
+                time.sleep(self._driver.lag)
+            try:
+                work(*args)
+            except Exception as error:  # noqa: BLE001 - asserted by the test's own thread
+                self._driver.faults.append(error)
+
+    def other(self, handle):
+        return self._driver.streams[handle]
+
+    def record(self):
+        event = StandInEvent()
+        self._work.put((event.reach,))
+        return event
+
+    def wait_for(self, event):
+        self._work.put((event.wait,))
+
+    def copy(self, target, source, size):
+        if not any(a <= source < a + s for a, s in dict(self._driver.readable).items()):
+            # What is not pinned is copied elsewhere before the call returns.
+            kept = self._driver.allocate_pinned(size)
+            ctypes.memmove(kept, source, size)
+            source = kept
+        self._work.put((self._driver.move, target, source, size))
+
+    def copy_back(self, target, source, size):
+        self._work.put((self._driver.move, target, source, size))
+
+    def copy_rows(self, target, source, sizes):
+        pieces = list(zip(target.tolist(), source.tolist(), sizes.tolist(), strict=True))
+        self._work.put((self._copy_rows, pieces))
+
+    def _copy_rows(self, pieces):
+        for piece in pieces:
+            self._driver.move(*piece)
+
+    def launch(self, name, blocks, threads, *arguments):
+        kind, word = name.replace("any", "1").split("_")
+        self._work.put((getattr(self, f"_{kind}"), int(word), *arguments))
+
+    def _gather(self, word, numbers, base, pitch, target, count, size):
+        for value in (base, pitch, target, size) if base else (target, size):
+            assert value % word == 0 or count <= 1, f"{value} is no multiple of {word}"
+        for at, number in enumerate(self._numbers(numbers, count).tolist()):
+            self._driver.move(target + at * size, base + number * pitch, size, joined=True)
+
+    def _permute(self, bits, rows, count, n, low, high, key, step, factors, rounds):
+        found, mask, half = self._numbers(rows, count), (1 << bits) - 1, bits // 2
+        factors = self._numbers(factors, rounds).view(np.uint64).tolist()
+        for at, position in enumerate(found.tolist()):
+            while True:
+                big, small, now = position >> low, position & (1 << low) - 1, key
+                for r, factor in enumerate(factors):
+                    hashed = ((small if r % 2 else big) * factor + now) & mask
+                    hashed = hashed * hashed & mask
+                    if r % 2:
+                        big = (big + ((hashed >> half) * high & mask) // (1 << half)) % high
+                    else:
+                        small = (small + (hashed >> bits - low)) % (1 << low)
+                    now = (now * factor + step) & mask
+                position = big << low | small
+                if position < n:
+                    break
+            found[at] = position
+
+    def _numbers(self, address, count):
+        self._driver.check(address, 8 * count)
+        return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(address))
+
+
+class StandIn:
+    """The driver. ``lag`` is how long each piece of work takes to begin, in seconds."""
+
+    copies_rows = True
+
+    def __init__(self, lag=0.0, room=1 << 30):
+        self.lag = lag
+        self.room = room  # bytes of device memory
+        self.faults = []  # what went wrong on the device
+        self.readable = {}  # sizes of pinned, registered and device memory by address
+        self.streams = {}
+        self._kept = {}
+
+    def use(self):
+        pass
+
+    @contextmanager
+    def context(self):
+        yield
+
+    def make_stream(self):
+        handle = len(self.streams) + 1
+        self.streams[handle] = StandInStream(self, handle)
+        return self.streams[handle]
+
+    def synchronize(self):
+        for stream in list(self.streams.values()):
+            stream.record().wait()
+
+    def allocate(self, size):
+        if size > self.room:
+            raise Refused("the device has no memory left")
+        self.room -= size
+        return self.allocate_pinned(size)
+
+    def free(self, address):
+        self.synchronize()
+        self.room += self.readable[address]
+        self.free_pinned(address)
+
+    def allocate_pinned(self, size):
+        buffer = ctypes.create_string_buffer(size + 256)
+        address = -(-ctypes.addressof(buffer) // 256) * 256
+        self._kept[address], self.readable[address] = buffer, size
+        return address
+
+    def free_pinned(self, address):
+        del self._kept[address], self.readable[address]
+
+    def register(self, address, size, *, read_only=True):
+        assert not address % 4096
+        if address in self.readable:
+            raise Refused("registered already")
+        self.readable[address] = size
+
+    def unregister(self, address):
+        del self.readable[address]
+
+    @property
+    def registered(self):
+        return sum(size for address, size in self.readable.items() if address not in self._kept)
+
+    def check(self, address, size, *, joined=False):
+        """Is this within one piece of memory, or, if ``joined``, within adjacent ones?"""
+        end = address + size
+        while True:
+            readable = dict(self.readable)  # threads change it meanwhile
+            found = [a for a, s in readable.items() if a <= address < a + s]
+            assert found, f"{address} can not be read by the device"
+            address = found[0] + readable[found[0]]
+            if address >= end:
+                return
+            assert joined, "a copy reaches into another piece"
+
+    def move(self, target, source, size, *, joined=False):
+        self.check(source, size, joined=joined)
+        self.check(target, size)
+        ctypes.memmove(target, source, size)

@@ -1,0 +1,219 @@
+"""``ndfeed.jax.cuda_feed``: batches on a CUDA device; without one, on a stand-in for its driver.
+
+The stand-in's memory is that of the process, which JAX is told is the CPU's.
+"""
+
+import functools
+import sys
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+from cuda.stand_in import StandIn  # noqa: E402
+from loader_contract import LoaderContract  # noqa: E402
+from loading.making import numbers  # noqa: E402
+
+import ndfeed  # noqa: E402
+import ndfeed.jax  # noqa: E402
+from ndfeed.jax import cuda_feed  # noqa: E402
+from ndfeed.jax.adapter import Away, To, ToDevices  # noqa: E402
+from ndfeed.jax.batch_format import has_every_value  # noqa: E402
+
+HAS_GPU = jax.default_backend() == "gpu"
+CPU = 1, 0  # as DLPack numbers devices
+
+
+@functools.cache
+def stand_in():
+    """One for all tests, since there is one driver."""
+    driver = StandIn(0.0002, room=8 << 30)
+    return driver, driver.make_stream()
+
+
+class ToStandIn(ToDevices):
+    """Takes the stand-in for a GPU."""
+
+    def __call__(self):
+        chosen = not cuda_feed.why_not(self.ds, self.form, self.size)
+        if self.layout is None and self.room and chosen:
+            to = cuda_feed.To(*stand_in(), CPU, "stand-in", self.place is not None)
+            return cuda_feed.Direct(self.ds, self.form, to, self.size)
+        to = To(self.layout, self.place and self.place.find(), jax.config.jax_default_device)
+        return Away(self.form, to, "device", self.size, self.room)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def on_stand_in():
+    """The real device where there is one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not HAS_GPU:
+            patch.setattr(sys.modules["ndfeed.jax.jax_loader"], "ToDevices", ToStandIn)
+        yield
+        if not HAS_GPU:
+            assert stand_in()[0].faults == []
+
+
+class TestContract(LoaderContract):
+    package = ndfeed.jax
+    kind = jax.Array
+    narrowed = {"int64": "int32", "uint64": "uint32"}  # noqa: RUF012 - never changed
+
+
+same = TestContract().same
+
+
+def rows(folder, **shapes):
+    for name, (dtype, *shape) in shapes.items():
+        values = np.arange(np.prod(shape)) * 7 % 251
+        np.save(folder / f"{name}.npy", values.reshape(shape).astype(dtype))
+    return ndfeed.open({name: folder / f"{name}.npy" for name in shapes}, sample="row")
+
+
+SHAPES = {
+    "small": {"x": ("<f4", 5000, 7)},
+    "large": {"x": ("u1", 300, 40_000)},
+    "image and label": {"x": ("u1", 300, 40_000), "y": ("<i8", 300), "z": ("u1", 300, 3)},
+    "flags": {"x": ("?", 4000, 3), "y": ("<c8", 4000), "z": ("<f2", 4000, 5)},
+}
+
+
+@pytest.mark.parametrize("label", SHAPES)
+def test_the_device_reads_the_files(tmp_path, label):
+    """Batches are those of a loader of arrays, also where some fields are cast."""
+    ds = rows(tmp_path, **SHAPES[label])
+    with ndfeed.jax.loader(ds, 32, shuffle=True) as loader:
+        for _ in range(2):
+            expected = ndfeed.loader(ds, 32, shuffle=True)
+            expected.epoch = loader.epoch
+            same(list(loader), list(expected))
+        assert "reads the files" in loader.report().way
+
+
+def test_batches_are_arrays_of_jax_itself(tmp_path):
+    """They can be donated, and stay what they are while the loader goes on."""
+    ds = rows(tmp_path, x=("<f4", 4000, 64))
+    expected = [batch["x"] for batch in ndfeed.loader(ds, 100)]
+    double = jax.jit(lambda x: x * 2, donate_argnums=0)
+    with ndfeed.jax.loader(ds, 100, memory="4MB") as loader:
+        kept = [batch["x"] for batch in loader]
+        doubled = [double(batch["x"]) for batch in loader]
+    for one, two, array in zip(kept, doubled, expected, strict=True):
+        np.testing.assert_array_equal(one, array)
+        np.testing.assert_array_equal(two, array * 2)
+
+
+def test_casts_that_lose_nothing_are_done_on_the_device(tmp_path):
+    """Images become floats where they are used, and the bus carries bytes."""
+    ds = rows(tmp_path, x=("u1", 3000, 16), y=("<f2", 3000))
+    cast = {"x": "float32", "y": "float32"}
+    with ndfeed.jax.loader(ds, 50, shuffle=True, cast=cast) as loader:
+        for batch, arrays in zip(loader, ndfeed.loader(ds, 50, shuffle=True), strict=True):
+            for name in cast:
+                assert batch[name].dtype == "float32"
+                np.testing.assert_array_equal(batch[name], arrays[name].astype("f4"))
+        assert "reads the files" in loader.report().way
+
+
+@pytest.mark.parametrize(
+    ("of", "dtype", "exact"),
+    [
+        ("u1", "bfloat16", True),
+        ("u1", "float16", True),
+        ("i2", "float16", False),
+        ("u2", "float32", True),
+        ("i4", "float32", False),
+        ("f2", "float32", True),
+        ("f4", "float16", False),
+        ("f2", "bfloat16", False),
+        ("i8", "int32", False),
+        ("?", "float32", True),
+    ],
+)
+def test_what_loses_nothing(of, dtype, exact):
+    """By the bits of the mantissa and the exponent; every small value is tried as well."""
+    new, old = np.dtype(getattr(jnp, dtype)), np.dtype(of)
+    assert has_every_value(new, old) == exact
+    if exact:
+        every = np.arange(1 << 8 * old.itemsize, dtype=f"u{old.itemsize}")
+        every = every.astype(bool) if of == "?" else every.view(old)
+        back = every.astype(new).astype(old)
+        np.testing.assert_array_equal(back, every)
+
+
+def test_the_last_batch_may_be_short(tmp_path):
+    ds = rows(tmp_path, x=("<f4", 1003, 3))
+    assert [len(batch["x"]) for batch in ndfeed.jax.loader(ds, 10)] == [10] * 100 + [3]
+
+
+def test_small_batches_are_handed_over_many_at_a_time(tmp_path):
+    with ndfeed.jax.loader(numbers(tmp_path, 10_000).select("data"), 16, cast="int32") as loader:
+        list(loader)
+        assert "batches ahead" in loader.report().way  # everything is cast, on the CPU
+    ds = rows(tmp_path, x=("<f4", 10_000, 3))
+    with ndfeed.jax.loader(ds, 16) as loader:
+        list(loader)
+        assert loader._runtimes.every[0].adapter.ahead > 16
+
+
+def test_values_that_do_not_fit_come_after_the_batches_before_them(tmp_path):
+    """A field that is cast, beside one that the device reads itself."""
+    values = np.arange(4000)
+    values[2345] = 1 << 40
+    np.save(tmp_path / "y.npy", values)
+    np.save(tmp_path / "x.npy", np.zeros((4000, 8), "f4"))
+    ds = ndfeed.open({"x": tmp_path / "x.npy", "y": tmp_path / "y.npy"}, sample="row")
+    seen = []
+    with ndfeed.jax.loader(ds, 16) as loader, pytest.raises(ndfeed.CastError, match="2345"):
+        seen.extend(len(batch["y"]) for batch in loader)
+    assert sum(seen) == 2345 // 16 * 16
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_every_value_is_right_at_any_pace(tmp_path, slow):
+    """Memory of ours that were used again too soon would show here."""
+    ds = rows(tmp_path, x=("u1", 3000, 3001), n=("<i4", 3000))
+    truth = jnp.asarray(np.load(tmp_path / "x.npy"))
+    busy = jnp.ones((1500, 1500), "float32") if slow else None
+    wrong = jnp.zeros((), "int32")
+    expected = ndfeed.loader(ds, 100, shuffle=True, fields="n")
+    np.save(tmp_path / "n.npy", np.arange(3000, dtype="<i4"))
+    ds = ndfeed.open({"x": tmp_path / "x.npy", "n": tmp_path / "n.npy"}, sample="row")
+    expected = ndfeed.loader(ds, 100, shuffle=True, fields="n")
+    with ndfeed.jax.loader(ds, 100, shuffle=True, memory="8MB") as loader:
+        for _ in range(4 if slow else 10):
+            for batch, n in zip(loader, expected, strict=True):
+                if busy is not None:
+                    busy = busy @ busy * 1e-3
+                wrong += (batch["x"] != truth[n]).any() | (batch["n"] != n).any()
+    assert int(wrong) == 0
+
+
+def test_large_batches_of_functions_go_through_pinned_memory(tmp_path):
+    """As they are made, one by one; what the function returns may be in any memory and order."""
+    ds = rows(tmp_path, x=("u1", 400, 100, 200), n=("<i4", 400)).map(turned)
+    with ndfeed.jax.loader(ds, 64, shuffle=True, seed=2) as loader:
+        expected = ndfeed.loader(ds, 64, shuffle=True, seed=2)
+        for _ in range(3):
+            for batch, arrays in zip(loader, expected, strict=True):
+                for name, values in arrays.items():
+                    np.testing.assert_array_equal(batch[name], values)
+        assert "through pinned memory" in loader.report().way
+
+
+def turned(batch):
+    x = batch["x"]
+    return {"x": x, "t": x.transpose(0, 2, 1), "f": x[:, ::2].astype("f4"), "b": x > 9} | batch
+
+
+def test_files_that_are_opened_for_every_sample(tmp_path):
+    """They are read by processes, where that is faster, into memory that the device copies from."""
+    for number in range(60):
+        np.savez(tmp_path / f"{number:03}.npz", x=np.full((50, 50), number, "f4"))
+    ds = ndfeed.open(tmp_path, sample="file")
+    for processes in (0, 2):
+        with ndfeed.jax.loader(ds, 8, shuffle=True, processes=processes) as loader:
+            same(list(loader), list(ndfeed.loader(ds, 8, shuffle=True)))
+            assert "through pinned memory" in loader.report().way

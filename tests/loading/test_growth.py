@@ -1,0 +1,577 @@
+"""Loaders of data that grows: refresh, resuming with more files, replay buffers."""
+
+import copy
+import json
+import os
+import pickle
+import threading
+import time
+from itertools import islice
+
+import numpy as np
+import pytest
+from children import run
+from growing import ROWS, age, expected, name_of, write
+
+import ndfeed
+from ndfeed.errors import ChangedError, MissingError, ResumeError, SchemaError
+
+ORDERS = {
+    "sequential": False,
+    "exact": True,
+    "blocks": ndfeed.Blocks(rows=3, window=2),
+    "windows": ndfeed.Windows(files=2),
+    "windows of ranks": ndfeed.Windows(files=2, ranks=2),
+}
+
+
+def load(folder, size=3, shuffle=True, world=1, **options):
+    """The loaders of all ranks."""
+    ds = ndfeed.open(folder, sample="row")
+    return [
+        ndfeed.loader(ds, size, shuffle=shuffle, shard=(rank, world), **options)
+        for rank in range(world)
+    ]
+
+
+def take(loaders, count=None):
+    """What all ranks get in so many batches, or in the rest of the epoch."""
+    found = []
+    for batches in zip(*(islice(loader, count) for loader in loaders), strict=True):
+        for batch in batches:
+            found += batch["data"].tolist()
+    return found
+
+
+def through_json(state):
+    """A state as another run gets it."""
+    return json.loads(json.dumps(state))
+
+
+# Refreshing a loader
+
+
+@pytest.mark.parametrize("shuffle", ORDERS.values(), ids=ORDERS)
+def test_the_next_epoch_has_the_files_there_are_then(three, shuffle):
+    """Also files that sort before the others."""
+    (loader,) = load(three, shuffle=shuffle)
+    assert sorted(take([loader])) == expected(10, 20, 30)
+    write(three, 5, 40)
+    assert loader.refresh() == 2 * ROWS
+    assert len(loader) == 7
+    assert sorted(take([loader])) == expected(5, 10, 20, 30, 40)
+    assert loader.refresh() == 0
+    assert sorted(take([loader])) == expected(5, 10, 20, 30, 40)
+    assert loader.epoch == 3
+
+
+def test_an_epoch_in_progress_ends_as_it_began(three):
+    """And its state is that of the old data until then."""
+    (loader,) = load(three)
+    (same,) = load(three)
+    whole, batches = take([same]), iter(loader)
+    found = next(batches)["data"].tolist()
+    before = loader.state_dict()
+    write(three, 5)
+    assert loader.refresh() == ROWS
+    assert loader.state_dict() == before
+    assert len(loader.dataset) == 3 * ROWS
+    found += [value for batch in batches for value in batch["data"].tolist()]
+    assert found == whole
+    assert loader.state_dict()["rows"] == 4 * ROWS
+    assert sorted(take([loader])) == expected(5, 10, 20, 30)
+
+
+def test_an_epoch_that_was_left_is_over(three):
+    """The next loop is the next epoch, with what is new; until then the state is as it was."""
+    (loader,) = load(three)
+    take([loader], 2)
+    before = loader.state_dict()
+    write(three, 5)
+    loader.refresh()
+    assert loader.state_dict() == before
+    assert sorted(take([loader])) == expected(5, 10, 20, 30)
+    assert loader.epoch == 2
+
+
+def test_setting_the_epoch_takes_what_is_new(three):
+    """Nothing of the epoch that was left is to come any more."""
+    (loader,) = load(three)
+    take([loader], 2)
+    write(three, 5)
+    loader.refresh()
+    loader.epoch = 7
+    assert len(loader.dataset) == 4 * ROWS
+    assert sorted(take([loader])) == expected(5, 10, 20, 30)
+
+
+def test_epochs_after_a_refresh_are_those_of_a_new_loader(three):
+    """The order is a function of data, seed and epoch: how the data was found does not count."""
+    (loader,) = load(three, seed=3)
+    take([loader])
+    write(three, 5, 25, 40)
+    loader.refresh()
+    (fresh,) = load(three, seed=3)
+    fresh.epoch = 1
+    assert loader.state_dict() == fresh.state_dict()
+    assert take([loader]) == take([fresh])
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_views_are_refreshed_with_their_loader(three, processes):
+    """Maps, labels and chosen fields, in threads and in processes."""
+    ds = ndfeed.open(three, sample="row").with_labels(name_of).map(add_one)
+    with ndfeed.loader(
+        ds, 5, shuffle=True, fields=("data", "label"), processes=processes
+    ) as loader:
+        list(loader)
+        write(three, 5)
+        assert loader.refresh() == ROWS
+        found = [pair for x, y in loader for pair in zip(x.tolist(), y.tolist(), strict=True)]
+    assert sorted(found) == [(v + 1, v // ROWS) for v in expected(5, 10, 20, 30)]
+
+
+def add_one(batch):
+    """A map that other processes know."""
+    return {**batch, "data": batch["data"] + 1}
+
+
+def test_files_that_vanish_are_named_or_skipped(three):
+    """The count of new samples does not pay for those that are gone."""
+    (loader,) = load(three)
+    (three / "020.npy").unlink()
+    write(three, 40)
+    with pytest.raises(MissingError, match=r"020\.npy: 1 of 3 files of the dataset is gone"):
+        loader.refresh()
+    assert loader.refresh(missing="skip") == ROWS
+    assert sorted(take([loader])) == expected(10, 30, 40)
+    assert [os.path.basename(one.path) for one in loader.dataset.skipped] == ["020.npy"]
+
+
+def test_a_changed_file_is_named(three):
+    """Never other rows under the same numbers."""
+    (loader,) = load(three)
+    write(three, 20)
+    with pytest.raises(ChangedError, match=r"020\.npy: 1 of 3 files of the dataset is not as"):
+        loader.refresh()
+
+
+def test_new_files_must_be_of_the_same_kind(three):
+    """A loader's batches keep their shape; the dataset alone may become ragged."""
+    ds = ndfeed.open(three, sample="file")
+    loader = ndfeed.loader(ds, 2)
+    np.save(three / "040.npy", np.arange(ROWS + 1))
+    with pytest.raises(SchemaError, match=r"with the new files, field 'data' is int64.*it was int"):
+        loader.refresh()
+    assert len(ds.refresh()) == 4
+    assert len(list(loader)) == 2
+
+
+def test_a_loader_follows_a_folder_while_it_is_written(tmp_path):
+    """Every epoch has whole files, never fewer than before; in the end, all of them."""
+    write(tmp_path, 0)
+    count = 80
+
+    def work():
+        for number in range(1, count):
+            with open(tmp_path / f"{number:03}.npy", "wb", buffering=0) as file:
+                np.save(file, np.arange(ROWS * number, ROWS * (number + 1)))
+            time.sleep(0.002)
+
+    (loader,) = load(tmp_path, size=7)
+    writer = threading.Thread(target=work)
+    writer.start()
+    sizes = [len(loader.dataset)]
+    while writer.is_alive():
+        new = loader.refresh()
+        found = sorted(take([loader]))
+        assert len(found) == sizes[-1] + new
+        assert all(value - value % ROWS + row in found for value in found for row in range(ROWS))
+        sizes.append(len(found))
+    writer.join()
+    loader.refresh()
+    assert sorted(take([loader])) == expected(*range(count))
+
+
+def test_a_copy_has_the_data_that_was_found(three):
+    """Pickled or copied between epochs."""
+    (loader,) = load(three)
+    write(three, 5)
+    loader.refresh()
+    wanted = take([copy.copy(loader)])
+    assert sorted(wanted) == expected(5, 10, 20, 30)
+    assert take([pickle.loads(pickle.dumps(loader))]) == wanted
+
+
+def test_a_copy_made_within_an_epoch_begins_the_next_with_what_was_found(three):
+    """As the loader itself does: the epoch in progress ends as it began."""
+    (loader,) = load(three)
+    batches = iter(loader)
+    next(batches)
+    write(three, 40)
+    loader.refresh()
+    for one in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
+        assert len(take([one])) == 9
+        assert sorted(take([one])) == expected(10, 20, 30, 40)
+
+
+# Resuming with more files
+
+
+@pytest.mark.parametrize("shuffle", ORDERS.values(), ids=ORDERS)
+@pytest.mark.parametrize("new", [(40, 50), (5, 25)], ids=["after", "before"])
+@pytest.mark.parametrize("worlds", [(1, 1), (2, 1), (2, 3), (3, 2)])
+def test_what_was_seen_stays_seen_and_what_is_new_comes(three, shuffle, new, worlds):
+    """In the epoch of the state, for any ranks and batch sizes before and after."""
+    first, then = worlds
+    write(three, 31, 32)
+    before = load(three, 2, shuffle, first)
+    seen = take(before, 2)
+    state = through_json(before[0].state_dict())
+    write(three, *new)
+    after = load(three, 3, shuffle, then)
+    with pytest.raises(ResumeError, match="pass grown=True if there are more now"):
+        after[0].load_state_dict(state)
+    for loader in after:
+        loader.load_state_dict(state, grown=True)
+    assert len({len(loader) for loader in after}) == 1
+    rest = take(after)
+    every = expected(10, 20, 30, 31, 32, *new)
+    assert sorted(seen + rest) == sorted(every)
+    assert after[0].epoch == 1
+    assert sorted(take(after)) == sorted(every)
+    plain = load(three, 3, shuffle, then)
+    for loader in plain:
+        loader.epoch = 2
+    assert take(plain) == take(after)  # back to the order of all
+
+
+@pytest.mark.parametrize("shuffle", ORDERS.values(), ids=ORDERS)
+def test_data_may_grow_again_and_again_within_an_epoch(three, shuffle):
+    """The state lists the generations, in a few hundred bytes of JSON."""
+    seen, state, numbers = [], None, [10, 20, 30]
+    for step, new in enumerate([(5,), (40, 41), (7, 42), ()]):
+        world = 1 + step % 3
+        loaders = load(three, 1 + step, shuffle, world)
+        for loader in loaders if state else ():
+            loader.load_state_dict(state, grown=True)
+        seen += take(loaders, 2)
+        state = through_json(loaders[0].state_dict())
+        assert len(json.dumps(state)) < 600
+        time.sleep(0.02)
+        write(three, *new)
+        for number in new:
+            age(three / f"{number:03}.npy", 500 - 10 * step)
+        numbers += new
+    (again,) = load(three, 4, shuffle)
+    again.load_state_dict(state)  # nothing came since, so that this is no question
+    rest = take([again])
+    assert sorted(seen + rest) == sorted(expected(*numbers))
+    (other,) = load(three, 3, shuffle)
+    other.load_state_dict(state, grown=True)
+    assert take([other]) == rest
+
+
+def test_files_of_another_kind_do_not_change_what_was_delivered(tmp_path):
+    """Compressed files make ``shuffle=True`` a window from the next epoch on, and not before."""
+    rows, seen, state = 0, [], None
+    for number, (count, save) in enumerate(
+        [(20, np.savez), (1, np.savez_compressed), (9, np.savez_compressed), (5, np.savez)]
+    ):
+        save(tmp_path / f"{9 - number}.npz", data=np.arange(rows, rows + count))
+        age(tmp_path / f"{9 - number}.npz", 500 - 10 * number)
+        rows += count
+        loaders = load(tmp_path, 2, world=2)
+        for loader in loaders if state else ():
+            loader.load_state_dict(state, grown=True)
+        seen += take(loaders, 2)
+        state = through_json(loaders[0].state_dict())
+    (last,) = load(tmp_path)
+    last.load_state_dict(state)
+    assert sorted(seen + take([last])) == list(range(rows))
+    assert isinstance(last.order, ndfeed.Windows)
+
+
+def test_a_state_within_a_grown_epoch_resumes_anywhere(three):
+    """Also in a copy of the loader, and in a loader that had another order of the epoch."""
+    (loader,) = load(three)
+    take([loader], 1)
+    state = loader.state_dict()
+    write(three, 5)
+    (now,) = load(three)
+    now.load_state_dict(state, grown=True)
+    take([now], 2)
+    later = through_json(now.state_dict())
+    assert later["more"]["grown"] == [[12, 3, state["data"]]]
+    (other,) = load(three)
+    other.load_state_dict(later)
+    twin = pickle.loads(pickle.dumps(other))
+    rest = take([other])
+    assert take([twin]) == rest
+    other.load_state_dict(state, grown=True)
+    take([other], 2)
+    (fresh,) = load(three)
+    other.load_state_dict(fresh.state_dict())  # a plain one again
+    assert take([other]) == take([fresh])
+
+
+def test_refreshing_a_loader_and_loading_an_older_state(three):
+    """The state is compared with the files that were found."""
+    (loader,) = load(three)
+    seen = take([loader], 2)
+    state = loader.state_dict()
+    write(three, 5)
+    loader.refresh()
+    loader.load_state_dict(state, grown=True)
+    assert sorted(seen + take([loader])) == expected(5, 10, 20, 30)
+
+
+def test_a_state_at_the_start_of_an_epoch_needs_no_history(three):
+    """Nothing was delivered, so it is an epoch like any other."""
+    (loader,) = load(three)
+    take([loader])
+    state = loader.state_dict()
+    write(three, 5)
+    (now,) = load(three)
+    now.load_state_dict(state, grown=True)
+    (plain,) = load(three)
+    plain.epoch = 1
+    assert now.state_dict() == plain.state_dict()
+    assert take([now]) == take([plain])
+
+
+def test_the_old_dataset_tells_where_times_do_not(three):
+    """Files that were copied in between, for example."""
+    (loader,) = load(three)
+    seen, state = take([loader], 2), loader.state_dict()
+    write(three, 5, 25)
+    for number in (5, 10, 25, 20, 30):
+        age(three / f"{number:03}.npy", 1000 - number % 7)
+        time.sleep(0.02)
+    (now,) = load(three)
+    with pytest.raises(ResumeError, match=r"cannot tell which of 5 files were there.*grown="):
+        now.load_state_dict(state, grown=True)
+    old = ndfeed.open([three / f"{n:03}.npy" for n in (10, 20, 30)], sample="row")
+    now.load_state_dict(state, grown=old)
+    assert sorted(seen + take([now])) == expected(5, 10, 20, 25, 30)
+
+
+def test_states_that_did_not_grow_are_refused(three):
+    """Other data, other orders, damaged histories: in one line."""
+    (loader,) = load(three)
+    take([loader], 2)
+    state = loader.state_dict()
+    write(three, 40)
+    (now,) = load(three)
+    (blocks,) = load(three, shuffle=ndfeed.Blocks(4))
+    with pytest.raises(ResumeError, match=r"another order: exact\(\), but this is blocks"):
+        blocks.load_state_dict(state, grown=True)
+    with pytest.raises(ResumeError, match="cannot tell"):
+        now.load_state_dict(state | {"data": "0" * 16}, grown=True)
+    with pytest.raises(ResumeError, match="damaged: 13 of 12 samples"):
+        now.load_state_dict(state | {"samples": 13}, grown=True)
+    with pytest.raises(TypeError, match="grown must be True, False or a Dataset"):
+        now.load_state_dict(state, grown="yes")
+    now.load_state_dict(state, grown=True)
+    good = now.state_dict()
+    for bad in ([[17, 6, "x"]], [[12, 7, "x"]], [[12, 6]], ["x"], [[12, "6", "x"]]):
+        with pytest.raises(ResumeError, match="damaged"):
+            now.load_state_dict(good | {"more": {"grown": bad}})
+    many = [[12, 6, state["data"]]] * 65
+    with pytest.raises(ResumeError, match="grown more than 64 times"):
+        now.load_state_dict(good | {"more": {"grown": many}})
+
+
+OTHERS = {
+    "recent": ndfeed.Recent(9),
+    "balanced": ndfeed.Balanced("label"),
+    "sorted": ndfeed.Sorted("label"),
+    "buckets": ndfeed.Buckets("data", edges=(3, 5)),
+}
+
+
+@pytest.mark.parametrize("order", OTHERS.values(), ids=OTHERS)
+def test_orders_by_facts_follow_files_from_epoch_to_epoch(three, order):
+    """They ask for the facts of new samples; the rest of an epoch takes in none."""
+    ds = ndfeed.open(three, sample="file").with_labels(name_of)
+    loader = ndfeed.loader(ds, 1, shuffle=order)
+    list(loader)
+    write(three, 5, 40)
+    assert loader.refresh() == 2
+    assert {5, 10, 20, 30, 40} == {y for batch in loader for y in batch["label"].tolist()}
+    next(iter(loader))
+    state = loader.state_dict()
+    write(three, 50)
+    loader.refresh()
+    with pytest.raises(ResumeError, match=r"cannot take in what is new.*loader\.epoch = 3"):
+        loader.load_state_dict(state, grown=True)
+    loader.epoch = 3
+    assert 50 in {y for batch in loader for y in batch["label"].tolist()}
+
+
+def test_an_order_that_was_resumed_follows_files_too(three):
+    """From the epoch after the one that was resumed."""
+    ds = ndfeed.open(three, sample="file").with_labels(name_of)
+    for order in OTHERS.values():
+        loader = ndfeed.loader(ds, 1, shuffle=order)
+        next(iter(loader))
+        again = ndfeed.loader(ds, 1, shuffle=order)
+        again.load_state_dict(loader.state_dict())
+        write(three, 77)
+        assert again.refresh() == 1
+        list(again)
+        for _ in range(2):
+            assert 77 in {y for batch in again for y in batch["label"].tolist()}
+        (three / "077.npy").unlink()
+
+
+def test_generations_that_do_not_contain_each_other_are_refused(three):
+    """A state that says so was made by hand: samples would be lost, or come twice."""
+    other = ndfeed.open([three / "030.npy"], sample="row")
+    (loader,) = load(three)
+    take([loader], 2)
+    state = loader.state_dict()
+    first = ndfeed.open([three / "010.npy", three / "020.npy"], sample="row")
+    history = [[4, 1, other.fingerprint], [8, 3, first.fingerprint]]
+    with pytest.raises(ResumeError, match="cannot tell which files came when"):
+        loader.load_state_dict(state | {"more": {"grown": history}})
+
+
+def test_weights_for_fewer_samples_are_refused(three):
+    """Whoever gives a weight for each sample has to give them for the new ones; nothing is lost."""
+    ds = ndfeed.open(three, sample="row")
+    loader = ndfeed.loader(ds, 3, shuffle=ndfeed.Weighted(np.ones(3 * ROWS)))
+    write(three, 5)
+    with pytest.raises(ValueError, match="12"):
+        loader.refresh()
+    assert len(take([loader])) == 3 * ROWS
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_compressed_files_grow_as_well(tmp_path, save):
+    """A window over files that are decoded: the rest of the old epoch, then the new files."""
+    write(tmp_path, *range(10, 20), save=lambda path, rows: save(path, data=rows), suffix=".npz")
+    (loader,) = load(tmp_path, 3)
+    seen, state = take([loader], 4), through_json(loader.state_dict())
+    for number in (5, 21, 22):
+        save(tmp_path / f"{number:03}.npz", data=np.arange(ROWS * number, ROWS * (number + 1)))
+    loaders = load(tmp_path, 2, world=2)
+    for one in loaders:
+        one.load_state_dict(state, grown=True)
+    assert sorted(seen + take(loaders)) == expected(5, *range(10, 20), 21, 22)
+    assert sorted(take(loaders)) == expected(5, *range(10, 20), 21, 22)
+
+
+def test_random_maps_go_on_as_they_were(three):
+    """What a map draws is fixed by the position, which an epoch that grew goes on counting."""
+
+    def draw(ds):
+        return ds.map(lambda one, rng: {**one, "noise": rng.random()}, batched=False)
+
+    ds = draw(ndfeed.open(three, sample="row"))
+    loader = ndfeed.loader(ds, 3, shuffle=True)
+    list(islice(loader, 2))
+    state = loader.state_dict()
+    write(three, 40)
+    now = draw(ndfeed.open(three, sample="row"))
+    found = []
+    for size in (1, 5):
+        loader = ndfeed.loader(now, size, shuffle=True)
+        loader.load_state_dict(state, grown=True)
+        batches = list(loader)
+        found.append([np.concatenate([b[name] for b in batches]) for name in ("data", "noise")])
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+# A replay buffer
+
+
+def test_recent_is_a_replay_buffer(three):
+    """The samples of the newest files, also while they come; resumed as any order is."""
+    (loader,) = load(three, shuffle=ndfeed.Recent(2 * ROWS))
+    assert sorted(take([loader])) == expected(20, 30)
+    assert len(loader) == 3
+    write(three, 40)
+    loader.refresh()
+    assert sorted(take([loader])) == expected(30, 40)
+    seen = take([loader], 1)
+    state = through_json(loader.state_dict())
+    ranks = load(three, 2, ndfeed.Recent(2 * ROWS), 2)
+    for one in ranks:
+        one.load_state_dict(state)
+    assert sorted(seen + take(ranks)) == expected(30, 40)
+    assert loader.order.mixing.ratio == 1.0
+    (all_of_them,) = load(three, shuffle=ndfeed.Recent(1000))
+    assert sorted(take([all_of_them])) == expected(10, 20, 30, 40)
+
+
+def test_a_writer_in_another_process_is_followed(tmp_path):
+    """A job that is ended and resumed all the time, while files come: an epoch has all of them."""
+    write(tmp_path, 0)
+    code = """
+    for number in range(1, 30):
+        np.save(f"{args[0]}/{number:03}.npy", np.arange(4 * number, 4 * (number + 1)))
+        time.sleep(0.02)
+    """
+    ds = ndfeed.open(tmp_path, sample="row")
+    writer = threading.Thread(target=run, args=(code, tmp_path))
+    writer.start()
+    state, epoch, seen = ndfeed.loader(ds, 5, shuffle=True).state_dict(), 0, []
+    while True:
+        done = not writer.is_alive()
+        ds = ds.refresh()
+        loader = ndfeed.loader(ds, 5, shuffle=True)
+        loader.load_state_dict(state, grown=True)
+        if loader.epoch > epoch:
+            epoch, seen = loader.epoch, []
+        seen += take([loader], None if done else 1)
+        if done:
+            break
+        state = through_json(loader.state_dict())
+    writer.join()
+    assert sorted(seen) == expected(*range(30))
+
+
+@pytest.mark.parametrize("order", [ndfeed.Weighted, ndfeed.Sorted, ndfeed.Balanced])
+def test_an_array_for_an_order_does_not_grow_with_the_data(three, order):
+    """Neither more numbers nor take() can be given to a loader; a field or a new loader can."""
+    loader = ndfeed.loader(
+        ndfeed.open(three, sample="row"), 4, shuffle=order(np.arange(1, 3 * ROWS + 1))
+    )
+    write(three, 3)
+    with pytest.raises(ValueError, match=r"use the name of a field, or make a new loader"):
+        loader.refresh()
+    again = ndfeed.loader(ndfeed.open(three, sample="row"), 4, shuffle=order("data"))
+    write(three, 4)
+    assert again.refresh() == ROWS
+
+
+OTHER_ORDERS = {
+    "sorted": ndfeed.Sorted("data"),
+    "buckets": ndfeed.Buckets("data", (15, 25)),
+    "weighted": ndfeed.Weighted("data"),
+    "recent": ndfeed.Recent(8),
+}
+
+
+@pytest.mark.parametrize("shuffle", OTHER_ORDERS.values(), ids=OTHER_ORDERS)
+def test_other_orders_take_in_new_files_from_epoch_to_epoch(three, shuffle):
+    """An epoch of theirs is fixed by all samples that it began with."""
+    (loader,) = load(three, shuffle=shuffle)
+    take([loader], 2)
+    write(three, 40)
+    (later,) = load(three, shuffle=shuffle)
+    text = r"cannot take in what is new, .*; start the next epoch: loader\.epoch = 1"
+    with pytest.raises(ResumeError, match=text):
+        later.load_state_dict(through_json(loader.state_dict()), grown=True)
+    later.epoch = 1
+    assert take([later])
+
+
+def test_a_state_of_a_view_that_cannot_grow(three):
+    """Refused as any state that does not fit, with the reason that refresh() gives."""
+    state = ndfeed.loader(ndfeed.open(three, sample="row").split(0.5)[0], 3).state_dict()
+    write(three, 40)
+    later = ndfeed.loader(ndfeed.open(three, sample="row").split(0.5)[0], 3)
+    with pytest.raises(ResumeError, match=r"cannot grow after split\(\) or folds\(\)"):
+        later.load_state_dict(state, grown=True)
