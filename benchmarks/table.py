@@ -45,6 +45,7 @@ NAMES = {
     "members / times inflated": "compressed members / times one was decompressed",
     "lower of pinned copy and gather": "slower of pinned copy and gather",
     "fed": "training with ndfeed",
+    "fed, through pinned memory": "training with ndfeed through pinned memory",
     "on the GPU already": "training on data already on the GPU",
     "device_put of ready batches": "`device_put` of batches already in memory",
     "the loop / ours": "time of a loop / time of ndfeed",
