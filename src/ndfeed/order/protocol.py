@@ -6,7 +6,7 @@ alone, and ``cut`` says how that epoch is cut into batches.
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self, TypeGuard, runtime_checkable
 
 import numpy as np
@@ -16,6 +16,8 @@ from ndfeed.order.epoch import Cut, Epoch, Share
 from ndfeed.order.mixing import Mixes, Mixing
 from ndfeed.order.permutation import LARGEST, Ints
 
+# Like ``map``; the items are a sequence.
+Each = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 Fill = Callable[[NDArray[np.uint8]], None]
 Spec = dict[str, Any]  # JSON: numbers and short texts, in lists and dicts
 
@@ -57,6 +59,10 @@ class Data(Protocol):
 
     def lengths(self, field: str) -> Ints:
         """Return the length of a field in every sample."""
+        ...
+
+    def each(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
+        """Do what ``map`` does, with several calls at once."""
         ...
 
     def share(self, name: str, size: int, fill: Fill) -> NDArray[np.uint8]:
