@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from ndfeed.order.alias import MOST, digest, draw, fill_table, measure_units
 from ndfeed.order.epoch import Cut, Epoch, ScatteredWalk, Share, WalkEpoch
 from ndfeed.order.permutation import Ints, Keys, key_of
-from ndfeed.order.protocol import Data, Each, Plain, Spec, check_positive
+from ndfeed.order.protocol import Data, Each, Plain, Spec, check_bound, check_positive
 
 _SHARED = 16 << 20  # bytes of a table from which on the processes of a machine share it
 
@@ -100,9 +100,7 @@ class Weighted(Plain):
         return {"kind": "weighted", "rows": rows, "weights": table.digest}
 
     def _get_table(self) -> "_Table":
-        if self._drawn_from is None:
-            raise ValueError("the order is not bound to data; pass it to a loader as shuffle=")
-        return self._drawn_from
+        return check_bound(self._drawn_from)
 
 
 class _Table:
