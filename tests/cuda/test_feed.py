@@ -21,13 +21,21 @@ from ndfeed.loading.options import settle
 from ndfeed.order.permutation import permute_by, permuted
 
 
+class Memory(OwnMemory):
+    """Notes which threads are put on our stream."""
+
+    def join(self):
+        self.joined.add(threading.get_ident())
+
+
 class Feed(CudaFeed):
     """Delivers arrays, when the device has filled them."""
 
-    def __init__(self, ds, driver, **options):
+    def __init__(self, ds, driver, joined=None, **options):
         self.driver = driver
         fields = {c.field.name: c.field for c in columns_of(ds.groups)}
-        memory = OwnMemory(driver, {name: (f.dtype, f.lengths) for name, f in fields.items()})
+        memory = Memory(driver, {name: (f.dtype, f.lengths) for name, f in fields.items()})
+        memory.joined = set() if joined is None else joined
         side = Side(driver, driver.make_stream(), memory)
         super().__init__(ds, side, settle_for(ds, 1).options.structure, "stand-in", **options)
         self.allocate = lambda size: allocate_pinned(driver, size)
@@ -53,9 +61,9 @@ def settle_for(ds, batch_size, **options):
     return settle(ds, batch_size, **given | options)
 
 
-def load(ds, batch_size, driver, *, resident=False, **options):
+def load(ds, batch_size, driver, *, resident=False, joined=None, **options):
     """A loader that feeds the stand-in."""
-    adapt = lambda: Feed(ds, driver, resident=resident)  # noqa: E731
+    adapt = lambda: Feed(ds, driver, joined, resident=resident)  # noqa: E731
     return Loader(settle_for(ds, batch_size, **options), adapt)
 
 
@@ -103,6 +111,17 @@ def test_batches_have_the_right_values(tmp_path, label, resident, lag):
     assert ("resident" if resident else "reads the files") in way
     assert driver.faults == []
     assert driver.registered == 0
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_the_thread_of_the_consumer_keeps_its_stream(tmp_path, resident):
+    """Only threads of our own are put on our stream: theirs, and who fills a device's memory."""
+    ds = files(tmp_path, **SHAPES["small"])
+    joined = set()
+    with load(ds, 32, StandIn(), resident=resident, joined=joined) as loader:
+        assert sum(1 for _ in loader) == 157
+    assert joined
+    assert threading.get_ident() not in joined
 
 
 def test_loaders_of_the_same_file_share_its_pages(tmp_path):
