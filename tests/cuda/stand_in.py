@@ -71,6 +71,8 @@ class StandInStream:
     def copy_back(self, target, source, size):
         self._work.put((self._driver.move, target, source, size))
 
+    copy_within = copy_back
+
     def copy_rows(self, target, source, sizes):
         pieces = list(zip(target.tolist(), source.tolist(), sizes.tolist(), strict=True))
         self._work.put((self._copy_rows, pieces))

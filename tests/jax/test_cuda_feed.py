@@ -148,6 +148,22 @@ def test_the_last_batch_may_be_short(tmp_path):
     assert [len(batch["x"]) for batch in ndfeed.jax.loader(ds, 10)] == [10] * 100 + [3]
 
 
+def test_jax_is_handed_memory_that_xla_takes(tmp_path, monkeypatch):
+    """Labels are parts of what was fetched for many batches, and begin anywhere."""
+    addresses = []
+    take_over = jax.dlpack.from_dlpack
+    monkeypatch.setattr(
+        jax.dlpack,
+        "from_dlpack",
+        lambda shared: (addresses.append(shared._span.address), take_over(shared))[1],
+    )
+    ds = rows(tmp_path, x=("u1", 300, 40_000), y=("<i4", 300), z=("u1", 300, 3))
+    with ndfeed.jax.loader(ds, 10, shuffle=True, memory="2MB") as loader:
+        same(list(loader), list(ndfeed.loader(ds, 10, shuffle=True)))
+    assert addresses
+    assert not [address for address in addresses if address % 16]
+
+
 def test_small_batches_are_handed_over_many_at_a_time(tmp_path):
     with ndfeed.jax.loader(numbers(tmp_path, 10_000).select("data"), 16, cast="int32") as loader:
         list(loader)

@@ -124,6 +124,11 @@ class Stream:
         status = self._calls.quick.cuMemcpyDtoHAsync_v2(target, source, size, self.handle)
         _check("cuMemcpyDtoHAsync", status)
 
+    def copy_within(self, target: int, source: int, size: int) -> None:
+        """Copy ``size`` bytes of the device to another address of it."""
+        status = self._calls.quick.cuMemcpyDtoDAsync_v2(target, source, size, self.handle)
+        _check("cuMemcpyDtoDAsync", status)
+
     def copy_rows(self, target: Addresses, source: Addresses, sizes: Addresses) -> None:
         """Copy piece i from ``source[i]`` to ``target[i]``."""
         arguments: list[Any] = [
@@ -307,6 +312,7 @@ def _declare(library: Any) -> None:  # noqa: ANN401 - functions by name
         "cuMemHostUnregister": [pointer],
         "cuMemcpyHtoDAsync_v2": [address, pointer, size, pointer],
         "cuMemcpyDtoHAsync_v2": [pointer, address, size, pointer],
+        "cuMemcpyDtoDAsync_v2": [address, address, size, pointer],
         "cuModuleLoadData": [pointer, ctypes.c_char_p],
         "cuModuleGetFunction": [pointer, pointer, ctypes.c_char_p],
         "cuLaunchKernel": [pointer, *[flags] * 7, pointer, pointer, pointer],

@@ -23,6 +23,7 @@ from ndfeed.cuda.driver import Driver, Event, Stream
 _ROUND = 2 << 20  # bytes: blocks are multiples of it, so that more of them are of one size
 _KEPT = 16  # blocks of one size that are kept to be used again
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5}  # others are passed on as their bits
+ALIGNED = 16  # bytes: XLA takes an array that begins at a multiple of them, and no other
 CUDA = 2  # the kind of device, as DLPack numbers them
 
 

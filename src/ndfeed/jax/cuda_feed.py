@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ndfeed.cuda.driver import Driver, Event, Refused, Stream, driver_of, side_stream
 from ndfeed.cuda.feed import CudaFeed, allocate_pinned, allocate_pinned_shared
 from ndfeed.cuda.kernels import Upload, Uploads
-from ndfeed.cuda.own_memory import CUDA, OwnMemory, Shareable, Span
+from ndfeed.cuda.own_memory import ALIGNED, CUDA, OwnMemory, Shareable, Span
 from ndfeed.cuda.pieces import memory_of
 from ndfeed.cuda.sender import Copy
 from ndfeed.cuda.side import Sent, Side, resolve
@@ -115,13 +115,25 @@ class Direct(CudaFeed):
             return arrays if reserved is None else self._move(arrays, reserved)
         used: list[Upload] = []
         sent = {
-            name: values if isinstance(values, Span) else self._pass_on(name, values, used)
+            name: self._align(values)
+            if isinstance(values, Span)
+            else self._pass_on(name, values, used)
             for name, values in chosen.items()
         }
         if used:
             resolve(self._side.event)  # what was left to another thread comes before this
             self._uploads.release(used, self._side.record())
         return Sent(sent, self._side.event)
+
+    def _align(self, span: Span) -> Span:
+        """Return a span that JAX takes: a part of another one may begin anywhere."""
+        if span.address % ALIGNED == 0:
+            return span
+        resolve(self._side.event)  # what was left to another thread comes before this
+        made = self._memory.empty_like(span.dtype, span.shape)
+        self._side.stream.copy_within(made.address, span.address, span.nbytes)
+        self._side.record()
+        return made
 
     def _pass_on(self, name: str, values: NDArray[Any], used: list[Upload]) -> Span:
         """Cast a field that is read beside others, and send it."""
