@@ -148,6 +148,19 @@ def test_the_last_batch_may_be_short(tmp_path):
     assert [len(batch["x"]) for batch in ndfeed.jax.loader(ds, 10)] == [10] * 100 + [3]
 
 
+def test_a_rank_may_have_no_sample_of_the_last_batch(tmp_path):
+    """Then its arrays are empty, and of the dtypes of all others."""
+    ds = rows(tmp_path, x=("<f4", 10, 3), y=("<i8", 10), z=("u1", 10))
+    for rank in range(4):
+        words = {"shard": (rank, 4), "cast": {"z": "float32"}}
+        with ndfeed.jax.loader(ds, 2, **words) as loader:
+            found = list(loader)
+        expected = ndfeed.loader(ds, 2, shard=(rank, 4), fields="x")
+        same([batch["x"] for batch in found], list(expected))
+        assert [len(batch["x"]) for batch in found] == [2, int(rank < 2)]
+        assert {(b["y"].dtype.name, b["z"].dtype.name) for b in found} == {("int32", "float32")}
+
+
 def test_jax_is_handed_memory_that_xla_takes(tmp_path, monkeypatch):
     """Labels are parts of what was fetched for many batches, and begin anywhere."""
     addresses = []

@@ -112,6 +112,7 @@ class Side:
         if not hasattr(self._local, "joined"):
             self.driver.use()
             self.memory.join()
+            self.record()  # a batch without samples is work, too
             self._local.joined = True
 
     def record(self) -> Event:

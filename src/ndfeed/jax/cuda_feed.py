@@ -113,6 +113,7 @@ class Direct(CudaFeed):
             arrays = {name: self._pin(name, values) for name, values in chosen.items()}
             reserved = self._reserve(sum(array.nbytes for array in arrays.values()))
             return arrays if reserved is None else self._move(arrays, reserved)
+        self._side.join()  # nothing was read for a batch without samples
         used: list[Upload] = []
         sent = {
             name: self._align(values)
