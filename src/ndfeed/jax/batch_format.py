@@ -196,6 +196,17 @@ class BatchFormat:
         return found
 
     @property
+    def packs_bits(self) -> bool:
+        """Does JAX get a dtype of less than a byte? NumPy has a byte for each of its values."""
+        targets = [self._target(name, field.dtype) for name, field in self.fields.items()]
+        known = (
+            jnp.iinfo(one) if is_integer(one) else jnp.finfo(one)
+            for one in targets
+            if jnp.issubdtype(one, np.number)
+        )
+        return any(one.bits < 8 for one in known)
+
+    @property
     def exact_casts(self) -> dict[str, Dtype]:
         """Fields that are cast to a dtype which has every value of theirs, and that dtype."""
         targets = {name: self._target(name, field.dtype) for name, field in self.fields.items()}

@@ -258,6 +258,8 @@ def why_not(ds: Dataset, form: BatchFormat, size: int) -> str:
         return "small batches of functions are sent together"
     if any(field.ragged for field in form.fields.values()):
         return "samples differ in shape"
+    if form.packs_bits:
+        return "values are of less than a byte"
     if not ds.steps and set(form.checked_casts) >= set(ds.names):
         return "every value is cast, and checked"
     return ""
