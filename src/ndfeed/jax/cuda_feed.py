@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ndfeed.cuda.driver import Driver, Event, Refused, Stream, driver_of, side_stream
 from ndfeed.cuda.feed import CudaFeed, allocate_pinned, allocate_pinned_shared
 from ndfeed.cuda.kernels import Upload, Uploads
-from ndfeed.cuda.own_memory import ALIGNED, CUDA, OwnMemory, Shareable, Span
+from ndfeed.cuda.own_memory import ALIGNED, CUDA, OwnMemory, Shareable, Span, is_named
 from ndfeed.cuda.pieces import memory_of
 from ndfeed.cuda.sender import Copy
 from ndfeed.cuda.side import Sent, Side, resolve
@@ -183,7 +183,7 @@ class Direct(CudaFeed):
         return [build(dict(zip(names, one, strict=True))) for one in batches]
 
     def _kind(self, name: str, dtype: np.dtype[Any]) -> Kind:
-        return Kind(None if dtype.kind in "iufc" else dtype, self._exact.get(name))
+        return Kind(None if is_named(dtype) else dtype, self._exact.get(name))
 
     def _take_over(self, span: Span, event: Event) -> jax.Array:
         shared = Shareable(span, self._side.stream, event, self._to.number)
