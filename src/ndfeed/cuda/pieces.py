@@ -77,6 +77,7 @@ class Pieces(Source):
         count = len(rows)
         step = -(-count // -(-count // self._at_once))  # pieces of about one size
         sent: Future[Event] = Future()
+        kept = list(made.values())
         for start in range(0, count, step):
             self._room.get()
             try:
@@ -91,11 +92,12 @@ class Pieces(Source):
                     copies.append(Copy(target, address, size))
                 targets[name] = target + size
             last = start + step >= count
-            self._sender.send(copies, partial(self._release, batch), sent if last else None)
+            self._sender.send(copies, partial(self._release, batch, kept), sent, last=last)
             del batch
         return sent  # after all pieces, since they are sent in order
 
-    def _release(self, batch: Batch) -> None:
+    def _release(self, batch: Batch, _: list[OnDevice]) -> None:
+        """Let go of what was copied, and of what it was copied to."""
         batch.clear()  # the memory goes back before there is room
         self._room.put(None)
 

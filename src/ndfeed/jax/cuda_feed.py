@@ -162,7 +162,7 @@ class Direct(CudaFeed):
             for name, array in arrays.items()
             if array.nbytes
         ]
-        return Sent(there, self._send(copies, [arrays]), reserved)
+        return Sent(there, self._send(copies, [arrays, there]), reserved)
 
     def send(self, made: BatchGroup | Sent | Batch) -> Sequence[object]:
         """Hand batches over to JAX, a group of them at once."""

@@ -135,7 +135,7 @@ class Feed(CudaFeed):
                 else target(values)
                 for name, values in made.items()
             }
-        self._side.event = self._send(copies, [made])
+        self._side.event = self._send(copies, [made, there])
         return self._convert(there)._replace(reserved=reserved)
 
     def _convert(self, made: Tensors) -> Sent:
