@@ -16,6 +16,8 @@ from ndfeed.cuda.kernels import Orders
 from ndfeed.cuda.own_memory import OwnMemory
 from ndfeed.cuda.side import Sent, Side, resolve
 from ndfeed.dataset.column import columns_of
+from ndfeed.loading.buffer_pool import Pool
+from ndfeed.loading.host_source import HostSource
 from ndfeed.loading.loader import Loader
 from ndfeed.loading.options import settle
 from ndfeed.order.permutation import permute_by, permuted
@@ -138,6 +140,32 @@ def test_loaders_of_the_same_file_share_its_pages(tmp_path):
     second.close()
     assert driver.registered == 0
     assert driver.faults == []
+
+
+def test_a_thread_that_still_reads_when_its_loader_is_closed(tmp_path):
+    """Registering many pages takes longer than ``close`` waits; the device then reads them."""
+    ds = files(tmp_path, **SHAPES["small"])
+    driver = StandIn(lag=0.02)
+    began, go = threading.Event(), threading.Event()
+    register = driver.register
+    driver.register = lambda *args: (register(*args), began.set(), go.wait(30))
+    feed = Feed(ds, driver)
+    host = HostSource(ds, settle_for(ds, 1).options, Pool(4), None)
+    source, made = feed.source(host), []
+    reading = threading.Thread(target=lambda: made.append(source.read(np.arange(50))))
+    reading.start()
+    assert began.wait(30)
+    closing = threading.Thread(target=feed.close)
+    closing.start()
+    closing.join(0.1)
+    go.set()
+    for thread in (reading, closing):
+        thread.join(30)
+    feed._side.flight.settle(0)
+    np.testing.assert_array_equal(copied(made[0]["x"]), ds[:50]["x"])
+    feed.close()
+    assert driver.faults == []
+    assert driver.registered == 0
 
 
 def test_many_files_and_a_selection_of_rows(tmp_path):

@@ -178,13 +178,18 @@ class Files(Source):
             part, row = group.locate(samples)
             file = group.columns[0].file[part]
         side = self._side
+        registered = self._pieces(group, maps)
         maps.enter(file)
-        leave = maps.leave
+
+        def leave() -> None:
+            maps.leave()
+            registered.release()
+
+        registered.retain()
         try:
             if maps.unleased:
                 # Who wrote to them while the device read could only be told on a lease.
                 raise Refused("the files cannot be leased")
-            registered = self._pieces(group, maps)
             places = Places(self._uploads, maps.address[file], row)
             for column in columns:
                 first = column.first[part]
@@ -250,8 +255,7 @@ class Files(Source):
             self._side.flight.settle(0)
             self._side.driver.synchronize()
             self._uploads.close()
-        for one in self._registered.values():
-            one.release()
-        self._registered.clear()
+        while self._registered:
+            self._registered.popitem()[1].release()
         if self._stretches is not None:
             self._stretches.clear()
