@@ -16,6 +16,8 @@ from ndfeed.cuda.kernels import Orders
 from ndfeed.cuda.own_memory import OwnMemory
 from ndfeed.cuda.side import Sent, Side, resolve
 from ndfeed.dataset.column import columns_of
+from ndfeed.dataset.reader import reader_of
+from ndfeed.files.platform_calls import elapsed
 from ndfeed.loading.buffer_pool import Pool
 from ndfeed.loading.host_source import HostSource
 from ndfeed.loading.loader import Loader
@@ -166,6 +168,18 @@ def test_a_thread_that_still_reads_when_its_loader_is_closed(tmp_path):
     feed.close()
     assert driver.faults == []
     assert driver.registered == 0
+
+
+def test_a_device_that_failed_leaves_the_files_to_others(tmp_path):
+    """As after an assertion in a kernel of the consumer, whose error must not be hidden by ours."""
+    ds = files(tmp_path, **SHAPES["large"])
+    driver = StandIn(0.02)
+    with load(ds, 8, driver) as loader:
+        batches = iter(loader)
+        next(batches)
+        driver.failed = True
+    assert driver.registered == 0
+    assert reader_of(ds.groups[0]).maps.release(elapsed() + 10)  # nobody is said to be reading
 
 
 def test_many_files_and_a_selection_of_rows(tmp_path):

@@ -70,6 +70,7 @@ class Event:
 
     def __init__(self, calls: Calls, stream: int) -> None:
         self._calls = calls
+        self.handle = 0
         try:
             self.handle = calls.idle_events.pop()
         except IndexError:
@@ -88,7 +89,8 @@ class Event:
         _check("cuEventSynchronize", self._calls.slow.cuEventSynchronize(self.handle))
 
     def __del__(self) -> None:
-        self._calls.idle_events.append(self.handle)  # to be used again
+        if self.handle:
+            self._calls.idle_events.append(self.handle)  # to be used again
 
 
 class Stream:
@@ -205,8 +207,8 @@ class Driver:
             self.calls.quick.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
     def synchronize(self) -> None:
-        """Wait for everything that the device has to do."""
-        _check("cuCtxSynchronize", self.calls.slow.cuCtxSynchronize())
+        """Wait for everything that the device has to do; one that failed does nothing more."""
+        self.calls.slow.cuCtxSynchronize()
 
     def make_stream(self) -> Stream:
         """Make a stream, which lives as long as the process."""
