@@ -1,6 +1,8 @@
 """``ndfeed.cuda`` without a GPU: values, lifetimes and refusals, on a stand-in for the driver."""
 
 import ctypes
+import os
+import signal
 import threading
 
 import numpy as np
@@ -180,6 +182,19 @@ def test_a_device_that_failed_leaves_the_files_to_others(tmp_path):
         driver.failed = True
     assert driver.registered == 0
     assert reader_of(ds.groups[0]).maps.release(elapsed() + 10)  # nobody is said to be reading
+
+
+def test_ctrl_c_while_a_loader_is_closed(tmp_path):
+    """What the device has read is given up all the same."""
+    ds = files(tmp_path, **SHAPES["large"])
+    loader = load(ds, 8, StandIn(0.2))
+    batches = iter(loader)
+    next(batches)
+    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        loader.close()
+    loader.close()
+    assert reader_of(ds.groups[0]).maps.release(elapsed() + 10)
 
 
 def test_many_files_and_a_selection_of_rows(tmp_path):

@@ -201,14 +201,16 @@ class Direct(CudaFeed):
 
     def close(self) -> None:
         """Release registered pages and memory."""
-        for token, _ in self._copying:
-            token.block_until_ready()
-        self._copying.clear()
-        super().close()
-        with self._side.driver.context():
-            self._uploads.close()
-            self._memory.trim(0)
-        self._pool.clear()
+        try:
+            for token, _ in self._copying:
+                token.block_until_ready()
+        finally:  # also if the device has failed
+            self._copying.clear()
+            super().close()
+            with self._side.driver.context():
+                self._uploads.close()
+                self._memory.trim(0)
+            self._pool.clear()
 
 
 @partial(jax.jit, static_argnums=(1, 2))
