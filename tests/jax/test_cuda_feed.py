@@ -181,6 +181,20 @@ def test_dtypes_that_the_bits_become(tmp_path, dtype):
             np.testing.assert_array_equal(np.asarray(batch["y"]).astype("f4"), arrays["y"])
 
 
+def test_64_bits_are_not_cut_to_32_without_a_word(tmp_path):
+    """With ``jax_enable_x64`` turned off after the loader was made, which chose not to cast."""
+    np.save(tmp_path / "x.npy", np.arange(100).reshape(50, 2) + (1 << 40))
+    ds = ndfeed.open(tmp_path / "x.npy", sample="row")
+    jax.config.update("jax_enable_x64", True)
+    try:
+        loader = ndfeed.jax.loader(ds, 10)
+        assert int(next(iter(loader))["data"][0, 0]) == 1 << 40
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    with loader, pytest.raises(RuntimeError, match="jax_enable_x64 was True"):
+        list(loader)
+
+
 def test_jax_is_handed_memory_that_xla_takes(tmp_path, monkeypatch):
     """Labels are parts of what was fetched for many batches, and begin anywhere."""
     addresses = []

@@ -166,6 +166,7 @@ class Direct(CudaFeed):
 
     def send(self, made: BatchGroup | Sent | Batch) -> Sequence[object]:
         """Hand batches over to JAX, a group of them at once."""
+        self._form.check_wide()  # it would cut 64 bits to 32 without a word
         if isinstance(made, BatchGroup):
             self.ahead = max(self.ahead, made.count)  # the next is handed over when this is begun
             found: Sent | Batch = made.made
