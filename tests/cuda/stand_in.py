@@ -10,7 +10,7 @@ next.
 import ctypes
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 
 import numpy as np
@@ -21,13 +21,16 @@ from ndfeed.cuda.driver import Refused
 class StandInEvent:
     """Passed when its stream has got there."""
 
-    def __init__(self):
+    def __init__(self, driver):
+        self._driver = driver
         self._reached = threading.Event()
         self.reach = self._reached.set
         self.passed = self._reached.is_set
 
     def wait(self):
         assert self._reached.wait(30)
+        if self._driver.failed:
+            raise RuntimeError("the device has failed")
 
 
 class StandInStream:
@@ -53,7 +56,7 @@ class StandInStream:
         return self._driver.streams[handle]
 
     def record(self):
-        event = StandInEvent()
+        event = StandInEvent(self._driver)
         self._work.put((event.reach,))
         return event
 
@@ -70,6 +73,8 @@ class StandInStream:
 
     def copy_back(self, target, source, size):
         self._work.put((self._driver.move, target, source, size))
+
+    copy_within = copy_back
 
     def copy_rows(self, target, source, sizes):
         pieces = list(zip(target.tolist(), source.tolist(), sizes.tolist(), strict=True))
@@ -122,6 +127,7 @@ class StandIn:
         self.lag = lag
         self.room = room  # bytes of device memory
         self.faults = []  # what went wrong on the device
+        self.failed = False  # as after an error in a kernel of the consumer: it stays so
         self.readable = {}  # sizes of pinned, registered and device memory by address
         self.streams = {}
         self._kept = {}
@@ -139,8 +145,9 @@ class StandIn:
         return self.streams[handle]
 
     def synchronize(self):
-        for stream in list(self.streams.values()):
-            stream.record().wait()
+        with suppress(RuntimeError):
+            for stream in list(self.streams.values()):
+                stream.record().wait()
 
     def allocate(self, size):
         if size > self.room:

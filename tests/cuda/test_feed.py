@@ -1,6 +1,8 @@
 """``ndfeed.cuda`` without a GPU: values, lifetimes and refusals, on a stand-in for the driver."""
 
 import ctypes
+import os
+import signal
 import threading
 
 import numpy as np
@@ -16,18 +18,30 @@ from ndfeed.cuda.kernels import Orders
 from ndfeed.cuda.own_memory import OwnMemory
 from ndfeed.cuda.side import Sent, Side, resolve
 from ndfeed.dataset.column import columns_of
+from ndfeed.dataset.reader import reader_of
+from ndfeed.files.platform_calls import elapsed
+from ndfeed.loading.buffer_pool import Pool
+from ndfeed.loading.host_source import HostSource
 from ndfeed.loading.loader import Loader
 from ndfeed.loading.options import settle
 from ndfeed.order.permutation import permute_by, permuted
 
 
+class Memory(OwnMemory):
+    """Notes which threads are put on our stream."""
+
+    def join(self):
+        self.joined.add(threading.get_ident())
+
+
 class Feed(CudaFeed):
     """Delivers arrays, when the device has filled them."""
 
-    def __init__(self, ds, driver, **options):
+    def __init__(self, ds, driver, joined=None, **options):
         self.driver = driver
         fields = {c.field.name: c.field for c in columns_of(ds.groups)}
-        memory = OwnMemory(driver, {name: (f.dtype, f.lengths) for name, f in fields.items()})
+        memory = Memory(driver, {name: (f.dtype, f.lengths) for name, f in fields.items()})
+        memory.joined = set() if joined is None else joined
         side = Side(driver, driver.make_stream(), memory)
         super().__init__(ds, side, settle_for(ds, 1).options.structure, "stand-in", **options)
         self.allocate = lambda size: allocate_pinned(driver, size)
@@ -53,9 +67,9 @@ def settle_for(ds, batch_size, **options):
     return settle(ds, batch_size, **given | options)
 
 
-def load(ds, batch_size, driver, *, resident=False, **options):
+def load(ds, batch_size, driver, *, resident=False, joined=None, **options):
     """A loader that feeds the stand-in."""
-    adapt = lambda: Feed(ds, driver, resident=resident)  # noqa: E731
+    adapt = lambda: Feed(ds, driver, joined, resident=resident)  # noqa: E731
     return Loader(settle_for(ds, batch_size, **options), adapt)
 
 
@@ -105,6 +119,17 @@ def test_batches_have_the_right_values(tmp_path, label, resident, lag):
     assert driver.registered == 0
 
 
+@pytest.mark.parametrize("resident", [False, True])
+def test_the_thread_of_the_consumer_keeps_its_stream(tmp_path, resident):
+    """Only threads of our own are put on our stream: theirs, and who fills a device's memory."""
+    ds = files(tmp_path, **SHAPES["small"])
+    joined = set()
+    with load(ds, 32, StandIn(), resident=resident, joined=joined) as loader:
+        assert sum(1 for _ in loader) == 157
+    assert joined
+    assert threading.get_ident() not in joined
+
+
 def test_loaders_of_the_same_file_share_its_pages(tmp_path):
     """They can be registered once only, and the first that ends must not take them from others."""
     ds = files(tmp_path, **SHAPES["small"])
@@ -119,6 +144,57 @@ def test_loaders_of_the_same_file_share_its_pages(tmp_path):
     second.close()
     assert driver.registered == 0
     assert driver.faults == []
+
+
+def test_a_thread_that_still_reads_when_its_loader_is_closed(tmp_path):
+    """Registering many pages takes longer than ``close`` waits; the device then reads them."""
+    ds = files(tmp_path, **SHAPES["small"])
+    driver = StandIn(lag=0.02)
+    began, go = threading.Event(), threading.Event()
+    register = driver.register
+    driver.register = lambda *args: (register(*args), began.set(), go.wait(30))
+    feed = Feed(ds, driver)
+    host = HostSource(ds, settle_for(ds, 1).options, Pool(4), None)
+    source, made = feed.source(host), []
+    reading = threading.Thread(target=lambda: made.append(source.read(np.arange(50))))
+    reading.start()
+    assert began.wait(30)
+    closing = threading.Thread(target=feed.close)
+    closing.start()
+    closing.join(0.1)
+    go.set()
+    for thread in (reading, closing):
+        thread.join(30)
+    feed._side.flight.settle(0)
+    np.testing.assert_array_equal(copied(made[0]["x"]), ds[:50]["x"])
+    feed.close()
+    assert driver.faults == []
+    assert driver.registered == 0
+
+
+def test_a_device_that_failed_leaves_the_files_to_others(tmp_path):
+    """As after an assertion in a kernel of the consumer, whose error must not be hidden by ours."""
+    ds = files(tmp_path, **SHAPES["large"])
+    driver = StandIn(0.02)
+    with load(ds, 8, driver) as loader:
+        batches = iter(loader)
+        next(batches)
+        driver.failed = True
+    assert driver.registered == 0
+    assert reader_of(ds.groups[0]).maps.release(elapsed() + 10)  # nobody is said to be reading
+
+
+def test_ctrl_c_while_a_loader_is_closed(tmp_path):
+    """What the device has read is given up all the same."""
+    ds = files(tmp_path, **SHAPES["large"])
+    loader = load(ds, 8, StandIn(0.2))
+    batches = iter(loader)
+    next(batches)
+    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        loader.close()
+    loader.close()
+    assert reader_of(ds.groups[0]).maps.release(elapsed() + 10)
 
 
 def test_many_files_and_a_selection_of_rows(tmp_path):

@@ -148,6 +148,69 @@ def test_the_last_batch_may_be_short(tmp_path):
     assert [len(batch["x"]) for batch in ndfeed.jax.loader(ds, 10)] == [10] * 100 + [3]
 
 
+def test_a_rank_may_have_no_sample_of_the_last_batch(tmp_path):
+    """Then its arrays are empty, and of the dtypes of all others."""
+    ds = rows(tmp_path, x=("<f4", 10, 3), y=("<i8", 10), z=("u1", 10))
+    for rank in range(4):
+        words = {"shard": (rank, 4), "cast": {"z": "float32"}}
+        with ndfeed.jax.loader(ds, 2, **words) as loader:
+            found = list(loader)
+        expected = ndfeed.loader(ds, 2, shard=(rank, 4), fields="x")
+        same([batch["x"] for batch in found], list(expected))
+        assert [len(batch["x"]) for batch in found] == [2, int(rank < 2)]
+        assert {(b["y"].dtype.name, b["z"].dtype.name) for b in found} == {("int32", "float32")}
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *("int4", "uint4", "float4_e2m1fn"),  # JAX packs them: ours have a byte for each
+        *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn"),
+        *("float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+        *("bfloat16", "float16", "float32", "int8", "int16", "int32", "uint16", "uint32"),
+    ],
+)
+def test_dtypes_that_the_bits_become(tmp_path, dtype):
+    """Of some, DLPack has no name."""
+    ds = rows(tmp_path, x=("<f4", 100, 8))
+    np.save(tmp_path / "y.npy", np.arange(300, dtype="u1").reshape(100, 3) % 4)
+    ds = ndfeed.open({"x": tmp_path / "x.npy", "y": tmp_path / "y.npy"}, sample="row")
+    with ndfeed.jax.loader(ds, 10, cast={"y": dtype}) as loader:
+        for batch, arrays in zip(loader, ndfeed.loader(ds, 10), strict=True):
+            assert batch["y"].dtype == dtype
+            np.testing.assert_array_equal(np.asarray(batch["y"]).astype("f4"), arrays["y"])
+
+
+def test_64_bits_are_not_cut_to_32_without_a_word(tmp_path):
+    """With ``jax_enable_x64`` turned off after the loader was made, which chose not to cast."""
+    np.save(tmp_path / "x.npy", np.arange(100).reshape(50, 2) + (1 << 40))
+    ds = ndfeed.open(tmp_path / "x.npy", sample="row")
+    jax.config.update("jax_enable_x64", True)
+    try:
+        loader = ndfeed.jax.loader(ds, 10)
+        assert int(next(iter(loader))["data"][0, 0]) == 1 << 40
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    with loader, pytest.raises(RuntimeError, match="jax_enable_x64 was True"):
+        list(loader)
+
+
+def test_jax_is_handed_memory_that_xla_takes(tmp_path, monkeypatch):
+    """Labels are parts of what was fetched for many batches, and begin anywhere."""
+    addresses = []
+    take_over = jax.dlpack.from_dlpack
+    monkeypatch.setattr(
+        jax.dlpack,
+        "from_dlpack",
+        lambda shared: (addresses.append(shared._span.address), take_over(shared))[1],
+    )
+    ds = rows(tmp_path, x=("u1", 300, 40_000), y=("<i4", 300), z=("u1", 300, 3))
+    with ndfeed.jax.loader(ds, 10, shuffle=True, memory="2MB") as loader:
+        same(list(loader), list(ndfeed.loader(ds, 10, shuffle=True)))
+    assert addresses
+    assert not [address for address in addresses if address % 16]
+
+
 def test_small_batches_are_handed_over_many_at_a_time(tmp_path):
     with ndfeed.jax.loader(numbers(tmp_path, 10_000).select("data"), 16, cast="int32") as loader:
         list(loader)

@@ -70,6 +70,7 @@ class Event:
 
     def __init__(self, calls: Calls, stream: int) -> None:
         self._calls = calls
+        self.handle = 0
         try:
             self.handle = calls.idle_events.pop()
         except IndexError:
@@ -88,7 +89,8 @@ class Event:
         _check("cuEventSynchronize", self._calls.slow.cuEventSynchronize(self.handle))
 
     def __del__(self) -> None:
-        self._calls.idle_events.append(self.handle)  # to be used again
+        if self.handle:
+            self._calls.idle_events.append(self.handle)  # to be used again
 
 
 class Stream:
@@ -123,6 +125,11 @@ class Stream:
         """Copy ``size`` bytes of the device to pinned memory."""
         status = self._calls.quick.cuMemcpyDtoHAsync_v2(target, source, size, self.handle)
         _check("cuMemcpyDtoHAsync", status)
+
+    def copy_within(self, target: int, source: int, size: int) -> None:
+        """Copy ``size`` bytes of the device to another address of it."""
+        status = self._calls.quick.cuMemcpyDtoDAsync_v2(target, source, size, self.handle)
+        _check("cuMemcpyDtoDAsync", status)
 
     def copy_rows(self, target: Addresses, source: Addresses, sizes: Addresses) -> None:
         """Copy piece i from ``source[i]`` to ``target[i]``."""
@@ -200,8 +207,8 @@ class Driver:
             self.calls.quick.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
     def synchronize(self) -> None:
-        """Wait for everything that the device has to do."""
-        _check("cuCtxSynchronize", self.calls.slow.cuCtxSynchronize())
+        """Wait for everything that the device has to do; one that failed does nothing more."""
+        self.calls.slow.cuCtxSynchronize()
 
     def make_stream(self) -> Stream:
         """Make a stream, which lives as long as the process."""
@@ -307,6 +314,7 @@ def _declare(library: Any) -> None:  # noqa: ANN401 - functions by name
         "cuMemHostUnregister": [pointer],
         "cuMemcpyHtoDAsync_v2": [address, pointer, size, pointer],
         "cuMemcpyDtoHAsync_v2": [pointer, address, size, pointer],
+        "cuMemcpyDtoDAsync_v2": [address, address, size, pointer],
         "cuModuleLoadData": [pointer, ctypes.c_char_p],
         "cuModuleGetFunction": [pointer, pointer, ctypes.c_char_p],
         "cuLaunchKernel": [pointer, *[flags] * 7, pointer, pointer, pointer],

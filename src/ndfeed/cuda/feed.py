@@ -136,7 +136,7 @@ class CudaFeed(Adapter):
             self._ahead_bytes -= size
 
     def _send(self, copies: Sequence[Copy], held: list[Any]) -> Recorded:
-        """Start copies of what ``held`` refers to; returns the event after them."""
+        """Start copies between memory that ``held`` refers to; returns the event after them."""
         sent: Future[Event] = Future()
         self._sender.send(copies, held.clear, sent)
         return sent

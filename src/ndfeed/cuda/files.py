@@ -171,15 +171,14 @@ class Files(Source):
     def _fetch_all(self, columns: Sequence[list[Column]], rows: Ints, batch: Batch) -> None:
         samples = select_rows(self._ds.rows, rows)
         for group, some in zip(self._ds.groups, columns, strict=True):
-            if some:
+            if some and some[0].computed is not None:
+                self._send_computed(some, group.locate(samples), batch)
+            elif some:
                 self._fetch_group(group, some, samples, batch)
 
     def _fetch_group(
         self, group: Group, columns: list[Column], samples: Ints, batch: Batch
     ) -> None:
-        if columns[0].computed is not None:
-            self._send_computed(columns, group.locate(samples), batch)
-            return
         reader = reader_of(group)
         reader.check(group, samples)
         maps = reader.maps
@@ -193,13 +192,18 @@ class Files(Source):
             part, row = group.locate(samples)
             file = group.columns[0].file[part]
         side = self._side
+        pages = self._pieces(group, maps)
         maps.enter(file)
-        leave = maps.leave
+
+        def leave() -> None:
+            maps.leave()
+            pages.release()
+
+        pages.retain()
         try:
             if maps.unleased:
                 # Who wrote to them while the device read could only be told on a lease.
                 raise Refused("the files cannot be leased")
-            pages = self._pieces(group, maps)
             places = Places(self._uploads, maps.address[file], row)
             for column in columns:
                 if column.pitch:
@@ -307,8 +311,7 @@ class Files(Source):
             self._side.flight.settle(0)
             self._side.driver.synchronize()
             self._uploads.close()
-        for one in self._registered.values():
-            one.release()
-        self._registered.clear()
+        while self._registered:
+            self._registered.popitem()[1].release()
         if self._stretches is not None:
             self._stretches.clear()

@@ -22,7 +22,9 @@ from ndfeed.cuda.driver import Driver, Event, Stream
 
 _ROUND = 2 << 20  # bytes: blocks are multiples of it, so that more of them are of one size
 _KEPT = 16  # blocks of one size that are kept to be used again
-_CODES = {"i": 0, "u": 1, "f": 2, "c": 5}  # others are passed on as their bits
+_CODES = {"i": 0, "u": 1, "f": 2, "c": 5}
+ALIGNED = 16  # bytes: XLA takes an array that begins at a multiple of them, and no other
+_OTHERS = 256  # where NumPy's numbers of dtypes begin that are not its own
 CUDA = 2  # the kind of device, as DLPack numbers them
 
 
@@ -146,6 +148,12 @@ _tensors: deque[_Tensor] = deque()
 _AGAIN = 1024  # descriptions after which the first is used again
 
 
+def is_named(dtype: np.dtype[Any]) -> bool:
+    """Has DLPack a name for a dtype? Others are passed on as their bits."""
+    # A dtype of ml_dtypes may have the kind of NumPy's own ones.
+    return dtype.kind in _CODES and dtype.num < _OTHERS
+
+
 class Shareable:
     """A span as a framework takes it over: it waits for the event before it reads.
 
@@ -173,7 +181,7 @@ class Shareable:
         made.data = span.address
         made.device = _Device(*self._device)
         made.ndim = len(span.shape)
-        code = _CODES.get(span.dtype.kind, _CODES["u"])
+        code = _CODES[span.dtype.kind if is_named(span.dtype) else "u"]
         made.dtype = _Type(code, 8 * span.dtype.itemsize, 1)
         made.lengths[: len(span.shape)] = span.shape
         made.shape = ctypes.addressof(made.lengths)

@@ -44,37 +44,40 @@ class Pieces(Source):
 
     def read(self, rows: Ints) -> Batch:
         """Return the fields of ``rows`` on the device; for threads of the loader only."""
-        self._side.join()
         made = self._empty(len(rows))
-        address = self._side.memory.address
-        self._side.event = self._send(rows, {name: address(made[name]) for name in made})
+        self._side.event = self._send(rows, made)
         return made
 
     def load(self, threads: int) -> dict[str, OnDevice]:
-        """Return the fields of all rows on the device; for threads of the loader only."""
+        """Return the fields of all rows on the device."""
         count = len(self._host.ds)
-        self._side.join()
-        made = self._empty(count)
         step = max(-(-count // (4 * threads)), self._at_once)
-        address = self._side.memory.address
-
-        def send(start: int) -> Future[Event]:
-            rows = np.arange(start, min(start + step, count))
-            return self._send(rows, {name: address(made[name][start:]) for name in made})
-
         with ThreadPoolExecutor(threads) as pool:
-            for sent in list(pool.map(send, range(0, count, step))):
+            # Not in this thread, which may be the consumer's and keeps its own stream.
+            made = pool.submit(self._empty, count).result()
+
+            def send(start: int) -> Future[Event]:
+                stop = min(start + step, count)
+                return self._send(np.arange(start, stop), {n: made[n][start:stop] for n in made})
+
+            every = list(pool.map(send, range(0, count, step)))
+        with self._side.driver.context():
+            for sent in every:
                 sent.result().wait()
         return made
 
     def _empty(self, count: int) -> dict[str, OnDevice]:
+        """Make arrays; for threads that do nothing else."""
+        self._side.join()
         return {name: self._side.memory.empty(name, count) for name in self._host.ds.names}
 
-    def _send(self, rows: Ints, targets: dict[str, int]) -> Future[Event]:
-        """Let the fields of ``rows`` be copied to addresses of the device."""
+    def _send(self, rows: Ints, made: dict[str, OnDevice]) -> Future[Event]:
+        """Let the fields of ``rows`` be copied to arrays of the device."""
+        targets = {name: self._side.memory.address(array) for name, array in made.items()}
         count = len(rows)
         step = -(-count // -(-count // self._at_once))  # pieces of about one size
         sent: Future[Event] = Future()
+        kept = list(made.values())
         for start in range(0, count, step):
             self._room.get()
             try:
@@ -89,11 +92,12 @@ class Pieces(Source):
                     copies.append(Copy(target, address, size))
                 targets[name] = target + size
             last = start + step >= count
-            self._sender.send(copies, partial(self._release, batch), sent if last else None)
+            self._sender.send(copies, partial(self._release, batch, kept), sent, last=last)
             del batch
         return sent  # after all pieces, since they are sent in order
 
-    def _release(self, batch: Batch) -> None:
+    def _release(self, batch: Batch, _: list[OnDevice]) -> None:
+        """Let go of what was copied, and of what it was copied to."""
         batch.clear()  # the memory goes back before there is room
         self._room.put(None)
 

@@ -2,8 +2,8 @@
 
 They are registered with the driver piece by piece, as they are used, since registering pins them in
 memory; and only up to a limit. Loaders that read the same maps share them, since pages can be
-registered only once. They are unregistered before the file is unmapped, and at ``close``:
-by code that knows that the device no longer reads them.
+registered only once. Each read that the device has not done counts as a user as well: a thread may
+still be reading when its loader is closed. The last user unregisters them.
 """
 
 import threading
@@ -81,15 +81,21 @@ class Registered:
         self._have[piece] = True
         self.nbytes += size
 
+    def retain(self) -> None:
+        """Begin one more use."""
+        with _sharing:
+            self.users += 1
+
     def release(self) -> None:
-        """End one use; the last one unregisters everything. No copy of it may be in flight."""
-        with _sharing, self._lock:
+        """End one use, of which no copy is in flight; the last one unregisters everything."""
+        with _sharing:
             self.users -= 1
             if self.users:
                 return
-            _unregister(self._driver, self._addresses, self._maps)
-            self._have[:] = self.complete = False
-            self.nbytes = 0
+            with self._lock:
+                _unregister(self._driver, self._addresses, self._maps)
+                self._have[:] = self.complete = False
+                self.nbytes = 0
 
 
 def _unregister(driver: Driver, addresses: list[int], maps: Maps) -> None:

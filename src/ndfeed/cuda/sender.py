@@ -32,7 +32,8 @@ class Copy(NamedTuple):
 class _Job(NamedTuple):
     copies: Sequence[Copy]
     done: Callable[[], object]  # called when they are copied
-    sent: "Future[Event] | None"  # given the event after them
+    sent: "Future[Event]"  # given the event after the last of several, or what went wrong
+    last: bool
 
 
 class Sender:
@@ -51,14 +52,20 @@ class Sender:
         self,
         copies: Sequence[Copy],
         done: Callable[[], object],
-        sent: "Future[Event] | None" = None,
+        sent: "Future[Event]",
+        *,
+        last: bool = True,
     ) -> None:
-        """Have bytes copied; ``done`` is called when they are, and ``sent`` gets the event."""
+        """Have bytes copied; ``done`` is called when they are, and ``sent`` gets the event.
+
+        It gets that of the ``last`` of several. Until ``done`` is called, whoever asks keeps the
+        memory at both ends: a copy that waits its turn would write to what is another's by then.
+        """
         with self._lock:
             if self._thread is None:
                 self._jobs = SimpleQueue()
                 self._thread = start_own_thread("ndfeed-sender", self._run, self._jobs)
-            self._jobs.put(_Job(copies, done, sent))
+            self._jobs.put(_Job(copies, done, sent, last))
 
     def _run(self, jobs: "SimpleQueue[_Job | None]") -> None:
         self._side.driver.use()
@@ -82,10 +89,10 @@ class Sender:
                 stream.copy(*copy)
             event = stream.record()
         except RuntimeError as error:
-            if sent is not None and not sent.done():
+            if not sent.done():
                 sent.set_exception(error)
             return None
-        if sent is not None and not sent.done():
+        if job.last and not sent.done():
             sent.set_result(event)
         return event
 

@@ -6,6 +6,7 @@ over what is to be released, with an event recorded after the copy. It is releas
 the next copy, or by a thread that looks every few milliseconds while copies are in flight.
 """
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -80,7 +81,8 @@ class Flight:
                 if not (wait or event.passed()):
                     return
                 self._waiting.popleft()
-            event.wait()
+            with contextlib.suppress(RuntimeError):  # a device that failed does nothing more
+                event.wait()
             done()
 
     def _look(self) -> None:
@@ -112,6 +114,7 @@ class Side:
         if not hasattr(self._local, "joined"):
             self.driver.use()
             self.memory.join()
+            self.record()  # a batch without samples is work, too
             self._local.joined = True
 
     def record(self) -> Event:

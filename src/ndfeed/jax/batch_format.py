@@ -196,6 +196,17 @@ class BatchFormat:
         return found
 
     @property
+    def packs_bits(self) -> bool:
+        """Does JAX get a dtype of less than a byte? NumPy has a byte for each of its values."""
+        targets = [self._target(name, field.dtype) for name, field in self.fields.items()]
+        known = (
+            jnp.iinfo(one) if is_integer(one) else jnp.finfo(one)
+            for one in targets
+            if jnp.issubdtype(one, np.number)
+        )
+        return any(one.bits < 8 for one in known)
+
+    @property
     def exact_casts(self) -> dict[str, Dtype]:
         """Fields that are cast to a dtype which has every value of theirs, and that dtype."""
         targets = {name: self._target(name, field.dtype) for name, field in self.fields.items()}
@@ -221,13 +232,17 @@ class BatchFormat:
         )
         return max((new.itemsize / old.itemsize for old, new in casts if new != old), default=0.0)
 
-    def array(self, name: str, values: object, pool: Pool) -> object:
-        """Return a field's values in the dtype that JAX is to get; a list becomes a list."""
+    def check_wide(self) -> None:
+        """Refuse to go on where JAX does not keep as many bits as when the casts were chosen."""
         if wide() != self._wide:
             raise RuntimeError(
                 f"jax_enable_x64 was {self._wide} when the loader was made and is {not self._wide} "
-                "in its threads; set it for the whole program with jax.config.update"
+                "where batches are made; set it for the whole program with jax.config.update"
             )
+
+    def array(self, name: str, values: object, pool: Pool) -> object:
+        """Return a field's values in the dtype that JAX is to get; a list becomes a list."""
+        self.check_wide()
         if isinstance(values, list | tuple):
             return [self.array(name, one, pool) for one in values]
         array = np.asarray(values)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ndfeed.cuda.driver import Driver, Event, Refused, Stream, driver_of, side_stream
 from ndfeed.cuda.feed import CudaFeed, allocate_pinned, allocate_pinned_shared
 from ndfeed.cuda.kernels import Upload, Uploads
-from ndfeed.cuda.own_memory import CUDA, OwnMemory, Shareable, Span
+from ndfeed.cuda.own_memory import ALIGNED, CUDA, OwnMemory, Shareable, Span, is_named
 from ndfeed.cuda.pieces import memory_of
 from ndfeed.cuda.sender import Copy
 from ndfeed.cuda.side import Sent, Side, resolve
@@ -113,15 +113,28 @@ class Direct(CudaFeed):
             arrays = {name: self._pin(name, values) for name, values in chosen.items()}
             reserved = self._reserve(sum(array.nbytes for array in arrays.values()))
             return arrays if reserved is None else self._move(arrays, reserved)
+        self._side.join()  # nothing was read for a batch without samples
         used: list[Upload] = []
         sent = {
-            name: values if isinstance(values, Span) else self._pass_on(name, values, used)
+            name: self._align(values)
+            if isinstance(values, Span)
+            else self._pass_on(name, values, used)
             for name, values in chosen.items()
         }
         if used:
             resolve(self._side.event)  # what was left to another thread comes before this
             self._uploads.release(used, self._side.record())
         return Sent(sent, self._side.event)
+
+    def _align(self, span: Span) -> Span:
+        """Return a span that JAX takes: a part of another one may begin anywhere."""
+        if span.address % ALIGNED == 0:
+            return span
+        resolve(self._side.event)  # what was left to another thread comes before this
+        made = self._memory.empty_like(span.dtype, span.shape)
+        self._side.stream.copy_within(made.address, span.address, span.nbytes)
+        self._side.record()
+        return made
 
     def _pass_on(self, name: str, values: NDArray[Any], used: list[Upload]) -> Span:
         """Cast a field that is read beside others, and send it."""
@@ -149,10 +162,11 @@ class Direct(CudaFeed):
             for name, array in arrays.items()
             if array.nbytes
         ]
-        return Sent(there, self._send(copies, [arrays]), reserved)
+        return Sent(there, self._send(copies, [arrays, there]), reserved)
 
     def send(self, made: BatchGroup | Sent | Batch) -> Sequence[object]:
         """Hand batches over to JAX, a group of them at once."""
+        self._form.check_wide()  # it would cut 64 bits to 32 without a word
         if isinstance(made, BatchGroup):
             self.ahead = max(self.ahead, made.count)  # the next is handed over when this is begun
             found: Sent | Batch = made.made
@@ -170,7 +184,7 @@ class Direct(CudaFeed):
         return [build(dict(zip(names, one, strict=True))) for one in batches]
 
     def _kind(self, name: str, dtype: np.dtype[Any]) -> Kind:
-        return Kind(None if dtype.kind in "iufc" else dtype, self._exact.get(name))
+        return Kind(None if is_named(dtype) else dtype, self._exact.get(name))
 
     def _take_over(self, span: Span, event: Event) -> jax.Array:
         shared = Shareable(span, self._side.stream, event, self._to.number)
@@ -188,14 +202,16 @@ class Direct(CudaFeed):
 
     def close(self) -> None:
         """Release registered pages and memory."""
-        for token, _ in self._copying:
-            token.block_until_ready()
-        self._copying.clear()
-        super().close()
-        with self._side.driver.context():
-            self._uploads.close()
-            self._memory.trim(0)
-        self._pool.clear()
+        try:
+            for token, _ in self._copying:
+                token.block_until_ready()
+        finally:  # also if the device has failed
+            self._copying.clear()
+            super().close()
+            with self._side.driver.context():
+                self._uploads.close()
+                self._memory.trim(0)
+            self._pool.clear()
 
 
 @partial(jax.jit, static_argnums=(1, 2))
@@ -245,6 +261,8 @@ def why_not(ds: Dataset, form: BatchFormat, size: int) -> str:
         return "small batches of functions are sent together"
     if any(field.ragged for field in form.fields.values()):
         return "samples differ in shape"
+    if form.packs_bits:
+        return "values are of less than a byte"
     if not ds.steps and set(form.checked_casts) >= set(ds.names):
         return "every value is cast, and checked"
     return ""

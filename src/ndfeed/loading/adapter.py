@@ -53,7 +53,7 @@ class Adapter:
       ``send`` returned: one object, or the batches of a group one by one. Where ``ahead`` is 0
       neither is called: batches are delivered as ``finish`` returned them.
     - ``describe`` says for the report how batches get to where they are used.
-    - ``close`` releases everything; the adapter may be used again afterwards.
+    - ``close`` releases everything, in any thread; the adapter may be used again afterwards.
     """
 
     allocate: Callable[[int], Bytes] | None = None

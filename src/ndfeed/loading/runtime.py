@@ -300,7 +300,6 @@ class Runtime:
         self._taken = self._engine.taken or self._taken
         self._sent.clear()
         uninterrupted(self._stop)
-        self.adapter.close()
         self._stopped = True
 
     def _stop(self) -> None:
@@ -313,6 +312,7 @@ class Runtime:
         self._shared.clear()
         if self._decoder is not None:
             self._decoder.clear()
+        self.adapter.close()
 
 
 def _depth_of(runtime: Runtime | None) -> int:

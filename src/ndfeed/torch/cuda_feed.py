@@ -135,7 +135,7 @@ class Feed(CudaFeed):
                 else target(values)
                 for name, values in made.items()
             }
-        self._side.event = self._send(copies, [made])
+        self._side.event = self._send(copies, [made, there])
         return self._convert(there)._replace(reserved=reserved)
 
     def _convert(self, made: Tensors) -> Sent:
@@ -149,10 +149,16 @@ class Feed(CudaFeed):
         """Return the batch, ready for the stream that is current now."""
         stream = torch.cuda.current_stream(self._device.index)
         self._side.let_wait(stream.cuda_stream, made.event)
-        for value in made.made.values():
-            if isinstance(value, torch.Tensor) and value.is_cuda:
-                value.record_stream(stream)
+        mark_used(made.made, stream)
         return self._form.build(made.made)
+
+
+def mark_used(made: Tensors, stream: torch.cuda.Stream) -> None:
+    """Tell the allocator that a stream uses the tensors of a batch, also those in lists."""
+    for values in made.values():
+        for one in _list_tensors(values):
+            if one.is_cuda:
+                one.record_stream(stream)
 
 
 def _list_tensors(values: Values) -> list[torch.Tensor]:
