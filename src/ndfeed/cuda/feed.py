@@ -1,6 +1,7 @@
 """How batches get to a GPU: chooses the way, for the adapters of all frameworks.
 
 the GPU reads the files   plain rows of mapped files that are in memory
+inflated on the device    deflated files of one sample each, if nvCOMP is there and faster
 through pinned memory     everything else: compressed, cold, mapped by functions, ragged
 resident                  the whole dataset is in the memory of the device
 """
@@ -9,13 +10,17 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ndfeed.cuda.driver import Driver, Event, Refused
 from ndfeed.cuda.files import LARGE, Files
+from ndfeed.cuda.inflate import Inflater, Library
+from ndfeed.cuda.inflate_choice import Device, Rates, choose_way, is_faster
 from ndfeed.cuda.kernels import Orders
+from ndfeed.cuda.nvcomp import load_nvcomp
 from ndfeed.cuda.pieces import Pieces
 from ndfeed.cuda.registered import PIECE
 from ndfeed.cuda.resident import Resident
@@ -30,11 +35,12 @@ from ndfeed.dataset.row_selection import select_rows
 from ndfeed.errors import shown_size
 from ndfeed.files import platform_calls
 from ndfeed.files.shared_memory import Block
-from ndfeed.loading.adapter import Adapter
+from ndfeed.loading.adapter import Adapter, BatchSize
 from ndfeed.loading.batch_builder import Source
 from ndfeed.loading.buffer_pool import Bytes
+from ndfeed.loading.engine import Delivered
 from ndfeed.loading.host_source import HostSource
-from ndfeed.loading.options import Structure
+from ndfeed.loading.options import Options, Structure
 from ndfeed.order.permutation import Ints, permute_by
 
 _PROBES = 64
@@ -51,6 +57,10 @@ class CudaFeed(Adapter):
 
     ahead = 2
     together = 64 << 20  # starting work on a device costs more than on a CPU
+    load_library: Callable[[], Library] = staticmethod(load_nvcomp)
+    prefer: Callable[[Rates], bool] = staticmethod(is_faster)
+    least = 64 << 20  # bytes of a dataset that is worth inflating on a device
+    compared = 1024  # samples that are inflated there before that is chosen
 
     def __init__(
         self,
@@ -77,13 +87,36 @@ class CudaFeed(Adapter):
         self._files: Files | None = None
         self._held: Mapping[str, OnDevice] | None = None
         self._gathered: Resident | None = None
+        self._inflater: Inflater | None = None
         self._loading = threading.Lock()
         self._orders = Orders(side.driver)
         # Those that only ask for rows are few; where batches are made is measured.
         self.threads = 2 if resident or not self._reason else None if on_host else _copy_threads()
 
+    def reads(
+        self, ds: Dataset, options: Options, batches: BatchSize, kept: Sequence[str] = ()
+    ) -> tuple[Dataset, Options]:
+        """Return the compressed bytes in place of fields that are inflated on the device."""
+        if not self._on_host:
+            return ds, options
+        allocate = self.allocate or partial(allocate_pinned, self._side.driver)
+        device = Device(
+            self._side, self.load_library, self.prefer, allocate, self.least, self.compared
+        )
+        way = choose_way(ds, options, batches, kept, device)
+        self._inflater = way.inflater
+        if way.why:
+            self._reason = way.why if way.inflater else f"{self._reason}, since {way.why}"
+        return way.ds, way.options
+
+    def deliver(self, made: Batch, rows: Ints) -> Delivered:
+        """Convert the batch of ``rows``, which is inflated first if it was read compressed."""
+        return self.finish(made if self._inflater is None else self._inflater.read(made, rows))
+
     def source(self, host: HostSource) -> Source:
         """Return the source of stored fields."""
+        if self._inflater is not None:
+            self._inflater.host = host.of(self._ds)
         if self._on_host:
             return host
         pieces = Pieces(host, self._side, self._sender)
@@ -101,6 +134,8 @@ class CudaFeed(Adapter):
         """Say how batches get to the device."""
         if self._resident:
             return f"resident on {self._name}"
+        if self._inflater is not None:
+            return f"{self._inflater.describe(self._name)}: {self._reason}"
         if self._files is None:
             return f"through pinned memory to {self._name}: {self._reason}"
         if self._files.refused:
@@ -117,7 +152,7 @@ class CudaFeed(Adapter):
         with self._side.driver.context():
             self._side.flight.settle(0)
             self._orders.close()
-        for one in (self._files, self._gathered):
+        for one in (self._files, self._gathered, self._inflater):
             if one is not None:
                 one.close()
 

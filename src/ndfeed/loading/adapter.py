@@ -1,19 +1,29 @@
 """What a framework adds to a loader: its own memory for batches and its own kind of batches."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.map_steps import Batch
 from ndfeed.files.shared_memory import Block
 from ndfeed.loading.batch_builder import Source
 from ndfeed.loading.buffer_pool import Bytes
 from ndfeed.loading.engine import Delivered
 from ndfeed.loading.host_source import HostSource
-from ndfeed.loading.options import Structure
+from ndfeed.loading.options import Options, Structure
+from ndfeed.order.permutation import Ints
 
 ALL = Structure()
+
+
+class BatchSize(NamedTuple):
+    """How many samples and how many bytes a batch has."""
+
+    samples: int
+    nbytes: int
+
 
 # Of a field in a batch: an array, a list of them, or what a map made of it.
 Values: TypeAlias = Any
@@ -44,7 +54,8 @@ class Adapter:
 
     - ``allocate`` allocates memory for batches; ``None`` where any memory will do.
       ``allocate_shared`` allocates what worker processes fill.
-    - ``source`` may replace the source that reads into host memory.
+    - ``reads`` may replace the dataset and the options that batches are read with, and ``deliver``
+      is then given what was read. ``source`` may replace the source that reads into host memory.
     - ``joint`` says that batches which were read together are taken as one ``BatchGroup``; only
       where no field is ragged, and only if there are several. ``finish`` then returns dicts of
       arrays, or batches made by maps are not grouped.
@@ -71,6 +82,14 @@ class Adapter:
     def source(self, host: HostSource) -> Source:
         """Return the source of stored fields."""
         return host
+
+    def reads(self, ds: Dataset, options: Options, batches: BatchSize) -> tuple[Dataset, Options]:
+        """Return what is read for batches of a size, and how; before ``source`` is called."""
+        return ds, options
+
+    def deliver(self, made: Batch, rows: Ints) -> Delivered:
+        """Convert the batch of ``rows``, in the thread that made it."""
+        return self.finish(made)
 
     def finish(self, made: Batch) -> Delivered:
         """Convert a batch, in the thread that made it."""

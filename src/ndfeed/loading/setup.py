@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from ndfeed.loading.adapter import Adapter
+from ndfeed.loading.adapter import Adapter, BatchSize
 from ndfeed.loading.budget import estimate_batch_bytes, make_budget
 from ndfeed.loading.options import Request, Shuffle
 from ndfeed.loading.plan import Plan, make_plan
@@ -47,5 +47,6 @@ class Setup(NamedTuple):
 
     def make_runtime(self) -> Runtime:
         """Make a runtime for passes in this process."""
-        options, adapter = self.request.options, self.adapt()
-        return Runtime(self.request.ds, options, self.plan, self.batch_bytes, adapter)
+        adapter, size = self.adapt(), BatchSize(self.request.largest_batch, self.batch_bytes)
+        ds, options = adapter.reads(self.request.ds, self.request.options, size)
+        return Runtime(ds, options, self.plan, self.batch_bytes, adapter)
