@@ -88,14 +88,13 @@ class CudaFeed(Adapter):
         self._held: Mapping[str, OnDevice] | None = None
         self._gathered: Resident | None = None
         self._inflater: Inflater | None = None
+        self._kept: Sequence[str] = ()  # fields that are not inflated on the device
         self._loading = threading.Lock()
         self._orders = Orders(side.driver)
         # Those that only ask for rows are few; where batches are made is measured.
         self.threads = 2 if resident or not self._reason else None if on_host else _copy_threads()
 
-    def reads(
-        self, ds: Dataset, options: Options, batches: BatchSize, kept: Sequence[str] = ()
-    ) -> tuple[Dataset, Options]:
+    def reads(self, ds: Dataset, options: Options, batches: BatchSize) -> tuple[Dataset, Options]:
         """Return the compressed bytes in place of fields that are inflated on the device."""
         if not self._on_host:
             return ds, options
@@ -103,7 +102,7 @@ class CudaFeed(Adapter):
         device = Device(
             self._side, self.load_library, self.prefer, allocate, self.least, self.compared
         )
-        way = choose_way(ds, options, batches, kept, device)
+        way = choose_way(ds, options, batches, self._kept, device)
         self._inflater = way.inflater
         if way.why:
             self._reason = way.why if way.inflater else f"{self._reason}, since {way.why}"
