@@ -286,7 +286,7 @@ def inflate(bench: Bench) -> None:
     ways = {"ours, inflated on the GPU": load_nvcomp, "ours, on the CPU": no_nvcomp}
     for name, load in ways.items():
         Feed.load_library = staticmethod(load)
-        for batch in (256, 64):
+        for batch in (256,) if bench.quick else (256, 64):
             loader = ndfeed.torch.loader(ds, batch, shuffle=True, drop_last=True, device=DEVICE)
             with loader:
                 batches = endless(loader)
