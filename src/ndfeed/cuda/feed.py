@@ -6,6 +6,7 @@ through pinned memory     everything else: compressed, cold, mapped by functions
 resident                  the whole dataset is in the memory of the device
 """
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -104,6 +105,7 @@ class CudaFeed(Adapter):
         )
         way = choose_way(ds, options, batches, self._kept, device)
         self._inflater = way.inflater
+        self.waiting = 0 if way.inflater is None else way.inflater.lanes
         if way.why:
             self._reason = way.why if way.inflater else f"{self._reason}, since {way.why}"
         return way.ds, way.options
@@ -253,13 +255,14 @@ def allocate_pinned_shared(driver: Driver, size: int) -> Bytes:
     except Refused:
         return block  # what is in it is copied to pinned memory
     # Before it is unmapped; but not at exit, when copies may still read it.
-    weakref.finalize(block, _unregister, driver, address).atexit = False
+    weakref.finalize(block, _unregister, driver, address, os.getpid()).atexit = False
     return block
 
 
-def _unregister(driver: Driver, address: int) -> None:
-    with driver.context():
-        driver.unregister(address)
+def _unregister(driver: Driver, address: int, pid: int) -> None:
+    if pid == os.getpid():  # a forked child has neither the driver nor what it registered
+        with driver.context():
+            driver.unregister(address)
 
 
 def _copy_threads() -> int:

@@ -34,7 +34,7 @@ from ndfeed.loading.batch_builder import Source
 from ndfeed.order.permutation import Ints
 
 _AT_A_TIME = 2048  # samples: with fewer, most of the device has nothing to do
-_MOST_LANES = 32
+_MOST_LANES = 8
 _MOST_BYTES = 2 << 30  # of the batches in all lanes, decoded
 _GUARD = 64 << 10  # bytes before and after streams
 _TABLE = 7  # numbers for each stream
@@ -139,13 +139,14 @@ class Inflater:
         self._side = side
         self._library = library
         self._lanes: SimpleQueue[_Lane] = SimpleQueue()
+        self.lanes = 1
         self._left = 1  # lanes that may still be made
         self._making = threading.Lock()
 
     def set_batch(self, samples: int, nbytes: int) -> None:
         """Say how large batches are, before any is read."""
         enough = _AT_A_TIME // max(samples, 1)
-        self._left = max(min(enough, _MOST_LANES, _MOST_BYTES // max(nbytes, 1)), 1)
+        self.lanes = self._left = max(min(enough, _MOST_LANES, _MOST_BYTES // max(nbytes, 1)), 1)
 
     def read(self, made: Batch, rows: Ints) -> Batch:
         """Return a batch on the device, complete; for threads of the loader only."""

@@ -89,13 +89,13 @@ def choose_way(
     problem = _why_not(ds, names, options, batches)
     if problem:
         return plain._replace(why=problem)
-    coded = with_streams(ds, tuple(names))
     packed = replace(options, ragged="packed", pads={}, memory=_limit(options, batches))
     inflater: Inflater | None = None
     try:
         library = device.load()
         if ALIGNED % library.alignment:
             raise Refused(f"nvCOMP wants streams at multiples of {library.alignment} bytes")
+        coded = with_streams(ds, tuple(names))
         inflater = Inflater(ds, names, kept, device.side, library)
         inflater.set_batch(*batches)
         builders = _builder(coded, packed, device), _builder(ds, options, device)

@@ -70,6 +70,7 @@ class Adapter:
     allocate: Callable[[int], Bytes] | None = None
     allocate_shared: Callable[[int], Bytes] = staticmethod(Block.of)
     threads: int | None = None  # number of threads that makes batches fastest, if known
+    waiting: int = 0  # threads that wait for a device in ``deliver`` while others read
     ahead: int = 0  # batches that are sent before they are due
     together: int = 8 << 20  # bytes of small batches that are worth making at a time
     joint: bool = False  # are batches taken as a group?

@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,8 @@ class Runtime:
         self.plan = plan
         self._budget = budget_for(ds, options, plan, batch_bytes, adapter)
         choice = choose_processes(ds, options, decodes=bool(plan.coded))
-        self._processes = ProcessPool(choice, make_job(ds, options)) if choice.processes else None
+        pool = partial(ProcessPool, choice, waiting=adapter.waiting)
+        self._processes = pool(make_job(ds, options)) if choice.processes else None
         self._decoder: StreamDecoder | None = None
         if self._processes is not None and plan.coded:
             self._decoder = StreamDecoder(ds, self._processes)
@@ -130,10 +132,9 @@ class Runtime:
             )
         self._before = Timing()  # what was done before the current pass
         self._waited_before = 0.0
-        self._began = self._ended = 0.0
+        self._began = self._ended = self._look_at = 0.0
         self._disk, self._padding = Disk(), Padding()
         self._stopped = True  # is there nothing to stop?
-        self._look_at = 0.0
         self._pass: Pass | None = None
         self._count = 0  # batches of the pass
         self._size = 1  # samples of most of them
