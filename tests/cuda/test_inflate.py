@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import ndfeed
 from ndfeed.cuda.feed import allocate_pinned_shared
+from ndfeed.loading.engine import BatchGroup
 from ndfeed.loading.loader import Loader
 
 STRATEGIES = {
@@ -55,12 +56,21 @@ class Inflating(Feed):
 
     def __init__(self, ds, driver, library):
         super().__init__(ds, driver, on_host=True)
+        self.grouped = []  # how many batches were inflated together
         self.load_library = lambda: library
         self.allocate_shared = lambda size: allocate_pinned_shared(driver, size)
 
     def close(self):
         super().close()
         self._side.memory.trim(0)
+
+    def send(self, made):
+        if not isinstance(made, BatchGroup):
+            return (made,)
+        self.grouped.append(made.count)
+        starts = range(0, made.count * made.size, made.size)
+        each = [{n: v[at : at + made.size] for n, v in made.made.made.items()} for at in starts]
+        return [made.made._replace(made=one) for one in each]
 
     def finish(self, made):
         there = {name: values for name, values in made.items() if hasattr(values, "address")}
@@ -84,8 +94,25 @@ def test_batches_have_the_right_values(tmp_path, lag, processes):
     assert driver.faults == []
 
 
-def test_several_batches_are_inflated_at_a_time(tmp_path):
-    """A device decodes one stream slowly, and thousands as fast: each batch has its own lane."""
+@pytest.mark.parametrize("processes", [0, 2])
+def test_small_batches_are_inflated_together(tmp_path, processes):
+    """A device takes as long for one stream as for a thousand; the last batch is short."""
+    ds = images(tmp_path)
+    driver = StandIn()
+    feeds = []
+
+    def adapt():
+        feeds.append(Inflating(ds, driver, StandInNvcomp(driver)))
+        return feeds[0]
+
+    with Loader(settle_for(ds, 7, shuffle=True, processes=processes), adapt) as loader:
+        assert compare(loader, ds, 7, shuffle=True) == 58
+    assert max(feeds[0].grouped) > 4
+    assert driver.faults == []
+
+
+def test_several_threads_have_something_inflated_at_a_time(tmp_path):
+    """Each in a stream of the device of its own."""
     ds = images(tmp_path)
     driver = StandIn(0.005)
     with load(ds, 16, driver, StandInNvcomp(driver), threads=4) as loader:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ndfeed.cuda.driver import Driver, Event, Refused
 from ndfeed.cuda.files import LARGE, Files
-from ndfeed.cuda.inflate import Inflater, Library
+from ndfeed.cuda.inflate import INFLATED, Inflater, Library
 from ndfeed.cuda.inflate_choice import Device, Rates, choose_way, is_faster
 from ndfeed.cuda.kernels import Orders
 from ndfeed.cuda.nvcomp import load_nvcomp
@@ -36,7 +36,7 @@ from ndfeed.dataset.row_selection import select_rows
 from ndfeed.errors import shown_size
 from ndfeed.files import platform_calls
 from ndfeed.files.shared_memory import Block
-from ndfeed.loading.adapter import Adapter, BatchSize
+from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.batch_builder import Source
 from ndfeed.loading.buffer_pool import Bytes
 from ndfeed.loading.engine import Delivered
@@ -95,7 +95,7 @@ class CudaFeed(Adapter):
         # Those that only ask for rows are few; where batches are made is measured.
         self.threads = 2 if resident or not self._reason else None if on_host else _copy_threads()
 
-    def reads(self, ds: Dataset, options: Options, batches: BatchSize) -> tuple[Dataset, Options]:
+    def reads(self, ds: Dataset, options: Options, batch_bytes: int) -> tuple[Dataset, Options]:
         """Return the compressed bytes in place of fields that are inflated on the device."""
         if not self._on_host:
             return ds, options
@@ -103,9 +103,11 @@ class CudaFeed(Adapter):
         device = Device(
             self._side, self.load_library, self.prefer, allocate, self.least, self.compared
         )
-        way = choose_way(ds, options, batches, self._kept, device)
+        way = choose_way(ds, options, batch_bytes, self._kept, device)
         self._inflater = way.inflater
-        self.waiting = 0 if way.inflater is None else way.inflater.lanes
+        if way.inflater is not None:
+            self.joint = self.cuts_ragged = True
+            self.together = INFLATED
         if way.why:
             self._reason = way.why if way.inflater else f"{self._reason}, since {way.why}"
         return way.ds, way.options

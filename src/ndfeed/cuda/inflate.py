@@ -1,7 +1,7 @@
 """Deflated files inflated on the device: their bytes are sent as stored, decoded, checked and cut.
 
-The device decodes one stream no faster than a processor does, but thousands at a time: so several
-batches are in progress at once, each in a lane, a stream of the device with memory of its own. The
+The device takes as long for one stream as for a thousand. So small batches are decoded together,
+and several groups at once, each in a lane: a stream of the device with memory of its own. The
 thread that made a batch waits until its lane is done, and looks at sizes, statuses and checksums
 before anybody gets the batch. If anything is wrong with a sample, the batch is read again on the
 CPU, which gives the right values or names the file.
@@ -31,9 +31,10 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.map_steps import Batch
 from ndfeed.dataset.row_selection import select_rows
 from ndfeed.loading.batch_builder import Source
+from ndfeed.loading.ragged import Room
 from ndfeed.order.permutation import Ints
 
-_AT_A_TIME = 2048  # samples: with fewer, most of the device has nothing to do
+INFLATED = 16 << 20  # bytes of small batches that are worth inflating together
 _MOST_LANES = 8
 _MOST_BYTES = 2 << 30  # of the batches in all lanes, decoded
 _GUARD = 64 << 10  # bytes before and after streams
@@ -69,7 +70,7 @@ class _Lane:
         self._address = self._size = 0
 
     def memory(self, size: int) -> int:
-        """Return the address of device memory, which what was there before is lost with."""
+        """Return the address of so much device memory; what was there before is lost."""
         if size > self._size:
             self._free_memory()
             size += size // 8  # batches differ a little
@@ -139,18 +140,17 @@ class Inflater:
         self._side = side
         self._library = library
         self._lanes: SimpleQueue[_Lane] = SimpleQueue()
-        self.lanes = 1
         self._left = 1  # lanes that may still be made
         self._making = threading.Lock()
 
-    def set_batch(self, samples: int, nbytes: int) -> None:
+    def set_batch(self, nbytes: int) -> None:
         """Say how large batches are, before any is read."""
-        enough = _AT_A_TIME // max(samples, 1)
-        self.lanes = self._left = max(min(enough, _MOST_LANES, _MOST_BYTES // max(nbytes, 1)), 1)
+        self._left = max(min(_MOST_LANES, _MOST_BYTES // max(nbytes, INFLATED)), 1)
 
     def read(self, made: Batch, rows: Ints) -> Batch:
         """Return a batch on the device, complete; for threads of the loader only."""
         self._side.join()
+        made = _collate(made)
         memory = self._side.memory
         names = [name for name in self._ds.names if name not in self._kept]
         there = {name: memory.empty(name, len(rows)) for name in names}
@@ -298,6 +298,14 @@ class Inflater:
                 with self._making:
                     self._left += 1
                 _idle_lanes(self._side.driver).append(lane)
+
+
+def _collate(batch: Batch) -> Batch:
+    """Return a batch with the fields that were read into their form just now."""
+    made: Batch = {}
+    for name, values in batch.items():
+        made |= values.batch if isinstance(values, Room) else {name: values}
+    return made
 
 
 def _facts(group: Group, column: Column, samples: Ints) -> tuple[Ints, Ints, Ints, Ints]:

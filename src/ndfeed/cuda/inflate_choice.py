@@ -22,7 +22,6 @@ from ndfeed.dataset.readahead import spread
 from ndfeed.dataset.row_selection import Drawn
 from ndfeed.errors import Error
 from ndfeed.files.platform_calls import share_of_cores
-from ndfeed.loading.adapter import BatchSize
 from ndfeed.loading.batch_builder import BatchBuilder
 from ndfeed.loading.buffer_pool import Bytes, Pool
 from ndfeed.loading.coded import make_stream_cache
@@ -77,7 +76,7 @@ class Way(NamedTuple):
 def choose_way(
     ds: Dataset,
     options: Options,
-    batches: BatchSize,
+    batch_bytes: int,
     kept: Sequence[str],
     device: Device,
 ) -> Way:
@@ -86,10 +85,10 @@ def choose_way(
     plain = Way(None, ds, options, "")
     if ds.steps or not names or ds.nbytes < max(device.least, 1):
         return plain
-    problem = _why_not(ds, names, options, batches)
+    problem = _why_not(ds, names, options, batch_bytes)
     if problem:
         return plain._replace(why=problem)
-    packed = replace(options, ragged="packed", pads={}, memory=_limit(options, batches))
+    packed = replace(options, ragged="packed", pads={}, memory=_limit(options, batch_bytes))
     inflater: Inflater | None = None
     try:
         library = device.load()
@@ -97,7 +96,7 @@ def choose_way(
             raise Refused(f"nvCOMP wants streams at multiples of {library.alignment} bytes")
         coded = with_streams(ds, tuple(names))
         inflater = Inflater(ds, names, kept, device.side, library)
-        inflater.set_batch(*batches)
+        inflater.set_batch(batch_bytes)
         builders = _builder(coded, packed, device), _builder(ds, options, device)
         rates = measure(inflater, builders, ds, device.samples)
     except (Refused, Error, MemoryError, RuntimeError) as error:
@@ -114,7 +113,7 @@ def choose_way(
     return plain._replace(why=f"inflating them on the GPU is no faster ({found})")
 
 
-def _why_not(ds: Dataset, names: Sequence[str], options: Options, batches: BatchSize) -> str:
+def _why_not(ds: Dataset, names: Sequence[str], options: Options, batch_bytes: int) -> str:
     if options.on_error == "skip":
         return "samples that cannot be read are looked for on the CPU"
     if isinstance(ds.rows, Drawn):
@@ -126,14 +125,14 @@ def _why_not(ds: Dataset, names: Sequence[str], options: Options, batches: Batch
             return "other rows are compressed or converted"
     if any(column.field.ragged for column in columns_of(ds.groups)):
         return "samples differ in shape"
-    if batches.nbytes > _LARGEST:
+    if batch_bytes > _LARGEST:
         return "batches are too large"
     return ""
 
 
-def _limit(options: Options, batches: BatchSize) -> int:
+def _limit(options: Options, batch_bytes: int) -> int:
     """Return a memory limit with which few decoded batches wait on the device."""
-    return min(options.memory, max(_MOST_AHEAD, 4 * batches.nbytes))
+    return min(options.memory, max(_MOST_AHEAD, 4 * batch_bytes))
 
 
 def _builder(ds: Dataset, options: Options, device: Device) -> BatchBuilder:

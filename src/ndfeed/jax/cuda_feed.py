@@ -31,7 +31,6 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.map_steps import Batch
 from ndfeed.jax.batch_format import BatchFormat
 from ndfeed.jax.framework_hacks import can_uncommit, uncommit
-from ndfeed.loading.adapter import BatchSize
 from ndfeed.loading.batch_builder import Source
 from ndfeed.loading.buffer_pool import Pool, buffer_of
 from ndfeed.loading.engine import BatchGroup
@@ -102,9 +101,9 @@ class Direct(CudaFeed):
         self._uploads = Uploads(side)
         self._copying: deque[tuple[jax.Array, Sequence[object]]] = deque()
 
-    def reads(self, ds: Dataset, options: Options, batches: BatchSize) -> tuple[Dataset, Options]:
+    def reads(self, ds: Dataset, options: Options, batch_bytes: int) -> tuple[Dataset, Options]:
         """Return the compressed bytes in place of fields that are inflated on the device."""
-        found = super().reads(ds, options, batches)
+        found = super().reads(ds, options, batch_bytes)
         if self._inflater is not None:
             self._exact = self._form.exact_casts
         return found

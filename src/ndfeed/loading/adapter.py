@@ -1,7 +1,7 @@
 """What a framework adds to a loader: its own memory for batches and its own kind of batches."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,13 +16,6 @@ from ndfeed.loading.options import Options, Structure
 from ndfeed.order.permutation import Ints
 
 ALL = Structure()
-
-
-class BatchSize(NamedTuple):
-    """How many samples and how many bytes a batch has."""
-
-    samples: int
-    nbytes: int
 
 
 # Of a field in a batch: an array, a list of them, or what a map made of it.
@@ -57,8 +50,8 @@ class Adapter:
     - ``reads`` may replace the dataset and the options that batches are read with, and ``deliver``
       is then given what was read. ``source`` may replace the source that reads into host memory.
     - ``joint`` says that batches which were read together are taken as one ``BatchGroup``; only
-      where no field is ragged, and only if there are several. ``finish`` then returns dicts of
-      arrays, or batches made by maps are not grouped.
+      where no field is ragged, unless ``cuts_ragged``, and only if there are several. ``finish``
+      then returns dicts of arrays, or batches made by maps are not grouped.
     - ``finish`` is called with every batch by the thread that made it. The consumer calls ``send``
       with its result, ``ahead`` batches before it is due, and ``receive`` when it is due, with what
       ``send`` returned: one object, or the batches of a group one by one. Where ``ahead`` is 0
@@ -70,10 +63,10 @@ class Adapter:
     allocate: Callable[[int], Bytes] | None = None
     allocate_shared: Callable[[int], Bytes] = staticmethod(Block.of)
     threads: int | None = None  # number of threads that makes batches fastest, if known
-    waiting: int = 0  # threads that wait for a device in ``deliver`` while others read
     ahead: int = 0  # batches that are sent before they are due
     together: int = 8 << 20  # bytes of small batches that are worth making at a time
     joint: bool = False  # are batches taken as a group?
+    cuts_ragged: bool = False  # even if fields are ragged, as they were read?
     growth: float = 0.0  # bytes that ``finish`` allocates per byte of its batch
     held: int = 0  # bytes of delivered batches that the framework itself may keep
 
@@ -84,7 +77,7 @@ class Adapter:
         """Return the source of stored fields."""
         return host
 
-    def reads(self, ds: Dataset, options: Options, batches: BatchSize) -> tuple[Dataset, Options]:
+    def reads(self, ds: Dataset, options: Options, batch_bytes: int) -> tuple[Dataset, Options]:
         """Return what is read for batches of a size, and how; before ``source`` is called."""
         return ds, options
 

@@ -113,9 +113,9 @@ class BatchMaker:
         together = self._try_reading(rows, timing) if count > 1 else None
         if together is not None and self._joint:
             try:
-                group = BatchGroup(self._deliver(together, rows), count)
+                group = BatchGroup(self._deliver(together, rows), count, size)
             except Error:  # an error in one of them: those before it come first
-                pass
+                together = None
             else:
                 timing.batches += count
                 timing.rows += len(rows)

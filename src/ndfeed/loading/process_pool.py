@@ -45,12 +45,9 @@ class Choice(NamedTuple):
 
 
 class ProcessPool:
-    """Processes that work at a job, each used by one thread at a time.
+    """Processes that work at a job, each used by one thread at a time."""
 
-    ``waiting`` threads may have to wait for something else meanwhile.
-    """
-
-    def __init__(self, choice: Choice, job: Job, waiting: int = 0) -> None:
+    def __init__(self, choice: Choice, job: Job) -> None:
         self.count = choice.processes
         self.lean = choice.lean
         self.reads = choice.reads
@@ -58,7 +55,6 @@ class ProcessPool:
         self.problem = ""  # why there are none
         self.patience: float | None = None  # seconds that an answer may take, if limited
         self._job = job
-        self._waiting_elsewhere = waiting
         self._mapped = bool(job.ds.steps)
         self._asked = choice.wanted
         # A function that would take memory of a GPU in every process is to fail instead.
@@ -76,8 +72,7 @@ class ProcessPool:
     @property
     def threads(self) -> int:
         """How many threads keep them busy: each waits for one, and others read meanwhile."""
-        others = 1 + self._waiting_elsewhere
-        return self.count + others + (0 if self.reads else self.count // 4)
+        return self.count + 1 + (0 if self.reads else self.count // 4)
 
     @property
     def ready(self) -> bool:

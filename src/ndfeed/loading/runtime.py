@@ -13,7 +13,6 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,7 +65,7 @@ def budget_for(
         options.memory,
         batch_bytes,
         decodes=bool(plan.coded),
-        splits=not any(field.ragged for field in stored_fields(ds)),
+        splits=adapter.cuts_ragged or not any(field.ragged for field in stored_fields(ds)),
         # Processes are asked for more at a time, since asking takes longer.
         group_bytes=adapter.together * (2 if opens_files(ds) else 1),
         growth=adapter.growth,
@@ -91,8 +90,7 @@ class Runtime:
         self.plan = plan
         self._budget = budget_for(ds, options, plan, batch_bytes, adapter)
         choice = choose_processes(ds, options, decodes=bool(plan.coded))
-        pool = partial(ProcessPool, choice, waiting=adapter.waiting)
-        self._processes = pool(make_job(ds, options)) if choice.processes else None
+        self._processes = ProcessPool(choice, make_job(ds, options)) if choice.processes else None
         self._decoder: StreamDecoder | None = None
         if self._processes is not None and plan.coded:
             self._decoder = StreamDecoder(ds, self._processes)
@@ -132,9 +130,10 @@ class Runtime:
             )
         self._before = Timing()  # what was done before the current pass
         self._waited_before = 0.0
-        self._began = self._ended = self._look_at = 0.0
+        self._began = self._ended = 0.0
         self._disk, self._padding = Disk(), Padding()
         self._stopped = True  # is there nothing to stop?
+        self._look_at = 0.0
         self._pass: Pass | None = None
         self._count = 0  # batches of the pass
         self._size = 1  # samples of most of them

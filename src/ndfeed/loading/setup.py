@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from ndfeed.loading.adapter import Adapter, BatchSize
+from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.budget import estimate_batch_bytes, make_budget
 from ndfeed.loading.options import Request, Shuffle
 from ndfeed.loading.plan import Plan, make_plan
@@ -47,6 +47,6 @@ class Setup(NamedTuple):
 
     def make_runtime(self) -> Runtime:
         """Make a runtime for passes in this process."""
-        adapter, size = self.adapt(), BatchSize(self.request.largest_batch, self.batch_bytes)
-        ds, options = adapter.reads(self.request.ds, self.request.options, size)
+        adapter = self.adapt()
+        ds, options = adapter.reads(self.request.ds, self.request.options, self.batch_bytes)
         return Runtime(ds, options, self.plan, self.batch_bytes, adapter)
