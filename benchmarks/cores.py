@@ -77,9 +77,10 @@ def write(folder, kind, shape, files):
     """Write all files of a case, on every core."""
     os.makedirs(folder)
     if kind == "npy rows":
-        out = np.lib.format.open_memmap(f"{folder}/x.npy", "w+", np.uint8, (files, *shape))
+        # Eight times the same, so that an epoch takes longer than forking processes for it.
+        out = np.lib.format.open_memmap(f"{folder}/x.npy", "w+", np.uint8, (8 * files, *shape))
         for number in range(files):
-            out[number] = picture(number, shape)
+            out[number::files] = picture(number, shape)
         return
     with multiprocessing.get_context("spawn").Pool() as pool:
         some = np.array_split(np.arange(files), 64)

@@ -147,7 +147,7 @@ def _wrong(
     return int(bad), changed
 
 
-def rate(batches: Iterator[Any], rows: int, seconds: float = 2.0) -> float:
+def rate(batches: Iterator[Any], rows: int, seconds: float = 1.0) -> float:
     """Return rows per second; at most four batches are in flight at a time, as in training."""
     for _ in range(8):
         jax.block_until_ready(next(batches))
@@ -219,7 +219,7 @@ def rates(folder: Path, quick: bool) -> None:
         best = dict.fromkeys(ways, 0.0)
         for _ in range(3):
             for name, way in ways.items():
-                best[name] = max(best[name], rate(way(), batch, 1.0 if quick else 2.0))
+                best[name] = max(best[name], rate(way(), batch))
         size = mapped[0].nbytes
         found = loader.report()
         say(question=f"rates {label}", threads=found.threads, took=found.way)

@@ -45,6 +45,7 @@ NAMES = {
     "members / times inflated": "compressed members / times one was decompressed",
     "lower of pinned copy and gather": "slower of pinned copy and gather",
     "fed": "training with ndfeed",
+    "fed, through pinned memory": "training with ndfeed through pinned memory",
     "on the GPU already": "training on data already on the GPU",
     "device_put of ready batches": "`device_put` of batches already in memory",
     "the loop / ours": "time of a loop / time of ndfeed",
@@ -177,13 +178,16 @@ def before_and_after(facts: list[Facts]) -> str:
 def targets(facts: list[Facts], words: tuple[str, ...], name: str) -> str:
     """Return a table of what was compared, the measured ratio, and the target."""
     rows = ["| benchmark | comparison | measured | target |", "|---|---|--:|--:|"]
+    below: set[str] = set()
     for one in facts:
         if "bar" in one and chosen(one, words):
             rows.append(
                 f"| {benchmark(one['question'])} | {comparison(one, facts, name)} | "
                 f"{number(one['ratio'])} | {target(one)} |"
             )
-            rows += without_target(one, facts, name)
+            if one["question"] not in below:
+                rows += without_target(one, facts, name)
+            below.add(one["question"])
     if len(rows) == 2:
         raise ValueError(f"no measurements of benchmarks that begin with {words}")
     return "\n".join(rows)
@@ -201,7 +205,8 @@ def without_target(one: Facts, facts: list[Facts], name: str) -> list[str]:
     """Return the comparisons without a target that belong below a row."""
     rows = []
     for extra in EXTRAS:
-        if (extra.script, extra.below) == (stem(name), one["question"]):
+        measured = any(found.get("question") == extra.question for found in facts)
+        if measured and (extra.script, extra.below) == (stem(name), one["question"]):
             others = fastest(facts, extra.question, extra.others)
             ratio = rate_of(facts, extra.question, "ours") / others
             against = counted(extra.against, ways_of(extra.question, facts))

@@ -30,7 +30,7 @@ args = sys.argv[1:]
 
 def examples(count):
     """How many examples Hypothesis draws: ``count`` by default, fewer or more by its profile."""
-    return max(count * settings.default.max_examples // 50, 10)
+    return max(count * settings.default.max_examples // 30, 10)
 
 
 def start(code, *args, **options):

@@ -11,7 +11,7 @@ from hypothesis import settings
 
 # A shared machine stalls at times: how long one example took says nothing about the code. The
 # examples are the same in every run: a change is to blame for what fails, not the day.
-settings.register_profile("ndfeed", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("ndfeed", deadline=None, derandomize=True, max_examples=30)
 # For a second run with other versions of what we stand on.
 settings.register_profile("few", deadline=None, derandomize=True, max_examples=10)
 # For looking further than that: new examples in every run.

@@ -142,6 +142,51 @@ def test_windows_are_read_by_the_device(tmp_path):
     assert driver.faults == []
 
 
+def volumes(folder, dtype="<i2", order="C"):
+    """Cases of different sizes, with a mask of the same size and a number."""
+    for number in range(5):
+        shape = 20 + number, 24, 30 - number
+        values = (np.arange(np.prod(shape)) * 7 % 251).reshape(shape)
+        for name, kind in (("image", dtype), ("mask", "u1")):
+            (folder / name).mkdir(exist_ok=True)
+            np.save(folder / name / f"{number}.npy", np.asarray(values, kind, order=order))
+        (folder / "patient").mkdir(exist_ok=True)
+        np.save(folder / "patient" / f"{number}.npy", np.full(3, number))
+    return ndfeed.open(
+        {name: folder / name for name in ("image", "mask", "patient")}, sample="file"
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"each": 8},
+        {"each": 3, "place": True},
+        {"grid": 2},
+        {"at": [[0, 1, 2, 3], [4, 0, 5, 9]] * 9},
+    ],
+)
+def test_crops_are_read_by_the_device(tmp_path, options):
+    """Stretch by stretch; a field that is not cropped comes with every crop of its case."""
+    ds = volumes(tmp_path).crops({"image": (9, 8, 17), "mask": (9, 8, 17)}, **options)
+    driver = StandIn(0.0005)
+    with load(ds, 4, driver, shuffle=True) as loader:
+        assert compare(loader, ds, 4, shuffle=True) > 3
+        assert "reads the files by a kernel" in loader.report().way
+    assert driver.faults == []
+    assert driver.registered == 0
+
+
+def test_elements_that_are_scattered_go_through_pinned_memory(tmp_path):
+    """What says where each of them is would be larger than they are."""
+    ds = volumes(tmp_path, order="F").crops({"image": (9, 8, 17), "mask": (9, 8, 17)}, each=3)
+    driver = StandIn()
+    with load(ds, 4, driver, shuffle=True) as loader:
+        compare(loader, ds, 4, shuffle=True)
+        assert "through pinned memory to stand-in: rows are" in loader.report().way
+    assert driver.faults == []
+
+
 def test_compressed_rows_go_through_pinned_memory(tmp_path):
     np.savez_compressed(tmp_path / "x.npz", x=np.arange(4000).reshape(400, 10))
     ds = ndfeed.open(tmp_path / "x.npz", sample="row")

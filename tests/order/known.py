@@ -28,6 +28,9 @@ class Known:
     def lengths(self, field):
         return self.fields[field]
 
+    def each(self, function, items):
+        return map(function, items)
+
     def share(self, name, size, fill):
         out = np.zeros(size, np.uint8)
         fill(out)

@@ -6,17 +6,18 @@ from children import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ndfeed.files.threads import map_in_threads
 from ndfeed.order import alias
 from ndfeed.order.alias import digest, fill_table, measure_units
 
 COLUMN = 1 << 32
 
 
-def make(weights):
+def make(weights, each=map):
     """The table for some weights."""
     weights = np.asarray(weights)
     table = np.zeros(len(weights), np.uint64)
-    fill_table(weights, measure_units(weights), table)
+    fill_table(weights, measure_units(weights, each), table, each)
     return table
 
 
@@ -57,21 +58,39 @@ def test_any_weights(weights):
     check(weights)
 
 
-@pytest.mark.parametrize("kind", ["uniform", "equal", "harmonic", "one heavy", "mostly zero", "u1"])
+def many(kind, n):
+    """Weights of many samples."""
+    rng = np.random.default_rng(5)
+    return {
+        "uniform": rng.random(n),
+        "equal": np.full(n, 0.1),
+        "harmonic": 1 / np.arange(1, n + 1),
+        "one heavy": np.r_[np.ones(n - 1), 1e6],
+        "mostly zero": (rng.random(n) < 0.01) * rng.random(n),
+        "u1": rng.integers(0, 256, n, dtype="u1"),
+    }[kind]
+
+
+KINDS = pytest.mark.parametrize(
+    "kind", ["uniform", "equal", "harmonic", "one heavy", "mostly zero", "u1"]
+)
+
+
+@KINDS
 def test_more_samples_than_are_worked_on_at_once(kind):
     """Who fills a column may come long before it, or after."""
-    n = 3 * alias._CHUNK + 17
-    rng = np.random.default_rng(5)
-    check(
-        {
-            "uniform": rng.random(n),
-            "equal": np.full(n, 0.1),
-            "harmonic": 1 / np.arange(1, n + 1),
-            "one heavy": np.r_[np.ones(n - 1), 1e6],
-            "mostly zero": (rng.random(n) < 0.01) * rng.random(n),
-            "u1": rng.integers(0, 256, n, dtype="u1"),
-        }[kind]
-    )
+    check(many(kind, 3 * alias._CHUNK + 17))
+
+
+@KINDS
+def test_threads_fill_the_same_table(kind, monkeypatch):
+    """Whoever is first, and however many parts are filled at once."""
+    weights = many(kind, 7 * alias._CHUNK + 17)
+    expected = make(weights)
+    monkeypatch.setattr(alias, "_BLOCK", 3)
+    for _ in range(3):
+        made = make(weights, lambda function, items: map_in_threads(function, items, 4))
+        np.testing.assert_array_equal(made, expected)
 
 
 def test_a_digest_tells_weights_apart():

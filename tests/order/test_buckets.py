@@ -422,7 +422,7 @@ def test_it_is_an_order_and_a_value():
     copied = pickle.loads(pickle.dumps(bound))
     assert copied == bound
     assert len(pickle.dumps(bound)) < 1000
-    with pytest.raises(RuntimeError, match="Buckets needs data first"):
+    with pytest.raises(ValueError, match="has seen no data yet"):
         copied.begin(3000, 0, 0)
     with pytest.raises(ValueError, match="n must be 3000"):
         bound.begin(2999, 0, 0)

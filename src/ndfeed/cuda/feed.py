@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ndfeed.cuda.driver import Driver, Event, Refused
-from ndfeed.cuda.files import LARGE, Files
+from ndfeed.cuda.files import Files
 from ndfeed.cuda.inflate import INFLATED, Inflater, Library
 from ndfeed.cuda.inflate_choice import Device, Rates, choose_way, is_faster
 from ndfeed.cuda.kernels import Orders
@@ -28,9 +28,10 @@ from ndfeed.cuda.resident import Resident
 from ndfeed.cuda.sender import Copy, Sender
 from ndfeed.cuda.side import OnDevice, Recorded, Side
 from ndfeed.dataset import readahead
-from ndfeed.dataset.column import Group, columns_of
+from ndfeed.dataset.column import Column, Group, columns_of, is_converted
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.map_steps import Batch
+from ndfeed.dataset.overlapping import stretch_bytes
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import select_rows
 from ndfeed.errors import shown_size
@@ -46,6 +47,7 @@ from ndfeed.order.permutation import Ints, permute_by
 
 _PROBES = 64
 _MOST_THREADS = 16
+_SHORTEST = 16  # bytes of a stretch: what says where it is takes eight
 _MOST_AHEAD = 512 << 20  # bytes of batches made on the CPU that are on the device ahead of use
 
 
@@ -143,11 +145,8 @@ class CudaFeed(Adapter):
             return f"through pinned memory to {self._name}: {self._reason}"
         if self._files.refused:
             return f"through pinned memory to {self._name}: {self._files.refused}"
-        sizes = [column.size for column in columns_of(self._ds.groups)]
-        by = "its copy engines" if min(sizes) >= LARGE else "a kernel"
-        by = "both" if min(sizes) < LARGE <= max(sizes) else by
         registered = shown_size(self._files.nbytes)
-        return f"{self._name} reads the files by {by}, {registered} registered"
+        return f"{self._name} reads the files by {self._files.by}, {registered} registered"
 
     def close(self) -> None:
         """Release registered pages. Resident data is released with the loader itself."""
@@ -277,13 +276,24 @@ def why_not_direct(ds: Dataset) -> str:
     for group in ds.groups:
         if group.by_file or not group.mapped or reader_of(group).maps is None:
             return "files are read one by one"
-        if not all(c.plain and c.size and not c.any_swapped for c in group.columns):
-            return "rows are compressed, strided, ragged or in another byte order"
+        if not all(map(_is_direct, group.columns)):
+            return "rows are compressed, ragged, scattered or in another byte order"
         if not all(c.size <= PIECE for c in group.columns):
             return f"rows are larger than {shown_size(PIECE)}"
         if not _is_warm(ds, group):
             return "the files are not in memory yet"
     return ""
+
+
+def _is_direct(column: Column) -> bool:
+    """Can the GPU fetch the samples of a column itself?"""
+    if column.computed is not None or (column.plain and column.size and not column.any_swapped):
+        return True
+    if column.coding.any() or not column.even or column.pad is not None or column.any_swapped:
+        return False
+    if column.field.ragged or column.whole.any() or is_converted(column) or not column.size:
+        return False
+    return stretch_bytes(column) >= min(_SHORTEST, column.size)
 
 
 def _is_warm(ds: Dataset, group: Group) -> bool:

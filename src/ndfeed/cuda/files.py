@@ -3,6 +3,8 @@
 Large rows are fetched by the copy engines, which reach the rate of the bus and leave the
 multiprocessors to training; small ones by a kernel, for which a row costs nothing.
 
+Crops, and other rows that are not contiguous, are fetched by the kernel, stretch by stretch.
+
 Small fields beside large ones, labels beside images, are fetched for a long stretch of the order at
 once, and batches are given their parts. A call to the driver costs as much as the copy of an image,
 however small what it fetches, and calls of several threads wait for each other.
@@ -19,9 +21,10 @@ from ndfeed.cuda.driver import Refused
 from ndfeed.cuda.kernels import Places, Uploads, gather
 from ndfeed.cuda.registered import PIECE, Registered, share_registered
 from ndfeed.cuda.side import OnDevice, Side
-from ndfeed.dataset.column import Column, Group
+from ndfeed.dataset.column import Column, Group, Place
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.map_steps import Batch
+from ndfeed.dataset.overlapping import find_stretches
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import select_rows
 from ndfeed.files.maps import Maps, Unmappable
@@ -102,13 +105,22 @@ class Files(Source):
         self._registered: dict[int, Registered] = {}
         self._sharing = threading.Lock()
         self._uploads = Uploads(side)
-        by_engines = side.driver.copies_rows
-        large = [[c for c in g.columns if by_engines and c.size >= LARGE] for g in ds.groups]
-        small = [[c for c in g.columns if not by_engines or c.size < LARGE] for g in ds.groups]
+        large = [[c for c in g.columns if self._for_engines(c)] for g in ds.groups]
+        small = [[c for c in g.columns if not self._for_engines(c)] for g in ds.groups]
         self._large, self._small = large, small
         self._stretches: _Stretches | None = None
         if any(large) and any(small):
             self._stretches = _Stretches(sum(c.size for some in small for c in some))
+
+    def _for_engines(self, column: Column) -> bool:
+        return self._side.driver.copies_rows and column.pitch > 0 and column.size >= LARGE
+
+    @property
+    def by(self) -> str:
+        """What fetches the rows, in words."""
+        if any(self._large) and any(self._small):
+            return "both"
+        return "its copy engines" if any(self._large) else "a kernel"
 
     def foresee(self, rows: Ints) -> None:
         """Note which rows will be read, in this order: ``read`` is given slices of it."""
@@ -165,6 +177,9 @@ class Files(Source):
     def _fetch_group(
         self, group: Group, columns: list[Column], samples: Ints, batch: Batch
     ) -> None:
+        if columns[0].computed is not None:
+            self._send_computed(columns, group.locate(samples), batch)
+            return
         reader = reader_of(group)
         reader.check(group, samples)
         maps = reader.maps
@@ -184,14 +199,15 @@ class Files(Source):
             if maps.unleased:
                 # Who wrote to them while the device read could only be told on a lease.
                 raise Refused("the files cannot be leased")
-            registered = self._pieces(group, maps)
+            pages = self._pieces(group, maps)
             places = Places(self._uploads, maps.address[file], row)
             for column in columns:
-                first = column.first[part]
-                if not registered.complete:
-                    limit = self._limit - self.nbytes + registered.nbytes
-                    registered.ensure(file, row * column.pitch + first, column.size, limit)
-                batch[column.field.name] = self._fetch(column, places, first)
+                if column.pitch:
+                    made = self._fetch_rows(column, places, file, column.first[part], pages)
+                else:
+                    located = group.locate(samples)
+                    made = self._fetch_stretches(column, places, file, located, pages)
+                batch[column.field.name] = made
             event = side.record()
         except BaseException:
             side.driver.synchronize()
@@ -212,16 +228,57 @@ class Files(Source):
                     self._registered[id(maps)] = found
         return found
 
-    def _fetch(self, column: Column, places: Places, first: Ints | int) -> OnDevice:
-        size, memory = column.size, self._side.memory
-        out = memory.empty(column.field.name, len(places.row))
-        target = memory.address(out)
-        if size >= LARGE and self._side.driver.copies_rows:
+    def _ensure(self, pages: Registered, file: Ints | int, start: Ints, size: int) -> None:
+        """Register the pages of some bytes."""
+        if not pages.complete:
+            pages.ensure(file, start, size, self._limit - self.nbytes + pages.nbytes)
+
+    def _fetch_rows(
+        self,
+        column: Column,
+        places: Places,
+        file: Ints | int,
+        first: Ints | int,
+        pages: Registered,
+    ) -> OnDevice:
+        size, count = column.size, len(places.row)
+        self._ensure(pages, file, places.row * column.pitch + first, size)
+        out = self._side.memory.empty(column.field.name, count)
+        target = self._side.memory.address(out)
+        if self._for_engines(column):
             self._by_engines(*places.on_host(column.pitch, first), size, target)
         else:
             found = places.on_device(size, column.pitch, first)
-            gather(self._side.stream, found, target, len(places.row), size)
+            gather(self._side.stream, found, target, count, size)
         return out
+
+    def _fetch_stretches(
+        self,
+        column: Column,
+        places: Places,
+        file: Ints | int,
+        located: Place,
+        pages: Registered,
+    ) -> OnDevice:
+        """Fetch samples that are not contiguous, such as crops."""
+        start, size = find_stretches(column, located)
+        self._ensure(pages, file if isinstance(file, int) else file[:, None], start, size)
+        out = self._side.memory.empty(column.field.name, len(start))
+        target = self._side.memory.address(out)
+        found = places.of_stretches(start, size)
+        gather(self._side.stream, found, target, start.size, size)
+        return out
+
+    def _send_computed(self, columns: list[Column], located: Place, batch: Batch) -> None:
+        """Send fields that are in no file."""
+        memory, used = self._side.memory, []
+        for column in columns:
+            if column.computed is not None:
+                values = column.computed(located)
+                out = memory.empty(column.field.name, len(values))
+                used.append(self._uploads.pass_on(values, memory.address(out)))
+                batch[column.field.name] = out
+        self._uploads.release(used, self._side.record())
 
     def _by_engines(self, at: Ints, address: Ints, size: int, first: int) -> None:
         target = first + np.arange(len(address)) * size

@@ -136,13 +136,17 @@ class Places:
     def on_device(self, size: int, pitch: int, first: Ints | int) -> Found:
         """Return where the rows lie, for a kernel."""
         base = self._base + first
-        odd = int(np.bitwise_or.reduce(base, axis=None)) | size | pitch
-        word = min(odd & -odd, _WIDEST)
+        word = _find_word(base, size | pitch)
         if np.ndim(base):
             return Found(self._send(self.row * pitch + base).device, 0, 1, word)
         if self._rows is None:  # one base for all rows: the device computes the addresses
             self._rows = self._send(self.row)
         return Found(self._rows.device, int(base), pitch, word)
+
+    def of_stretches(self, start: Ints, size: int) -> Found:
+        """Return where stretches lie that start at some places of the files of these rows."""
+        address = (start + np.reshape(self._base, (-1, 1))).reshape(-1)
+        return Found(self._send(address).device, 0, 1, _find_word(address, size))
 
     def _send(self, numbers: Ints) -> Upload:
         made = self._uploads.send(numbers)
@@ -152,6 +156,12 @@ class Places:
     def release(self, event: Event) -> None:
         """Give up the memory for numbers, once an event is passed."""
         self._uploads.release(self._used, event)
+
+
+def _find_word(address: Ints | int, sizes: int) -> int:
+    """Return the bytes of the widest word that addresses and sizes are multiples of."""
+    odd = int(np.bitwise_or.reduce(address, axis=None)) | sizes
+    return min(odd & -odd, _WIDEST)
 
 
 class Orders:

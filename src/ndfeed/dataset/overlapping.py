@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset.column import Column, Group
+from ndfeed.dataset.column import Column, Group, Place
 from ndfeed.dataset.row_selection import PartNumbers
 from ndfeed.formats.dtypes import itemsize
 from ndfeed.index.table import Ints, Table
@@ -132,6 +132,43 @@ def _number_rows(rows: Ints, dims: list[Ints]) -> Ints:
     ranks = np.full((len(different), 1), rows.shape[1], np.int64)
     dims.append(np.concatenate([ranks, different], axis=1))
     return base + which.reshape(-1)
+
+
+def stretch_bytes(column: Column) -> int:
+    """Return how many bytes of a sample are contiguous, at least, in every part; samples are even.
+
+    ``find_stretches`` returns stretches of as many, or multiples.
+    """
+    lengths, steps = axes_of(column, np.arange(len(column.arrays)))
+    return _merge(column, lengths, steps)[0]
+
+
+def _merge(column: Column, lengths: Ints, steps: Ints) -> tuple[int, int]:
+    """Return the bytes of a stretch, and the number of axes that say where stretches begin."""
+    size, axis = itemsize(column.field.type), lengths.shape[1]
+    while axis > column.lead and (steps[:, axis - 1] == size).all():
+        axis -= 1
+        size *= int(lengths[0, axis])
+    return size, axis
+
+
+def find_stretches(column: Column, place: Place) -> tuple[Ints, int]:
+    """Return where the contiguous stretches of samples begin, a row for each, and their bytes.
+
+    They are in the order of the samples' elements. Parts are raw and their samples of one shape.
+    """
+    part, rest = place
+    lengths, steps = axes_of(column, part)
+    start = column.first[part]
+    for axis in reversed(range(column.lead)):
+        start = start + rest % lengths[:, axis] * steps[:, axis]
+        rest = rest // lengths[:, axis]
+    size, end = _merge(column, lengths, steps)
+    start = start[:, None]
+    for axis in range(column.lead, end):
+        within = np.arange(lengths[0, axis]) * steps[:, axis, None]
+        start = (start[:, :, None] + within[:, None]).reshape(len(part), -1)
+    return start, size
 
 
 class Boxes:

@@ -4,7 +4,7 @@ What was read once is kept for as long as the loader exists, since an order is b
 number of ranks changes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,9 @@ from ndfeed.dataset.choosing import find_codes, read_field
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.sample_lengths import find_lengths
 from ndfeed.errors import FieldError
+from ndfeed.files.platform_calls import share_of_cores
 from ndfeed.files.shared_table import SharedTable, share_table
+from ndfeed.files.threads import map_in_threads
 from ndfeed.order.epoch import Share
 from ndfeed.order.permutation import Ints
 from ndfeed.order.protocol import Fill
@@ -132,6 +134,10 @@ class ShareFacts:
     def lengths(self, field: str) -> Ints:
         """Return the length of a field in every sample."""
         return self.facts.lengths(field)
+
+    def each(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
+        """Do what ``map`` does, in as many threads as there are cores for this process."""
+        return map_in_threads(function, items, share_of_cores())
 
     def share(self, name: str, size: int, fill: Fill) -> NDArray[np.uint8]:
         """Return bytes that all processes of this machine share."""

@@ -17,21 +17,24 @@ neither the machine nor NumPy's version can change a draw.
 Columns with too few units are filled in the order of samples, and so are those that fill them from
 their surplus: the column of a sample that has given too much is filled by the next such sample.
 Who fills whom then follows from sums of what is lacking and of what is in surplus alone, so the
-table is built by whole arrays.
+table is built by whole arrays, and parts of it by several threads at once.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.order.permutation import Ints, Keys, keys_from
+from ndfeed.order.protocol import Each
 
 MOST = 1 << 31  # samples: sums of units must fit into 63 bits
 
 _CHUNK = 1 << 16  # samples worked on at once; digests are made of as many, so never change it
+_BLOCK = 64  # parts whose columns are filled at once: what they need to know takes memory
 _DRAWN = 1 << 14  # positions drawn at once: more leave the caches
 _HALF = np.uint64(32)
 _LOW = np.uint64((1 << 32) - 1)
@@ -47,18 +50,19 @@ class Units(NamedTuple):
     factor: float
 
 
-def measure_units(weights: NDArray[Any]) -> Units:
+def measure_units(weights: NDArray[Any], each: Each = map) -> Units:
     """Find the scale for weights that are finite, not negative, and not all zero."""
     largest = float(weights.max())
-    high = low = 0
-    for _, part in _parts(weights):
-        x = part / largest
+
+    def add_up(at: int) -> tuple[int, int]:
+        x = _part(weights, at) / largest
         x *= 1 << _LIMB
         whole = x.astype(np.int64)
-        high += int(whole.sum())
         x -= whole
         x *= 1 << _LIMB
-        low += int(x.astype(np.int64).sum())
+        return int(whole.sum()), int(x.astype(np.int64).sum())
+
+    high, low = map(sum, zip(*each(add_up, _starts(weights)), strict=True))
     total = (high << _LIMB) + low  # in units of 2**-62 of the largest weight
     factor = (len(weights) * _COLUMN << 2 * _LIMB) / total
     return Units(largest, factor * _MARGIN)
@@ -66,10 +70,10 @@ def measure_units(weights: NDArray[Any]) -> Units:
 
 def digest(weights: NDArray[Any], units: Units) -> str:
     """Return 128 bits, as text, that tell these weights from others, by what becomes of them."""
-    return digest_of(_to_units(part, units) for _, part in _parts(weights))
+    return digest_of(_to_units(_part(weights, at), units) for at in _starts(weights))
 
 
-def digest_of(parts: "Iterator[Ints]") -> str:
+def digest_of(parts: Iterable[Ints]) -> str:
     """Return 128 bits, as text, that tell integers from others; all parts but the last are long.
 
     Not for secrets: parts are summed up with random factors first, as that is fast.
@@ -84,17 +88,34 @@ def digest_of(parts: "Iterator[Ints]") -> str:
     return made.hexdigest()
 
 
-def fill_table(weights: NDArray[Any], units: Units, table: Keys) -> None:
-    """Write the columns for some weights to ``table``, which has as many elements."""
+def fill_table(weights: NDArray[Any], units: Units, table: Keys, each: Each = map) -> None:
+    """Write the columns for some weights to ``table``, which has as many elements.
+
+    ``each`` is ``map``, or runs as many calls at once as there are processors.
+    """
     amounts = table.view(np.int64)
-    given = positive = 0
-    for at, part in _parts(weights):
-        own = _to_units(part, units)
-        amounts[at : at + len(part)] = own
-        given += int(own.sum())
-        positive += int(np.count_nonzero(own))
-    spare = _Spare(*divmod(len(weights) * _COLUMN - given, positive))
-    _fill_columns(amounts, table, _Givers(amounts, _find_givers(amounts, spare)))
+
+    def convert(at: int) -> tuple[int, int]:
+        own = _to_units(_part(weights, at), units)
+        amounts[at : at + len(own)] = own
+        return int(own.sum()), int(np.count_nonzero(own))
+
+    starts = _starts(weights)
+    given, positive = zip(*each(convert, starts), strict=True)
+    spare, more = divmod(len(weights) * _COLUMN - sum(given), sum(positive))
+    # The first positive samples get one unit more.
+    before = accumulate(positive, initial=0)
+    tasks = [_Part(at, spare, max(more - n, 0)) for at, n in zip(starts, before, strict=False)]
+    rows, lacks = zip(*each(lambda part: _spread(amounts, part), tasks), strict=True)
+    lacking = list(accumulate(lacks, initial=0))
+    givers = _Givers(amounts, np.concatenate(rows))
+    for first in range(0, len(tasks), _BLOCK):
+        block = range(first, min(first + _BLOCK, len(tasks)))
+        givers.prepare(lacking[block.stop])
+        columns = _Columns(amounts, table, givers, lacking)
+        for _ in each(columns.fill, block):
+            pass
+        givers.drop(lacking[block.stop])
 
 
 def draw(table: Keys, key: int, positions: Ints) -> Ints:
@@ -122,10 +143,13 @@ def _draw(table: Keys, key: int, positions: Ints) -> Keys:
     return found
 
 
-def _parts(weights: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """Yield a part of the weights at a time, and where it begins."""
-    for at in range(0, len(weights), _CHUNK):
-        yield at, weights[at : at + _CHUNK].astype(np.float64)
+def _starts(weights: NDArray[Any]) -> range:
+    """Return where the parts of the weights begin that are worked on at once."""
+    return range(0, len(weights), _CHUNK)
+
+
+def _part(weights: NDArray[Any], at: int) -> NDArray[np.float64]:
+    return weights[at : at + _CHUNK].astype(np.float64)
 
 
 def _to_units(part: NDArray[np.float64], units: Units) -> Ints:
@@ -136,45 +160,43 @@ def _to_units(part: NDArray[np.float64], units: Units) -> Ints:
     return np.maximum(part.astype(np.int64), least)
 
 
-class _Spare:
-    """Units that rounding left over: ``each`` positive sample gets as many, some one more."""
+class _Part(NamedTuple):
+    """A part of the samples, and what each positive one gets of the units that rounding left over.
 
-    def __init__(self, each: int, more: int) -> None:
-        self._each, self._more = each, more
+    The first ``more`` of them get one more than ``spare``.
+    """
 
-    def spread(self, amounts: Ints) -> None:
-        """Add them to the units of the next samples."""
-        if not self._more and amounts.min() > 0:
-            amounts += self._each
-            return
-        positive = np.flatnonzero(amounts)
-        amounts[positive] += self._each
-        amounts[positive[: self._more]] += 1
-        self._more = max(self._more - len(positive), 0)
+    at: int
+    spare: int
+    more: int
 
 
-def _find_givers(amounts: Ints, spare: _Spare) -> NDArray[np.uint32]:
-    """Give out what is spare, and find the samples with more than a column."""
-    rows = [np.empty(0, np.uint32)]
-    for at in range(0, len(amounts), _CHUNK):
-        part = amounts[at : at + _CHUNK]
-        spare.spread(part)
-        found = np.flatnonzero(part > _COLUMN)
-        found += at
-        rows.append(found.astype(np.uint32))
-    return np.concatenate(rows)
+def _spread(amounts: Ints, part: _Part) -> tuple[NDArray[np.uint32], int]:
+    """Give out what is spare; return the samples with more than a column, and what others lack."""
+    own = amounts[part.at : part.at + _CHUNK]
+    if not part.more and own.min() > 0:
+        own += part.spare
+    else:
+        positive = np.flatnonzero(own)
+        own[positive] += part.spare
+        own[positive[: part.more]] += 1
+    found = np.flatnonzero(own > _COLUMN)
+    lacks = len(own) * _COLUMN - int(own.sum()) + int((own[found] - _COLUMN).sum())
+    found += part.at
+    return found.astype(np.uint32), lacks
 
 
 class _Givers:
     """The samples with more units than a column has, and those that are next to fill others.
 
-    ``upto`` is the surplus of all samples up to each of the next ones.
+    ``upto`` is the surplus of all samples up to each of the next ones, of which ``first`` is the
+    number of the first.
     """
 
     def __init__(self, amounts: Ints, rows: NDArray[np.uint32]) -> None:
         self.rows = rows
         self.upto = np.empty(0, np.int64)
-        self.first = 0  # the number of the next one
+        self.first = 0
         self._amounts = amounts
         self._known = self._sum = 0
 
@@ -192,14 +214,14 @@ class _Givers:
         if len(parts) > 1:
             self.upto = np.concatenate(parts)
 
-    def retire(self, count: int, own: Ints, table: Keys) -> None:
-        """Write the columns of the next ones, with what is left of them; others follow."""
-        end = self.first + count
-        rows = self.rows[self.first : end]
-        alias = self.rows[self.first + 1 : end + 1]
-        alias = alias if len(alias) == count else np.append(alias, rows[-1:])
-        table[rows] = _make_entries(rows, own, alias)
-        self.first, self.upto = end, self.upto[count:]
+    def count(self, lacking: int) -> int:
+        """Return how many of the next ones are used up when so much was lacking."""
+        return int(np.searchsorted(self.upto, lacking, side="right"))
+
+    def drop(self, lacking: int) -> None:
+        """Forget those that are used up."""
+        count = self.count(lacking)
+        self.first, self.upto = self.first + count, self.upto[count:]
 
 
 def _make_entries(rows: NDArray[Any], own: Ints, alias: NDArray[Any]) -> Keys:
@@ -211,34 +233,46 @@ def _make_entries(rows: NDArray[Any], own: Ints, alias: NDArray[Any]) -> Keys:
     return entries
 
 
-def _fill_columns(amounts: Ints, table: Keys, givers: _Givers) -> None:
-    """Fill the columns that lack units, and those of givers once they are used up."""
-    lacking = 0
-    for at in range(0, len(amounts), _CHUNK):
-        found = _find_takers(givers.rows, at, min(at + _CHUNK, len(amounts)))
+class _Columns(NamedTuple):
+    """Columns to be filled; ``lacking`` is what all parts before each of them lack."""
+
+    amounts: Ints
+    table: Keys
+    givers: _Givers
+    lacking: list[int]
+
+    def fill(self, number: int) -> None:
+        """Fill the columns of a part that lack units, and of givers that are used up by them.
+
+        Nobody else writes to these columns, or reads them.
+        """
+        givers, at = self.givers, number * _CHUNK
+        found = _find_takers(givers.rows, at, min(at + _CHUNK, len(self.amounts)))
         if not len(found):
-            continue
-        own = amounts[found]
+            return
+        own = self.amounts[found]
         lacks = np.cumsum(_COLUMN - own)
-        lacks += lacking
-        lacking = int(lacks[-1])
-        givers.prepare(lacking)
-        count = int(np.searchsorted(givers.upto, lacking, side="right"))
-        used = givers.upto[:count]
+        lacks += self.lacking[number]
+        first, end = (givers.count(self.lacking[i]) for i in (number, number + 1))
+        used, count = givers.upto[first:end], end - first
+        first += givers.first
         merged = np.argsort(np.concatenate((used, lacks)), kind="stable")  # of two sorted runs
         is_giver = merged < count
         # The givers that are used up before each column: the next one fills it.
         filler = np.zeros(len(lacks), np.int64)
         filler[1:] = np.cumsum(is_giver)[~is_giver][:-1]
-        filler += givers.first
+        filler += first
         filler = np.minimum(filler, max(len(givers.rows) - 1, 0), out=filler)
         alias = givers.rows[filler] if len(givers.rows) else found.astype(np.uint32)
-        table[found] = _make_entries(found, own, alias)
+        self.table[found] = _make_entries(found, own, alias)
         if count:
             # The last column that a giver fills takes the rest of its surplus, and more.
             ends = np.flatnonzero(is_giver)
             ends -= np.arange(count)
-            givers.retire(count, used + _COLUMN - lacks[ends], table)
+            rows = givers.rows[first : first + count]
+            alias = givers.rows[first + 1 : first + count + 1]
+            alias = alias if len(alias) == count else np.append(alias, rows[-1:])
+            self.table[rows] = _make_entries(rows, used + _COLUMN - lacks[ends], alias)
 
 
 def _find_takers(givers: NDArray[np.uint32], start: int, end: int) -> Ints:

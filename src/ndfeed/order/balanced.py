@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from ndfeed.order.alias import digest_of
 from ndfeed.order.epoch import Cut, Epoch, ScatteredWalk, Share, WalkEpoch
 from ndfeed.order.permutation import LARGEST, Ints, key_of, keys_from, permuted
-from ndfeed.order.protocol import Data, Plain, Spec, check_positive
+from ndfeed.order.protocol import Data, Plain, Spec, check_bound, check_positive
 from ndfeed.order.weighted import as_vector, check_count
 
 _MOST_SLOTS = 1 << 24
@@ -126,9 +126,7 @@ class Balanced(Plain):
         return -(-members.samples // each) * each
 
     def _get_members(self) -> "_Members":
-        if self._members is None:
-            raise ValueError("the order is not bound to data; pass it to a loader as shuffle=")
-        return self._members
+        return check_bound(self._members)
 
 
 _KIND = "biufSUM"

@@ -22,7 +22,7 @@ from ndfeed.order.bucket_edges import check_edges, choose_edges
 from ndfeed.order.bundles import BucketWalk, BundleCut, Bundles
 from ndfeed.order.epoch import Cut, Epoch, Share, WalkEpoch
 from ndfeed.order.permutation import Ints, key_of, keys_from
-from ndfeed.order.protocol import Data, Plain, Progress, Spec, Traits, check_positive
+from ndfeed.order.protocol import Data, Plain, Progress, Spec, Traits, check_bound, check_positive
 
 _KEPT = 3  # epochs whose bundles are kept: the current one, the next one and one looked at
 _LARGEST = 1 << 40  # of a global batch, and of any size in a state
@@ -269,11 +269,10 @@ class Buckets(Plain):
         )
 
     def _find_bound(self, n: int | None) -> Bound:
-        if self._bound is None:
-            raise RuntimeError("Buckets needs data first: pass it to a loader as shuffle=")
-        if n is not None and n != len(self._bound.lengths):
-            raise ValueError(f"n must be {len(self._bound.lengths)}, as many as lengths, got {n}")
-        return self._bound
+        bound = check_bound(self._bound)
+        if n is not None and n != len(bound.lengths):
+            raise ValueError(f"n must be {len(bound.lengths)}, as many as lengths, got {n}")
+        return bound
 
     def _made_for(self, epoch: int) -> Sizes:
         """Return the sizes that an epoch is made for."""

@@ -6,8 +6,8 @@ alone, and ``cut`` says how that epoch is cut into batches.
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self, TypeGuard, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self, TypeGuard, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,10 @@ from ndfeed.order.epoch import Cut, Epoch, Share
 from ndfeed.order.mixing import Mixes, Mixing
 from ndfeed.order.permutation import LARGEST, Ints
 
+T = TypeVar("T")
+
+# Like ``map``; the items are a sequence.
+Each = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 Fill = Callable[[NDArray[np.uint8]], None]
 Spec = dict[str, Any]  # JSON: numbers and short texts, in lists and dicts
 
@@ -57,6 +61,10 @@ class Data(Protocol):
 
     def lengths(self, field: str) -> Ints:
         """Return the length of a field in every sample."""
+        ...
+
+    def each(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
+        """Do what ``map`` does, with several calls at once."""
         ...
 
     def share(self, name: str, size: int, fill: Fill) -> NDArray[np.uint8]:
@@ -228,6 +236,13 @@ class Plain(Mixes):
 def is_order(value: object) -> TypeGuard[Order]:
     """Is this an order, rather than ``True``, ``False`` or something else?"""
     return isinstance(value, Plain)
+
+
+def check_bound(found: T | None) -> T:
+    """Return what an order has learned from data, or refuse one that has seen none."""
+    if found is None:
+        raise ValueError("the order has seen no data yet; pass it to a loader as shuffle=")
+    return found
 
 
 def check_positive(name: str, value: int) -> int:

@@ -9,7 +9,7 @@ from ndfeed.order.alias import digest_of
 from ndfeed.order.epoch import Epoch, ScatteredWalk, WalkEpoch
 from ndfeed.order.mixing import Parts
 from ndfeed.order.permutation import Ints, key_of, keys_from, permuted
-from ndfeed.order.protocol import Data, Plain, Spec, check_positive
+from ndfeed.order.protocol import Data, Plain, Spec, check_bound, check_positive
 from ndfeed.order.weighted import as_vector, check_count
 
 _AT_ONCE = 1 << 16
@@ -127,9 +127,7 @@ class Sorted(Plain):
         return dict(self._spec)
 
     def _get_rows(self) -> NDArray[Any]:
-        if self._rows is None:
-            raise ValueError("the order is not bound to data; pass it to a loader as shuffle=")
-        return self._rows
+        return check_bound(self._rows)
 
 
 def _remake(

@@ -4,7 +4,7 @@ A stream is the source's own order's epoch 0, then its epoch 1, and so on, here 
 epoch of the mixture takes up every stream where the epoch before left it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,10 @@ class SourceData:
     def lengths(self, field: str) -> Ints:
         """Return the length of a field in every sample."""
         return self.data.lengths(field)[self.start : self.stop]
+
+    def each(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
+        """Do what ``map`` does, with several calls at once."""
+        return self.data.each(function, items)
 
     def share(self, name: str, size: int, fill: Fill) -> NDArray[np.uint8]:
         """Return bytes that all processes of this machine share."""

@@ -6,6 +6,7 @@ position at once. ``alias`` has the table that draws are looked up in.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from ndfeed.order.alias import MOST, digest, draw, fill_table, measure_units
 from ndfeed.order.epoch import Cut, Epoch, ScatteredWalk, Share, WalkEpoch
 from ndfeed.order.permutation import Ints, Keys, key_of
-from ndfeed.order.protocol import Data, Plain, Spec, check_positive
+from ndfeed.order.protocol import Data, Each, Plain, Spec, check_bound, check_positive
 
 _SHARED = 16 << 20  # bytes of a table from which on the processes of a machine share it
 
@@ -99,9 +100,7 @@ class Weighted(Plain):
         return {"kind": "weighted", "rows": rows, "weights": table.digest}
 
     def _get_table(self) -> "_Table":
-        if self._drawn_from is None:
-            raise ValueError("the order is not bound to data; pass it to a loader as shuffle=")
-        return self._drawn_from
+        return check_bound(self._drawn_from)
 
 
 class _Table:
@@ -109,14 +108,15 @@ class _Table:
 
     def __init__(self, weights: NDArray[Any], data: Data) -> None:
         self.weights = weights
-        self._units = measure_units(weights)
+        self._units = measure_units(weights, data.each)
         self._digest: str | None = None
         size = 8 * len(weights)
         if data.world > 1 and size >= _SHARED:
-            self.columns: Keys = data.share(f"{self.digest}", size, self._fill).view(np.uint64)
+            fill = partial(self._fill, data.each)
+            self.columns: Keys = data.share(f"{self.digest}", size, fill).view(np.uint64)
         else:
             self.columns = np.empty(len(weights), np.uint64)
-            fill_table(weights, self._units, self.columns)
+            fill_table(weights, self._units, self.columns, data.each)
 
     @property
     def digest(self) -> str:
@@ -125,8 +125,8 @@ class _Table:
             self._digest = digest(self.weights, self._units)
         return self._digest
 
-    def _fill(self, out: NDArray[np.uint8]) -> None:
-        fill_table(self.weights, self._units, out.view(np.uint64))
+    def _fill(self, each: Each, out: NDArray[np.uint8]) -> None:
+        fill_table(self.weights, self._units, out.view(np.uint64), each)
 
 
 class _Draws(ScatteredWalk):
