@@ -22,6 +22,8 @@ import ndfeed  # noqa: E402
 import ndfeed.torch  # noqa: E402
 from ndfeed.cuda.driver import Refused  # noqa: E402
 from ndfeed.cuda.nvcomp import load_nvcomp  # noqa: E402
+from ndfeed.cuda.side import Sent  # noqa: E402
+from ndfeed.loading.engine import BatchGroup  # noqa: E402
 from ndfeed.torch.cuda_feed import Feed  # noqa: E402
 
 
@@ -36,15 +38,31 @@ def why_not():
     return ""
 
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+needs_nvcomp = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
-@pytest.fixture(autouse=True)
+def test_a_group_is_cut_into_batches():
+    """They share its event; the last one may be short."""
+    group = {"x": torch.arange(20).reshape(10, 2), "y": torch.arange(10)}
+    event = object()
+    first, second, third = Feed.send(None, BatchGroup(Sent(group, event), 3, 4))
+
+    assert [one.event for one in (first, second, third)] == [event] * 3
+    assert second.made["x"].tolist() == [[8, 9], [10, 11], [12, 13], [14, 15]]
+    assert [one.made["y"].tolist() for one in (first, third)] == [[0, 1, 2, 3], [8, 9]]
+
+
+@pytest.fixture
 def inflating(monkeypatch):
     """On the GPU, however small the dataset and however fast the CPU."""
     monkeypatch.setattr(Feed, "least", 0)
     monkeypatch.setattr(Feed, "compared", 8)
     monkeypatch.setattr(Feed, "prefer", staticmethod(lambda rates: True))
+
+
+def on_the_gpu(test):
+    """A test that inflates there, if it can."""
+    return needs_nvcomp(pytest.mark.usefixtures("inflating")(test))
 
 
 def compare(ds, batch_size, **options):
@@ -59,6 +77,7 @@ def compare(ds, batch_size, **options):
         return loader.report().way
 
 
+@on_the_gpu
 @pytest.mark.parametrize("processes", [0, 2])
 @pytest.mark.parametrize("batch_size", [1, 33, 400])
 def test_batches_have_the_right_values(tmp_path, batch_size, processes):
@@ -69,6 +88,7 @@ def test_batches_have_the_right_values(tmp_path, batch_size, processes):
     assert "inflated on cuda:0 by nvCOMP: about" in way
 
 
+@on_the_gpu
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("level", [0, 1, 6, 9])
 def test_any_array_by_any_deflate(tmp_path, strategy, level):
@@ -90,6 +110,7 @@ def test_any_array_by_any_deflate(tmp_path, strategy, level):
     assert "inflated on cuda:0 by nvCOMP: about" in way
 
 
+@on_the_gpu
 def test_fields_that_are_not_deflated_come_beside_the_others(tmp_path):
     for number in range(60):
         stored = Entry("stored.npy", saved(np.full(7, number)))
@@ -102,6 +123,7 @@ def test_fields_that_are_not_deflated_come_beside_the_others(tmp_path):
     assert "inflated on cuda:0" in compare(ds, 16, shuffle=True)
 
 
+@on_the_gpu
 @pytest.mark.parametrize("busy", [False, True])
 def test_every_value_is_right_at_any_pace(tmp_path, busy):
     """Compared on the device, which lags far behind Python where it is busy."""
@@ -126,6 +148,7 @@ def test_every_value_is_right_at_any_pace(tmp_path, busy):
     assert "inflated on cuda:0 by nvCOMP: about" in way
 
 
+@on_the_gpu
 def test_conversions_follow(tmp_path):
     ds = images(tmp_path, 100, (16, 16, 3))
     convert = {"x": ndfeed.torch.Convert(torch.float32, scale=1 / 255)}
@@ -137,6 +160,7 @@ def test_conversions_follow(tmp_path):
     loader.close()
 
 
+@on_the_gpu
 @pytest.mark.parametrize("damage", ["the checksum", "the data"])
 def test_a_damaged_file_is_named_in_its_batch(tmp_path, damage):
     images(tmp_path, 300)
@@ -156,6 +180,7 @@ def test_a_damaged_file_is_named_in_its_batch(tmp_path, damage):
         assert "inflated on cuda:0" in loader.report().way
 
 
+@on_the_gpu
 @pytest.mark.parametrize("change", [truncated, replaced])
 def test_a_file_that_changes_is_an_error_and_no_wrong_batch(tmp_path, change):
     ds = images(tmp_path, 120)
@@ -166,6 +191,7 @@ def test_a_file_that_changes_is_an_error_and_no_wrong_batch(tmp_path, change):
             compare_images(({k: v.cpu() for k, v in b.items()} for b in loader) for _ in range(3))
 
 
+@on_the_gpu
 def test_a_loop_that_ends_early(tmp_path):
     ds = images(tmp_path, 200)
     for seed in range(5):

@@ -222,7 +222,7 @@ class _Pinned:
     """Pinned host memory, which NumPy sees through its array interface."""
 
     def __init__(self, driver: Driver, size: int) -> None:
-        self._driver = driver
+        self._driver, self._pid = driver, os.getpid()
         with driver.context():
             self._address = driver.allocate_pinned(size)
         self.__array_interface__ = {
@@ -233,7 +233,7 @@ class _Pinned:
         }
 
     def __del__(self) -> None:
-        if hasattr(self, "_address"):
+        if hasattr(self, "_address") and self._pid == os.getpid():
             with self._driver.context():
                 self._driver.free_pinned(self._address)
 

@@ -31,7 +31,7 @@ from ndfeed.loading.timing import Timing
 from ndfeed.order.permutation import Ints
 
 _FEW = 64  # samples that are decoded on a processor, for the comparison
-_LONGEST = 0.25  # seconds that reading samples for the comparison may take
+_LONGEST = 0.5  # seconds that the comparison takes about, if files are slow to read
 _MEASURED = 64 << 20  # bytes of them, decoded
 _LARGEST = 1 << 30  # bytes of a batch
 _MOST_AHEAD = 512 << 20  # bytes of batches that wait on the device
@@ -162,9 +162,8 @@ def _measure(inflater: Inflater, builders: Builders, ds: Dataset, most: int) -> 
     coded, plain = builders
     few = spread(len(ds), min(_FEW, most))
     both, _ = build(plain, few)
-    reading, _ = build(coded, few)
     fits = _MEASURED // max(ds.nbytes // len(ds), 1)
-    many = spread(len(ds), max(min(int(_LONGEST / reading), fits, most), len(few)))
+    many = spread(len(ds), max(min(int(_LONGEST / both), fits, most), len(few)))
     reading, made = build(coded, many)
     inflater.read(made, many)  # loads the library's code, and allocates memory
     began = time.perf_counter()
