@@ -6,6 +6,8 @@
     pinned     the same rows through pinned memory
     resident   rows of 3 KB out of GPU memory
     maps       a function on the CPU that returns its input, and one that makes floats
+    inflate    deflated .npz files of a 49 KB image each: inflated on the GPU by nvCOMP, on the CPU
+               by processes, and by np.load in a DataLoader
     today      torch's DataLoader with pinned memory, at its best number of workers
     training   a ResNet-50 in bfloat16: fed, and on data that is on the GPU already
 
@@ -17,6 +19,8 @@ disk and as much memory, and PyTorch. Prints one JSON line per measurement and t
 
 import argparse
 import itertools
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -25,6 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import cores
 import numpy as np
 import torch
 from measure import bar, report
@@ -32,6 +37,9 @@ from measure import bar, report
 import ndfeed
 import ndfeed.torch
 from ndfeed.cuda import feed
+from ndfeed.cuda.driver import Refused
+from ndfeed.cuda.nvcomp import load_nvcomp
+from ndfeed.torch.cuda_feed import Feed
 
 DEVICE = torch.device("cuda:0")
 # Shape of a row, rows per batch, rows in the file.
@@ -233,6 +241,92 @@ def maps(bench: Bench) -> None:
     bar("maps 150KB", "a map that returns its input / pinned copy rate", rate / bench.bus, 0.9)
 
 
+class Deflated(torch.utils.data.Dataset[Any]):
+    """The usual way: np.load, file by file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = sorted(map(str, folder.iterdir()))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        with np.load(self.paths[number]) as found:
+            return {name: torch.from_numpy(found[name]) for name in ("x", "y")}
+
+
+def no_nvcomp() -> Any:
+    raise Refused("asked for")
+
+
+def deflated_files(bench: Bench, distinct: int = 4000) -> tuple[Path, torch.Tensor]:
+    """Return a folder of files, and the images in them by label; each is in several files."""
+    first, folder = bench.folder / "distinct", bench.folder / "deflated"
+    # In a process of its own: those that it starts need no CUDA.
+    code = "import sys, cores; cores.write(sys.argv[1], 'deflated npz', cores.SMALL, {})"
+    subprocess.run(
+        [sys.executable, "-c", code.format(distinct), str(first)],
+        cwd=Path(__file__).parent, check=True,
+    )  # fmt: skip
+    folder.mkdir()
+    images = np.empty((distinct, *cores.SMALL), np.uint8)
+    for number, path in enumerate(sorted(first.iterdir())):
+        content = path.read_bytes()
+        images[number] = cores.picture(number, cores.SMALL)
+        for again in range(5 if bench.quick else 20):
+            (folder / f"{again:02}-{path.name}").write_bytes(content)
+    return folder, torch.from_numpy(images).to(DEVICE)
+
+
+def inflate(bench: Bench) -> None:
+    """Measure deflated files of one image each."""
+    folder, images = deflated_files(bench)
+    ds = ndfeed.open(folder, sample="file")
+    rates = {}
+    ways = {"ours, inflated on the GPU": load_nvcomp, "ours, on the CPU": no_nvcomp}
+    for name, load in ways.items():
+        Feed.load_library = staticmethod(load)
+        for batch in (256,) if bench.quick else (256, 64):
+            loader = ndfeed.torch.loader(ds, batch, shuffle=True, drop_last=True, device=DEVICE)
+            with loader:
+                batches = endless(loader)
+                wrong = compare_images(itertools.islice(batches, 300), images)
+                sync_rate(lambda batches=batches: len(next(batches)["y"]), 3.0)
+                found = [sync_rate(lambda b=batches: len(next(b)["y"]), 1.5) for _ in range(2)]
+                rates[name, batch] = max(found)
+                told = loader.report()
+            report(question=f"inflate, batch {batch}", way=name, files_per_s=round(max(found)),
+                   gb_per_s=round(max(found) * images[0].nbytes / 1e9, 1), wrong=wrong,
+                   threads=told.threads, processes=told.processes, took=told.way)  # fmt: skip
+    Feed.load_library = staticmethod(load_nvcomp)
+    batches = deflated_today(folder)
+    wrong = compare_images(itertools.islice(batches, 20), images)
+    today = sync_rate(lambda: len(next(batches)["y"]), 3.0)
+    report(question="inflate, batch 256", way="DataLoader with np.load, 16 workers",
+           files_per_s=round(today), wrong=wrong)  # fmt: skip
+    ours = rates["ours, inflated on the GPU", 256]
+    bar("inflate, batch 256", "thousand files/s", ours / 1e3, 100)
+    bar("inflate, batch 256", "ours / DataLoader", ours / today, 10)
+
+
+def compare_images(batches: Iterator[Any], images: torch.Tensor) -> int:
+    """Return how many batches have a wrong value."""
+    wrong = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    for batch in batches:
+        wrong += (batch["x"] != images[batch["y"]]).any()
+    return int(wrong)
+
+
+def deflated_today(folder: Path) -> Iterator[Any]:
+    loader = torch.utils.data.DataLoader(
+        Deflated(folder), 256, shuffle=True, drop_last=True, num_workers=16, pin_memory=True,
+        persistent_workers=True, prefetch_factor=4,
+    )  # fmt: skip
+    while True:
+        for one in loader:
+            yield {name: values.to(DEVICE, non_blocking=True) for name, values in one.items()}
+
+
 class Mapped(torch.utils.data.Dataset[torch.Tensor]):
     """The usual way: a mapped array, one row at a time."""
 
@@ -329,7 +423,9 @@ def _train(bench: Bench, name_of_net: str, model: torch.nn.Module) -> None:
             bar("training ResNet-50", f"{fed} / on the GPU already", max(found) / base, 0.99)
 
 
-QUESTIONS = {f.__name__: f for f in (bus, files, labels, pinned, resident, maps, today, training)}
+QUESTIONS = {
+    f.__name__: f for f in (bus, files, labels, pinned, resident, maps, inflate, today, training)
+}
 
 
 def main() -> None:
@@ -341,7 +437,8 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         bench = Bench(Path(folder), given.quick)
-        bus(bench)
+        if given.questions != ["inflate"]:
+            bus(bench)
         for name in given.questions or [name for name in QUESTIONS if name != "bus"]:
             QUESTIONS[name](bench)
 

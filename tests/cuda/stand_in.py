@@ -10,6 +10,7 @@ next.
 import ctypes
 import threading
 import time
+import zlib
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 
@@ -118,6 +119,63 @@ class StandInStream:
         return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(address))
 
 
+class StandInNvcomp:
+    """Decodes in the stream's thread. ``spoil`` may change what it finds out about each stream."""
+
+    alignment = 4
+
+    def __init__(self, driver, spoil=lambda found: None):
+        self._driver = driver
+        self._spoil = spoil
+        self.largest = 0  # streams that were decoded at once
+
+    def room(self, streams, stream):
+        return 100
+
+    def decode(self, streams, room, stream):
+        assert room[1] == 100
+        self._driver.streams[stream]._work.put((self._decode, streams, room))
+
+    def compute_checksums(self, streams, stream):
+        self._driver.streams[stream]._work.put((self._compute_checksums, streams))
+
+    def _columns(self, streams, *names):
+        yield from zip(
+            *(self._read(getattr(streams, n), streams.number) for n in names), strict=True
+        )
+
+    def _read(self, address, count, kind=ctypes.c_int64):
+        self._driver.check(address, ctypes.sizeof(kind) * count)
+        return np.ctypeslib.as_array((kind * count).from_address(address))
+
+    def _decode(self, streams, room):
+        self._driver.check(*room)
+        self.largest = max(self.largest, streams.number)
+        found = self._read(streams.found, streams.number)
+        statuses = self._read(streams.statuses, streams.number, ctypes.c_uint32)
+        columns = self._columns(streams, "sources", "lengths", "targets", "sizes")
+        for at, (source, length, target, size) in enumerate(columns):
+            assert source % self.alignment == 0
+            self._driver.check(int(source), int(length))
+            self._driver.check(int(target), int(size))
+            statuses[at] = 0
+            try:
+                decoder = zlib.decompressobj(-15)
+                data = decoder.decompress(ctypes.string_at(int(source), int(length)), int(size) + 1)
+            except zlib.error:
+                data, statuses[at] = b"", 12
+            if len(data) > size:
+                data, statuses[at] = data[:size], 12
+            ctypes.memmove(int(target), data, len(data))
+            found[at] = len(data)
+        self._spoil({"found": found, "statuses": statuses, "targets": streams.targets})
+
+    def _compute_checksums(self, streams):
+        checksums = self._read(streams.checksums, streams.number, ctypes.c_uint32)
+        for at, (target, size) in enumerate(self._columns(streams, "targets", "sizes")):
+            checksums[at] = zlib.crc32(ctypes.string_at(int(target), int(size)))
+
+
 class StandIn:
     """The driver. ``lag`` is how long each piece of work takes to begin, in seconds."""
 
@@ -130,6 +188,7 @@ class StandIn:
         self.failed = False  # as after an error in a kernel of the consumer: it stays so
         self.readable = {}  # sizes of pinned, registered and device memory by address
         self.streams = {}
+        self._making = threading.Lock()
         self._kept = {}
 
     def use(self):
@@ -140,8 +199,9 @@ class StandIn:
         yield
 
     def make_stream(self):
-        handle = len(self.streams) + 1
-        self.streams[handle] = StandInStream(self, handle)
+        with self._making:
+            handle = len(self.streams) + 1
+            self.streams[handle] = StandInStream(self, handle)
         return self.streams[handle]
 
     def synchronize(self):

@@ -4,6 +4,7 @@ The stand-in's memory is that of the process, which JAX is told is the CPU's.
 """
 
 import functools
+import itertools
 import sys
 
 import numpy as np
@@ -12,12 +13,13 @@ import pytest
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
-from cuda.stand_in import StandIn  # noqa: E402
+from cuda.stand_in import StandIn, StandInNvcomp  # noqa: E402
 from loader_contract import LoaderContract  # noqa: E402
 from loading.making import numbers  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.jax  # noqa: E402
+from ndfeed.cuda.driver import Refused  # noqa: E402
 from ndfeed.jax import cuda_feed  # noqa: E402
 from ndfeed.jax.adapter import Away, To, ToDevices  # noqa: E402
 from ndfeed.jax.batch_format import has_every_value  # noqa: E402
@@ -280,3 +282,35 @@ def test_files_that_are_opened_for_every_sample(tmp_path):
         with ndfeed.jax.loader(ds, 8, shuffle=True, processes=processes) as loader:
             same(list(loader), list(ndfeed.loader(ds, 8, shuffle=True)))
             assert "through pinned memory" in loader.report().way
+
+
+def test_deflated_files_are_inflated_on_the_device(tmp_path, monkeypatch):
+    """With casts: those that lose nothing there, and those that are checked on the CPU."""
+    rng = np.random.default_rng(0)
+    for number in range(90):
+        x, z = rng.integers(0, 50, (30, 31, 3)).astype("u1"), rng.random((5, 3), "f4")
+        np.savez_compressed(tmp_path / f"{number:02}", x=x, y=np.int64(number), z=z)
+    ds = ndfeed.open(tmp_path, sample="file")
+    for name, value in (("least", 0), ("prefer", staticmethod(lambda rates: True))):
+        monkeypatch.setattr(cuda_feed.Direct, name, value)
+    if not HAS_GPU:
+        library = staticmethod(lambda: StandInNvcomp(stand_in()[0]))
+        monkeypatch.setattr(cuda_feed.Direct, "load_library", library)
+    expected = ndfeed.loader(ds, 16, shuffle=True)
+    with ndfeed.jax.loader(ds, 16, shuffle=True, cast={"x": "float32"}) as loader:
+        for batch, arrays in itertools.chain(
+            zip(loader, expected, strict=True), zip(loader, expected, strict=True)
+        ):
+            assert {name: str(values.dtype) for name, values in batch.items()} == {
+                "x": "float32",
+                "y": "int32",
+                "z": "float32",
+            }
+            for name, values in arrays.items():
+                np.testing.assert_array_equal(batch[name], values)
+        way = loader.report().way
+    try:
+        cuda_feed.Direct.load_library()
+    except Refused as error:
+        pytest.skip(f"{error}")
+    assert "inflated on" in way

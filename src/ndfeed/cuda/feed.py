@@ -1,21 +1,27 @@
 """How batches get to a GPU: chooses the way, for the adapters of all frameworks.
 
 the GPU reads the files   plain rows of mapped files that are in memory
+inflated on the device    deflated files of one sample each, if nvCOMP is there and faster
 through pinned memory     everything else: compressed, cold, mapped by functions, ragged
 resident                  the whole dataset is in the memory of the device
 """
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ndfeed.cuda.driver import Driver, Event, Refused
 from ndfeed.cuda.files import Files
+from ndfeed.cuda.inflate import INFLATED, Inflater, Library
+from ndfeed.cuda.inflate_choice import Device, Rates, choose_way, is_faster
 from ndfeed.cuda.kernels import Orders
+from ndfeed.cuda.nvcomp import load_nvcomp
 from ndfeed.cuda.pieces import Pieces
 from ndfeed.cuda.registered import PIECE
 from ndfeed.cuda.resident import Resident
@@ -34,8 +40,9 @@ from ndfeed.files.shared_memory import Block
 from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.batch_builder import Source
 from ndfeed.loading.buffer_pool import Bytes
+from ndfeed.loading.engine import Delivered
 from ndfeed.loading.host_source import HostSource
-from ndfeed.loading.options import Structure
+from ndfeed.loading.options import Options, Structure
 from ndfeed.order.permutation import Ints, permute_by
 
 _PROBES = 64
@@ -53,6 +60,10 @@ class CudaFeed(Adapter):
 
     ahead = 2
     together = 64 << 20  # starting work on a device costs more than on a CPU
+    load_library: Callable[[], Library] = staticmethod(load_nvcomp)
+    prefer: Callable[[Rates], bool] = staticmethod(is_faster)
+    least = 64 << 20  # bytes of a dataset that is worth inflating on a device
+    compared = 1024  # samples that are inflated there before that is chosen
 
     def __init__(
         self,
@@ -79,13 +90,38 @@ class CudaFeed(Adapter):
         self._files: Files | None = None
         self._held: Mapping[str, OnDevice] | None = None
         self._gathered: Resident | None = None
+        self._inflater: Inflater | None = None
+        self._kept: Sequence[str] = ()  # fields that are not inflated on the device
         self._loading = threading.Lock()
         self._orders = Orders(side.driver)
         # Those that only ask for rows are few; where batches are made is measured.
         self.threads = 2 if resident or not self._reason else None if on_host else _copy_threads()
 
+    def reads(self, ds: Dataset, options: Options, batch_bytes: int) -> tuple[Dataset, Options]:
+        """Return the compressed bytes in place of fields that are inflated on the device."""
+        if not self._on_host:
+            return ds, options
+        allocate = self.allocate or partial(allocate_pinned, self._side.driver)
+        device = Device(
+            self._side, self.load_library, self.prefer, allocate, self.least, self.compared
+        )
+        way = choose_way(ds, options, batch_bytes, self._kept, device)
+        self._inflater = way.inflater
+        if way.inflater is not None:
+            self.joint = self.cuts_ragged = True
+            self.together = INFLATED
+        if way.why:
+            self._reason = way.why if way.inflater else f"{self._reason}, since {way.why}"
+        return way.ds, way.options
+
+    def deliver(self, made: Batch, rows: Ints) -> Delivered:
+        """Convert the batch of ``rows``, which is inflated first if it was read compressed."""
+        return self.finish(made if self._inflater is None else self._inflater.read(made, rows))
+
     def source(self, host: HostSource) -> Source:
         """Return the source of stored fields."""
+        if self._inflater is not None:
+            self._inflater.host = host.of(self._ds)
         if self._on_host:
             return host
         pieces = Pieces(host, self._side, self._sender)
@@ -103,6 +139,8 @@ class CudaFeed(Adapter):
         """Say how batches get to the device."""
         if self._resident:
             return f"resident on {self._name}"
+        if self._inflater is not None:
+            return f"{self._inflater.describe(self._name)}: {self._reason}"
         if self._files is None:
             return f"through pinned memory to {self._name}: {self._reason}"
         if self._files.refused:
@@ -116,7 +154,7 @@ class CudaFeed(Adapter):
         with self._side.driver.context():
             self._side.flight.settle(0)
             self._orders.close()
-        for one in (self._files, self._gathered):
+        for one in (self._files, self._gathered, self._inflater):
             if one is not None:
                 one.close()
 
@@ -184,7 +222,7 @@ class _Pinned:
     """Pinned host memory, which NumPy sees through its array interface."""
 
     def __init__(self, driver: Driver, size: int) -> None:
-        self._driver = driver
+        self._driver, self._pid = driver, os.getpid()
         with driver.context():
             self._address = driver.allocate_pinned(size)
         self.__array_interface__ = {
@@ -195,7 +233,7 @@ class _Pinned:
         }
 
     def __del__(self) -> None:
-        if hasattr(self, "_address"):
+        if hasattr(self, "_address") and self._pid == os.getpid():
             with self._driver.context():
                 self._driver.free_pinned(self._address)
 
@@ -218,13 +256,14 @@ def allocate_pinned_shared(driver: Driver, size: int) -> Bytes:
     except Refused:
         return block  # what is in it is copied to pinned memory
     # Before it is unmapped; but not at exit, when copies may still read it.
-    weakref.finalize(block, _unregister, driver, address).atexit = False
+    weakref.finalize(block, _unregister, driver, address, os.getpid()).atexit = False
     return block
 
 
-def _unregister(driver: Driver, address: int) -> None:
-    with driver.context():
-        driver.unregister(address)
+def _unregister(driver: Driver, address: int, pid: int) -> None:
+    if pid == os.getpid():  # a forked child has neither the driver nor what it registered
+        with driver.context():
+            driver.unregister(address)
 
 
 def _copy_threads() -> int:

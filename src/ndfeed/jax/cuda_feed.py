@@ -35,6 +35,7 @@ from ndfeed.loading.batch_builder import Source
 from ndfeed.loading.buffer_pool import Pool, buffer_of
 from ndfeed.loading.engine import BatchGroup
 from ndfeed.loading.host_source import HostSource
+from ndfeed.loading.options import Options
 from ndfeed.loading.process_choice import opens_files
 from ndfeed.order.permutation import Ints
 
@@ -92,12 +93,20 @@ class Direct(CudaFeed):
         self.allocate = partial(allocate_pinned, to.driver)
         self.allocate_shared = partial(allocate_pinned_shared, to.driver)
         self._exact = {} if on_host else form.exact_casts
+        self._kept = form.checked_casts
         self._form = form
         self._size = size
         self._to = to
         self._pool = Pool(_KEPT, self.allocate)
         self._uploads = Uploads(side)
         self._copying: deque[tuple[jax.Array, Sequence[object]]] = deque()
+
+    def reads(self, ds: Dataset, options: Options, batch_bytes: int) -> tuple[Dataset, Options]:
+        """Return the compressed bytes in place of fields that are inflated on the device."""
+        found = super().reads(ds, options, batch_bytes)
+        if self._inflater is not None:
+            self._exact = self._form.exact_casts
+        return found
 
     def source(self, host: HostSource) -> Source:
         """Return the source of stored fields."""
@@ -109,7 +118,7 @@ class Direct(CudaFeed):
     def finish(self, made: Batch) -> Sent | Batch:
         """Cast what has to be cast, and send what is not on the device, if there is room."""
         chosen = self.structure.pick(made)
-        if self._on_host:
+        if self._on_host and self._inflater is None:
             arrays = {name: self._pin(name, values) for name, values in chosen.items()}
             reserved = self._reserve(sum(array.nbytes for array in arrays.values()))
             return arrays if reserved is None else self._move(arrays, reserved)

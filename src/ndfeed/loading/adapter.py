@@ -5,15 +5,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.map_steps import Batch
 from ndfeed.files.shared_memory import Block
 from ndfeed.loading.batch_builder import Source
 from ndfeed.loading.buffer_pool import Bytes
 from ndfeed.loading.engine import Delivered
 from ndfeed.loading.host_source import HostSource
-from ndfeed.loading.options import Structure
+from ndfeed.loading.options import Options, Structure
+from ndfeed.order.permutation import Ints
 
 ALL = Structure()
+
 
 # Of a field in a batch: an array, a list of them, or what a map made of it.
 Values: TypeAlias = Any
@@ -44,10 +47,11 @@ class Adapter:
 
     - ``allocate`` allocates memory for batches; ``None`` where any memory will do.
       ``allocate_shared`` allocates what worker processes fill.
-    - ``source`` may replace the source that reads into host memory.
+    - ``reads`` may replace the dataset and the options that batches are read with, and ``deliver``
+      is then given what was read. ``source`` may replace the source that reads into host memory.
     - ``joint`` says that batches which were read together are taken as one ``BatchGroup``; only
-      where no field is ragged, and only if there are several. ``finish`` then returns dicts of
-      arrays, or batches made by maps are not grouped.
+      where no field is ragged, unless ``cuts_ragged``, and only if there are several. ``finish``
+      then returns dicts of arrays, or batches made by maps are not grouped.
     - ``finish`` is called with every batch by the thread that made it. The consumer calls ``send``
       with its result, ``ahead`` batches before it is due, and ``receive`` when it is due, with what
       ``send`` returned: one object, or the batches of a group one by one. Where ``ahead`` is 0
@@ -62,6 +66,7 @@ class Adapter:
     ahead: int = 0  # batches that are sent before they are due
     together: int = 8 << 20  # bytes of small batches that are worth making at a time
     joint: bool = False  # are batches taken as a group?
+    cuts_ragged: bool = False  # even if fields are ragged, as they were read?
     growth: float = 0.0  # bytes that ``finish`` allocates per byte of its batch
     held: int = 0  # bytes of delivered batches that the framework itself may keep
 
@@ -71,6 +76,14 @@ class Adapter:
     def source(self, host: HostSource) -> Source:
         """Return the source of stored fields."""
         return host
+
+    def reads(self, ds: Dataset, options: Options, batch_bytes: int) -> tuple[Dataset, Options]:
+        """Return what is read for batches of a size, and how; before ``source`` is called."""
+        return ds, options
+
+    def deliver(self, made: Batch, rows: Ints) -> Delivered:
+        """Convert the batch of ``rows``, in the thread that made it."""
+        return self.finish(made)
 
     def finish(self, made: Batch) -> Delivered:
         """Convert a batch, in the thread that made it."""

@@ -32,8 +32,8 @@ class Finisher(Protocol):
 
     joint: bool
 
-    def finish(self, made: Batch) -> Delivered:
-        """Convert a batch, or a group of them, for a framework."""
+    def deliver(self, made: Batch, rows: Ints) -> Delivered:
+        """Convert the batch of ``rows``, or a group of them, for a framework."""
         ...
 
 
@@ -85,7 +85,7 @@ class BatchMaker:
         self._pool = pool
         self._local = local
         self._builder = builder
-        self._finish = finisher.finish
+        self._convert = finisher.deliver
         self._joint = finisher.joint
         self._skips = options.on_error == "skip"
         self.pads = local.pads
@@ -113,9 +113,9 @@ class BatchMaker:
         together = self._try_reading(rows, timing) if count > 1 else None
         if together is not None and self._joint:
             try:
-                group = BatchGroup(self._deliver(together, rows), count)
+                group = BatchGroup(self._deliver(together, rows), count, size)
             except Error:  # an error in one of them: those before it come first
-                pass
+                together = None
             else:
                 timing.batches += count
                 timing.rows += len(rows)
@@ -205,7 +205,7 @@ class BatchMaker:
     def _deliver(self, batch: Batch, rows: Ints) -> Delivered:
         """Return the batch as the consumer gets it."""
         try:
-            return self._finish(batch)
+            return self._convert(batch, rows)
         except CastError as error:
             raise error.in_row(self._local.number(rows[error.row])) from None
 

@@ -144,7 +144,7 @@ def _concatenate(some: list[Batch], pool: Pool) -> Batch | BatchGroup:
         parts = [batch[name] for batch in some]
         room = pool.array(sum(map(len, parts)), first.dtype, first.shape[1:])
         made[name] = np.concatenate(parts, out=room)
-    return BatchGroup(made, len(some))
+    return BatchGroup(made, len(some), len(parts[0]))
 
 
 def _are_alike(one: Batch, other: Batch) -> bool:

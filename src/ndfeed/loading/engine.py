@@ -76,11 +76,10 @@ class Failure:
 
 
 class BatchGroup:
-    """Several consecutive batches in one object."""
+    """Several consecutive batches in one object: of ``size`` samples, the last perhaps of fewer."""
 
-    def __init__(self, made: Delivered, count: int) -> None:
-        self.made = made
-        self.count = count
+    def __init__(self, made: Delivered, count: int, size: int) -> None:
+        self.made, self.count, self.size = made, count, size
 
 
 def count_batches(found: Delivered) -> int:

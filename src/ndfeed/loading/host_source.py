@@ -47,7 +47,11 @@ class HostSource(Source):
 
     def only(self, names: Sequence[str]) -> "HostSource":
         """Return the same for some of the fields."""
-        return HostSource(self.ds.select(*names), self._options, self.pool, self.decoded)
+        return self.of(self.ds.select(*names))
+
+    def of(self, ds: Dataset) -> "HostSource":
+        """Return the same for another dataset."""
+        return HostSource(ds, self._options, self.pool, self.decoded)
 
     def read(self, rows: Ints) -> Batch:
         """Read the stored fields of ``rows``."""

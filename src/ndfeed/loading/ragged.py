@@ -311,6 +311,11 @@ class Room:
         self.laid = Laid(_as_bytes(values), ends[:-1] * math.prod(rest) * values.itemsize)
         return values
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all fields."""
+        return sum(values.nbytes for values in self.batch.values())
+
     def samples(self) -> list[NDArray[Any]]:
         """Return the part of the array for each sample, in its shape."""
         shapes = self._shapes.tolist()

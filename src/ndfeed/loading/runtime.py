@@ -65,7 +65,7 @@ def budget_for(
         options.memory,
         batch_bytes,
         decodes=bool(plan.coded),
-        splits=not any(field.ragged for field in stored_fields(ds)),
+        splits=adapter.cuts_ragged or not any(field.ragged for field in stored_fields(ds)),
         # Processes are asked for more at a time, since asking takes longer.
         group_bytes=adapter.together * (2 if opens_files(ds) else 1),
         growth=adapter.growth,

@@ -47,5 +47,6 @@ class Setup(NamedTuple):
 
     def make_runtime(self) -> Runtime:
         """Make a runtime for passes in this process."""
-        options, adapter = self.request.options, self.adapt()
-        return Runtime(self.request.ds, options, self.plan, self.batch_bytes, adapter)
+        adapter = self.adapt()
+        ds, options = adapter.reads(self.request.ds, self.request.options, self.batch_bytes)
+        return Runtime(ds, options, self.plan, self.batch_bytes, adapter)

@@ -22,6 +22,7 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.errors import shown_size
 from ndfeed.loading.batch_builder import Source
 from ndfeed.loading.buffer_pool import Bytes
+from ndfeed.loading.engine import BatchGroup
 from ndfeed.loading.host_source import HostSource
 from ndfeed.loading.process_choice import opens_files
 from ndfeed.torch.batch_format import Batch, BatchFormat, Tensors, Values
@@ -108,8 +109,10 @@ class Feed(CudaFeed):
         reserved = self._reserve(size)
         return pinned if reserved is None else self._move(pinned, reserved)
 
-    def send(self, made: Sent | Tensors) -> Sequence[Sent]:
+    def send(self, made: BatchGroup | Sent | Tensors) -> Sequence[Sent]:
         """Start the copy of a batch that was made in host memory and has not been sent."""
+        if isinstance(made, BatchGroup):
+            return [_cut(made.made, k * made.size, made.size) for k in range(made.count)]
         return (made if isinstance(made, Sent) else self._move(made),)
 
     def _pin(self, name: str, values: Values) -> Values:
@@ -159,6 +162,11 @@ def mark_used(made: Tensors, stream: torch.cuda.Stream) -> None:
         for one in _list_tensors(values):
             if one.is_cuda:
                 one.record_stream(stream)
+
+
+def _cut(sent: Sent, start: int, size: int) -> Sent:
+    """Return one batch of a group."""
+    return sent._replace(made={n: one[start : start + size] for n, one in sent.made.items()})
 
 
 def _list_tensors(values: Values) -> list[torch.Tensor]:
