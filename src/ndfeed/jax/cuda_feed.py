@@ -115,15 +115,17 @@ class Direct(CudaFeed):
             return arrays if reserved is None else self._move(arrays, reserved)
         self._side.join()  # nothing was read for a batch without samples
         used: list[Upload] = []
-        sent = {
-            name: self._align(values)
-            if isinstance(values, Span)
-            else self._pass_on(name, values, used)
-            for name, values in chosen.items()
-        }
-        if used:
-            resolve(self._side.event)  # what was left to another thread comes before this
-            self._uploads.release(used, self._side.record())
+        try:
+            sent = {
+                name: self._align(values)
+                if isinstance(values, Span)
+                else self._pass_on(name, values, used)
+                for name, values in chosen.items()
+            }
+        finally:  # also if a value of a later field does not fit
+            if used:
+                resolve(self._side.event)  # what was left to another thread comes before this
+                self._uploads.release(used, self._side.record())
         return Sent(sent, self._side.event)
 
     def _align(self, span: Span) -> Span:
@@ -203,14 +205,14 @@ class Direct(CudaFeed):
     def close(self) -> None:
         """Release registered pages and memory."""
         try:
-            for token, _ in self._copying:
-                token.block_until_ready()
+            while self._copying:  # nothing may refer to them when memory is freed
+                self._copying.popleft()[0].block_until_ready()
         finally:  # also if the device has failed
             self._copying.clear()
             super().close()
             with self._side.driver.context():
                 self._uploads.close()
-                self._memory.trim(0)
+                self._memory.trim()
             self._pool.clear()
 
 
