@@ -150,16 +150,22 @@ def test_the_last_batch_may_be_short(tmp_path):
     assert [len(batch["x"]) for batch in ndfeed.jax.loader(ds, 10)] == [10] * 100 + [3]
 
 
-def test_a_rank_may_have_no_sample_of_the_last_batch(tmp_path):
+@pytest.mark.parametrize("batches", [1, 50])
+def test_a_rank_may_have_no_sample_of_the_last_batch(tmp_path, batches):
     """Then its arrays are empty, and of the dtypes of all others."""
-    ds = rows(tmp_path, x=("<f4", 10, 3), y=("<i8", 10), z=("u1", 10))
+    ds = rows(
+        tmp_path,
+        x=("<f4", batches * 8 + 2, 3),
+        y=("<i8", batches * 8 + 2),
+        z=("u1", batches * 8 + 2),
+    )
     for rank in range(4):
         words = {"shard": (rank, 4), "cast": {"z": "float32"}}
         with ndfeed.jax.loader(ds, 2, **words) as loader:
             found = list(loader)
         expected = ndfeed.loader(ds, 2, shard=(rank, 4), fields="x")
         same([batch["x"] for batch in found], list(expected))
-        assert [len(batch["x"]) for batch in found] == [2, int(rank < 2)]
+        assert [len(batch["x"]) for batch in found] == [2] * batches + [int(rank < 2)]
         assert {(b["y"].dtype.name, b["z"].dtype.name) for b in found} == {("int32", "float32")}
 
 

@@ -169,18 +169,17 @@ class Direct(CudaFeed):
     def send(self, made: BatchGroup | Sent | Batch) -> Sequence[object]:
         """Hand batches over to JAX, a group of them at once."""
         self._form.check_wide()  # it would cut 64 bits to 32 without a word
+        count, found = 1, made
         if isinstance(made, BatchGroup):
-            self.ahead = max(self.ahead, made.count)  # the next is handed over when this is begun
-            found: Sent | Batch = made.made
-        else:
-            found = made
+            count, found = made.count, made.made
+            self.ahead = max(self.ahead, count)  # the next is handed over when this is begun
         sent = found if isinstance(found, Sent) else self._move(found)
         self._wait()
         names, spans = list(sent.made), list(sent.made.values())
         event = resolve(sent.event)
         arrays = [self._take_over(span, event) for span in spans]
         kinds = tuple(self._kind(name, span.dtype) for name, span in sent.made.items())
-        batches, token = _cut(arrays, self._size, kinds)
+        batches, token = _cut(arrays, self._size, count, kinds)
         self._copying.append((token, (arrays, spans)))
         build = self.structure.build
         return [build(dict(zip(names, one, strict=True))) for one in batches]
@@ -216,16 +215,19 @@ class Direct(CudaFeed):
             self._pool.clear()
 
 
-@partial(jax.jit, static_argnums=(1, 2))
+@partial(jax.jit, static_argnums=(1, 2, 3))
 def _cut(
-    arrays: Sequence[jax.Array], size: int, kinds: tuple["Kind", ...]
+    arrays: Sequence[jax.Array], size: int, count: int, kinds: tuple["Kind", ...]
 ) -> tuple[list[list[jax.Array]], jax.Array]:
-    """Return batches of ``size`` rows that share no memory with ``arrays``, and a token."""
+    """Return ``count`` batches that share no memory with ``arrays``, and a token.
+
+    They have ``size`` rows; the last one may have fewer, or none.
+    """
     typed = [_as(a, kind) for a, kind in zip(arrays, kinds, strict=True)]
-    count = len(typed[0])
+    rows = len(typed[0])
     batches = [
-        [_copy(a, start, min(start + size, count)) for a in typed]
-        for start in range(0, max(count, 1), size)
+        [_copy(a, start, min(start + size, rows)) for a in typed]
+        for start in range(0, count * size, size)
     ]
     return batches, lax.slice(arrays[0].reshape(-1), (0,), (min(arrays[0].size, 1),))
 
