@@ -105,9 +105,9 @@ class CudaFeed(Adapter):
             return f"through pinned memory to {self._name}: {self._reason}"
         if self._files.refused:
             return f"through pinned memory to {self._name}: {self._files.refused}"
-        sizes = [column.size for column in columns_of(self._ds.groups)]
-        by = "its copy engines" if min(sizes) >= LARGE else "a kernel"
-        by = "both" if min(sizes) < LARGE <= max(sizes) else by
+        engines = self._side.driver.copies_rows
+        large = {engines and column.size >= LARGE for column in columns_of(self._ds.groups)}
+        by = "both" if len(large) > 1 else "its copy engines" if large.pop() else "a kernel"
         registered = shown_size(self._files.nbytes)
         return f"{self._name} reads the files by {by}, {registered} registered"
 
