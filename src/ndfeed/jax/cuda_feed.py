@@ -169,11 +169,11 @@ class Direct(CudaFeed):
     def send(self, made: BatchGroup | Sent | Batch) -> Sequence[object]:
         """Hand batches over to JAX, a group of them at once."""
         self._form.check_wide()  # it would cut 64 bits to 32 without a word
-        count, found = 1, made
+        count = 1
         if isinstance(made, BatchGroup):
-            count, found = made.count, made.made
+            count, made = made.count, made.made
             self.ahead = max(self.ahead, count)  # the next is handed over when this is begun
-        sent = found if isinstance(found, Sent) else self._move(found)
+        sent = made if isinstance(made, Sent) else self._move(made)
         self._wait()
         names, spans = list(sent.made), list(sent.made.values())
         event = resolve(sent.event)
