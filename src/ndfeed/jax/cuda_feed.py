@@ -169,17 +169,15 @@ class Direct(CudaFeed):
     def send(self, made: BatchGroup | Sent | Batch) -> Sequence[object]:
         """Hand batches over to JAX, a group of them at once."""
         self._form.check_wide()  # it would cut 64 bits to 32 without a word
-        count = 1
-        if isinstance(made, BatchGroup):
-            count, made = made.count, made.made
-            self.ahead = max(self.ahead, count)  # the next is handed over when this is begun
-        sent = made if isinstance(made, Sent) else self._move(made)
+        group = made if isinstance(made, BatchGroup) else BatchGroup(made, 1)
+        self.ahead = max(self.ahead, group.count)  # the next is handed over when this is begun
+        sent = group.made if isinstance(group.made, Sent) else self._move(group.made)
         self._wait()
         names, spans = list(sent.made), list(sent.made.values())
         event = resolve(sent.event)
         arrays = [self._take_over(span, event) for span in spans]
         kinds = tuple(self._kind(name, span.dtype) for name, span in sent.made.items())
-        batches, token = _cut(arrays, self._size, count, kinds)
+        batches, token = _cut(arrays, self._size, group.count, kinds)
         self._copying.append((token, (arrays, spans)))
         build = self.structure.build
         return [build(dict(zip(names, one, strict=True))) for one in batches]
