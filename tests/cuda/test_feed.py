@@ -197,6 +197,27 @@ def test_ctrl_c_while_a_loader_is_closed(tmp_path):
     assert reader_of(ds.groups[0]).maps.release(elapsed() + 10)
 
 
+@pytest.mark.parametrize(
+    ("label", "engines", "by"),
+    [
+        ("small", True, "a kernel"),
+        ("large", True, "its copy engines"),
+        ("image and label", True, "both"),
+        ("large", False, "a kernel"),
+        ("image and label", False, "a kernel"),
+    ],
+)
+def test_the_report_says_who_reads(tmp_path, label, engines, by):
+    """Drivers before CUDA 12.8 have no call that lets the copy engines fetch many rows."""
+    ds = files(tmp_path, **SHAPES[label])
+    driver = StandIn()
+    driver.copies_rows = engines
+    with load(ds, 32, driver, shuffle=True) as loader:
+        compare(loader, ds, 32, shuffle=True)
+        assert f"reads the files by {by}, " in loader.report().way
+    assert driver.faults == []
+
+
 def test_many_files_and_a_selection_of_rows(tmp_path):
     for number in range(5):
         np.save(tmp_path / f"{number}.npy", np.full((100 + number, 9), number, "<i4"))

@@ -62,7 +62,7 @@ class Inflating(Feed):
 
     def close(self):
         super().close()
-        self._side.memory.trim(0)
+        self._side.memory.trim()
 
     def send(self, made):
         if not isinstance(made, BatchGroup):

@@ -4,6 +4,7 @@ The stand-in's memory is that of the process, which JAX is told is the CPU's.
 """
 
 import functools
+import gc
 import itertools
 import sys
 
@@ -150,16 +151,22 @@ def test_the_last_batch_may_be_short(tmp_path):
     assert [len(batch["x"]) for batch in ndfeed.jax.loader(ds, 10)] == [10] * 100 + [3]
 
 
-def test_a_rank_may_have_no_sample_of_the_last_batch(tmp_path):
+@pytest.mark.parametrize("batches", [1, 50])
+def test_a_rank_may_have_no_sample_of_the_last_batch(tmp_path, batches):
     """Then its arrays are empty, and of the dtypes of all others."""
-    ds = rows(tmp_path, x=("<f4", 10, 3), y=("<i8", 10), z=("u1", 10))
+    ds = rows(
+        tmp_path,
+        x=("<f4", batches * 8 + 2, 3),
+        y=("<i8", batches * 8 + 2),
+        z=("u1", batches * 8 + 2),
+    )
     for rank in range(4):
         words = {"shard": (rank, 4), "cast": {"z": "float32"}}
         with ndfeed.jax.loader(ds, 2, **words) as loader:
             found = list(loader)
         expected = ndfeed.loader(ds, 2, shard=(rank, 4), fields="x")
         same([batch["x"] for batch in found], list(expected))
-        assert [len(batch["x"]) for batch in found] == [2, int(rank < 2)]
+        assert [len(batch["x"]) for batch in found] == [2] * batches + [int(rank < 2)]
         assert {(b["y"].dtype.name, b["z"].dtype.name) for b in found} == {("int32", "float32")}
 
 
@@ -234,6 +241,35 @@ def test_values_that_do_not_fit_come_after_the_batches_before_them(tmp_path):
     with ndfeed.jax.loader(ds, 16) as loader, pytest.raises(ndfeed.CastError, match="2345"):
         seen.extend(len(batch["y"]) for batch in loader)
     assert sum(seen) == 2345 // 16 * 16
+
+
+@pytest.mark.skipif(HAS_GPU, reason="counts the memory of the stand-in")
+def test_closed_loaders_have_no_memory(tmp_path):
+    """One that is made for every validation would take the whole device in time."""
+    free = stand_in()[0].room
+    ds = rows(tmp_path, x=("u1", 300, 40_000), y=("<i8", 300), z=("u1", 300, 3))
+    loader = ndfeed.jax.loader(ds, 10)
+    for until in (1, 30):
+        list(itertools.islice(loader, until))
+        loader.close()
+        assert stand_in()[0].room == free
+
+
+@pytest.mark.skipif(HAS_GPU, reason="counts the memory of the stand-in")
+def test_values_that_do_not_fit_cost_no_memory(tmp_path):
+    """What had been sent of other fields is used again, and freed in the end."""
+    free = stand_in()[0].room
+    for name in "yz":
+        np.save(tmp_path / f"{name}.npy", np.full(100, 1 << 40 if name == "z" else 1))
+    np.save(tmp_path / "x.npy", np.zeros((100, 8), "f4"))
+    ds = ndfeed.open({name: tmp_path / f"{name}.npy" for name in "xyz"}, sample="row")
+    with ndfeed.jax.loader(ds, 16) as loader:
+        for _ in range(3):
+            with pytest.raises(ndfeed.CastError):
+                list(loader)
+    del loader
+    gc.collect()
+    assert stand_in()[0].room == free
 
 
 @pytest.mark.parametrize("slow", [False, True])

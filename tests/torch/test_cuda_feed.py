@@ -24,7 +24,10 @@ from ndfeed.cuda.driver import Refused  # noqa: E402
 from ndfeed.cuda.nvcomp import load_nvcomp  # noqa: E402
 from ndfeed.cuda.side import Sent  # noqa: E402
 from ndfeed.loading.engine import BatchGroup  # noqa: E402
+from ndfeed.loading.options import Structure  # noqa: E402
+from ndfeed.torch.batch_format import BatchFormat  # noqa: E402
 from ndfeed.torch.cuda_feed import Feed, mark_used  # noqa: E402
+from ndfeed.torch.torch_loader import adapter_for  # noqa: E402
 
 
 def why_not():
@@ -66,6 +69,15 @@ def test_ragged_samples_are_marked_as_used_as_well():
     alone, *listed = (torch.zeros(length).as_subclass(OnDevice) for length in range(1, 5))
     mark_used({"x": alone, "r": listed, "s": ["text", "more"], "c": torch.zeros(2)}, "consumer's")
     assert [one.used_by for one in (alone, *listed)] == ["consumer's"] * 4
+
+
+def test_random_crops_are_not_resident(tmp_path):
+    """What is drawn for an epoch is none of the samples that were loaded."""
+    np.save(tmp_path / "x.npy", np.zeros((3, 20, 20), np.uint8))
+    ds = ndfeed.open(tmp_path / "x.npy", sample="row").crops({"data": (8, 8)}, each=2)
+    form = BatchFormat(ds, Structure(), None, "list")
+    with pytest.raises(ValueError, match="random crops are drawn in each; leave out resident"):
+        adapter_for(ds, form, torch.device("cuda", 0), resident=True)
 
 
 @pytest.fixture

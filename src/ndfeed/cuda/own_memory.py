@@ -8,20 +8,20 @@ A framework gets at a block by DLPack, without a copy. It calls a function when 
 thread, even after the interpreter has ended: so that is one of the C library, which does nothing.
 """
 
+import contextlib
 import ctypes
 import math
 import sys
-import threading
+import weakref
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
 import numpy as np
 
-from ndfeed.cuda.driver import Driver, Event, Stream
+from ndfeed.cuda.driver import Driver, Event, Refused, Stream
 
 _ROUND = 2 << 20  # bytes: blocks are multiples of it, so that more of them are of one size
-_KEPT = 16  # blocks of one size that are kept to be used again
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5}
 ALIGNED = 16  # bytes: XLA takes an array that begins at a multiple of them, and no other
 _OTHERS = 256  # where NumPy's numbers of dtypes begin that are not its own
@@ -77,7 +77,9 @@ class OwnMemory:
         self._driver = driver
         self._fields = dict(fields)
         self._free: dict[int, deque[int]] = {}
-        self._lock = threading.Lock()
+        # Blocks may come back after ``trim``; when nobody refers to this, all have. Not at exit,
+        # when copies may still write to them.
+        weakref.finalize(self, _free_at_last, driver, self._free).atexit = False
 
     def join(self) -> None:
         """Nothing has to be prepared."""
@@ -94,8 +96,21 @@ class OwnMemory:
         try:
             address = self._free[size].pop()
         except (KeyError, IndexError):
-            address = self._driver.allocate(size)
+            address = self._allocate(size)
         return Span(_Block(self, address, size), address, dtype, shape)
+
+    def _allocate(self, size: int) -> int:
+        try:
+            return self._driver.allocate(size)
+        except Refused:
+            self.trim()  # there may be blocks of other sizes
+        try:
+            return self._driver.allocate(size)
+        except Refused as error:
+            raise MemoryError(
+                f"{error}; give the loader a smaller memory=, or the framework a smaller part of "
+                "the device's"
+            ) from None
 
     def address(self, array: Span) -> int:
         """Return where an array begins."""
@@ -106,11 +121,22 @@ class OwnMemory:
         free = self._free.setdefault(size, deque())
         free.append(address)
 
-    def trim(self, kept: int = _KEPT) -> None:
-        """Free blocks that are not lent, but for some of each size."""
-        for free in list(self._free.values()):
-            while len(free) > kept:
-                self._driver.free(free.popleft())
+    def trim(self) -> None:
+        """Free the blocks that are not lent."""
+        _free_all(self._driver, self._free)
+
+
+def _free_all(driver: Driver, every: dict[int, deque[int]]) -> None:
+    for free in list(every.values()):
+        with contextlib.suppress(IndexError):  # there are no more
+            while True:
+                driver.free(free.pop())
+
+
+def _free_at_last(driver: Driver, every: dict[int, deque[int]]) -> None:
+    if any(every.values()):
+        with driver.context():
+            _free_all(driver, every)
 
 
 class _Device(ctypes.Structure):

@@ -124,15 +124,17 @@ class Direct(CudaFeed):
             return arrays if reserved is None else self._move(arrays, reserved)
         self._side.join()  # nothing was read for a batch without samples
         used: list[Upload] = []
-        sent = {
-            name: self._align(values)
-            if isinstance(values, Span)
-            else self._pass_on(name, values, used)
-            for name, values in chosen.items()
-        }
-        if used:
-            resolve(self._side.event)  # what was left to another thread comes before this
-            self._uploads.release(used, self._side.record())
+        try:
+            sent = {
+                name: self._align(values)
+                if isinstance(values, Span)
+                else self._pass_on(name, values, used)
+                for name, values in chosen.items()
+            }
+        finally:  # also if a value of a later field does not fit
+            if used:
+                resolve(self._side.event)  # what was left to another thread comes before this
+                self._uploads.release(used, self._side.record())
         return Sent(sent, self._side.event)
 
     def _align(self, span: Span) -> Span:
@@ -176,18 +178,15 @@ class Direct(CudaFeed):
     def send(self, made: BatchGroup | Sent | Batch) -> Sequence[object]:
         """Hand batches over to JAX, a group of them at once."""
         self._form.check_wide()  # it would cut 64 bits to 32 without a word
-        if isinstance(made, BatchGroup):
-            self.ahead = max(self.ahead, made.count)  # the next is handed over when this is begun
-            found: Sent | Batch = made.made
-        else:
-            found = made
-        sent = found if isinstance(found, Sent) else self._move(found)
+        group = made if isinstance(made, BatchGroup) else BatchGroup(made, 1, self._size)
+        self.ahead = max(self.ahead, group.count)  # the next is handed over when this is begun
+        sent = group.made if isinstance(group.made, Sent) else self._move(group.made)
         self._wait()
         names, spans = list(sent.made), list(sent.made.values())
         event = resolve(sent.event)
         arrays = [self._take_over(span, event) for span in spans]
         kinds = tuple(self._kind(name, span.dtype) for name, span in sent.made.items())
-        batches, token = _cut(arrays, self._size, kinds)
+        batches, token = _cut(arrays, self._size, group.count, kinds)
         self._copying.append((token, (arrays, spans)))
         build = self.structure.build
         return [build(dict(zip(names, one, strict=True))) for one in batches]
@@ -212,27 +211,30 @@ class Direct(CudaFeed):
     def close(self) -> None:
         """Release registered pages and memory."""
         try:
-            for token, _ in self._copying:
-                token.block_until_ready()
+            while self._copying:  # nothing may refer to them when memory is freed
+                self._copying.popleft()[0].block_until_ready()
         finally:  # also if the device has failed
             self._copying.clear()
             super().close()
             with self._side.driver.context():
                 self._uploads.close()
-                self._memory.trim(0)
+                self._memory.trim()
             self._pool.clear()
 
 
-@partial(jax.jit, static_argnums=(1, 2))
+@partial(jax.jit, static_argnums=(1, 2, 3))
 def _cut(
-    arrays: Sequence[jax.Array], size: int, kinds: tuple["Kind", ...]
+    arrays: Sequence[jax.Array], size: int, count: int, kinds: tuple["Kind", ...]
 ) -> tuple[list[list[jax.Array]], jax.Array]:
-    """Return batches of ``size`` rows that share no memory with ``arrays``, and a token."""
+    """Return ``count`` batches that share no memory with ``arrays``, and a token.
+
+    They have ``size`` rows; the last one may have fewer, or none.
+    """
     typed = [_as(a, kind) for a, kind in zip(arrays, kinds, strict=True)]
-    count = len(typed[0])
+    rows = len(typed[0])
     batches = [
-        [_copy(a, start, min(start + size, count)) for a in typed]
-        for start in range(0, max(count, 1), size)
+        [_copy(a, start, min(start + size, rows)) for a in typed]
+        for start in range(0, count * size, size)
     ]
     return batches, lax.slice(arrays[0].reshape(-1), (0,), (min(arrays[0].size, 1),))
 
