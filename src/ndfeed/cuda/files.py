@@ -179,7 +179,7 @@ class Files(Source):
             file = group.columns[0].file[part]
         side = self._side
         registered = self._pieces(group, maps)
-        maps.enter(file)
+        until = maps.enter(file)
 
         def leave() -> None:
             maps.leave()
@@ -198,6 +198,7 @@ class Files(Source):
                     registered.ensure(file, row * column.pitch + first, column.size, limit)
                 batch[column.field.name] = self._fetch(column, places, first)
             event = side.record()
+            maps.check(file, until)  # this process may have been stopped meanwhile; a device is not
         except BaseException:
             side.driver.synchronize()
             leave()
