@@ -19,6 +19,7 @@ from ndfeed.cuda.own_memory import OwnMemory
 from ndfeed.cuda.side import Sent, Side, resolve
 from ndfeed.dataset.column import columns_of
 from ndfeed.dataset.reader import reader_of
+from ndfeed.files import maps
 from ndfeed.files.platform_calls import elapsed
 from ndfeed.loading.buffer_pool import Pool
 from ndfeed.loading.host_source import HostSource
@@ -340,6 +341,27 @@ def test_a_writer_waits_until_the_device_has_read(tmp_path):
         with pytest.raises(ndfeed.ChangedError):
             assert all((batch["x"] < 251).all() for batch in batches)
         assert done.wait(20)
+    assert driver.faults == []
+
+
+def test_a_process_that_was_stopped_before_the_device_was_asked(tmp_path, monkeypatch):
+    """Writers wait for a lease for a while only, and do not know that it is stopped."""
+    ds = files(tmp_path, **SHAPES["small"])
+    driver = StandIn()
+    feed = Feed(ds, driver)
+    source = feed.source(HostSource(ds, settle_for(ds, 1).options, Pool(4), None))
+    source.read(np.arange(50))
+    launch = driver.streams[1].launch
+
+    def launch_late(*args):
+        os.utime(tmp_path / "x.npy", (0, 0))  # as if somebody had written
+        monkeypatch.setattr(maps, "elapsed", lambda: elapsed() + 100)
+        launch(*args)
+
+    driver.streams[1].launch = launch_late
+    with pytest.raises(ndfeed.ChangedError):
+        source.read(np.arange(50))
+    feed.close()
     assert driver.faults == []
 
 

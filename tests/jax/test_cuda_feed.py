@@ -7,6 +7,7 @@ import functools
 import gc
 import itertools
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -246,18 +247,20 @@ def test_values_that_do_not_fit_come_after_the_batches_before_them(tmp_path):
 @pytest.mark.skipif(HAS_GPU, reason="counts the memory of the stand-in")
 def test_closed_loaders_have_no_memory(tmp_path):
     """One that is made for every validation would take the whole device in time."""
+    gc.collect()
     free = stand_in()[0].room
     ds = rows(tmp_path, x=("u1", 300, 40_000), y=("<i8", 300), z=("u1", 300, 3))
     loader = ndfeed.jax.loader(ds, 10)
     for until in (1, 30):
         list(itertools.islice(loader, until))
         loader.close()
-        assert stand_in()[0].room == free
+        assert stand_in()[0].room >= free
 
 
 @pytest.mark.skipif(HAS_GPU, reason="counts the memory of the stand-in")
 def test_values_that_do_not_fit_cost_no_memory(tmp_path):
     """What had been sent of other fields is used again, and freed in the end."""
+    gc.collect()
     free = stand_in()[0].room
     for name in "yz":
         np.save(tmp_path / f"{name}.npy", np.full(100, 1 << 40 if name == "z" else 1))
@@ -268,8 +271,12 @@ def test_values_that_do_not_fit_cost_no_memory(tmp_path):
             with pytest.raises(ndfeed.CastError):
                 list(loader)
     del loader
-    gc.collect()
-    assert stand_in()[0].room == free
+    for _ in range(200):  # threads of the loader may still end
+        gc.collect()
+        if stand_in()[0].room >= free:
+            break
+        time.sleep(0.05)
+    assert stand_in()[0].room >= free
 
 
 @pytest.mark.parametrize("slow", [False, True])

@@ -193,7 +193,7 @@ class Files(Source):
             file = group.columns[0].file[part]
         side = self._side
         pages = self._pieces(group, maps)
-        maps.enter(file)
+        until = maps.enter(file)
 
         def leave() -> None:
             maps.leave()
@@ -213,6 +213,7 @@ class Files(Source):
                     made = self._fetch_stretches(column, places, file, located, pages)
                 batch[column.field.name] = made
             event = side.record()
+            maps.check(file, until)  # this process may have been stopped meanwhile; a device is not
         except BaseException:
             side.driver.synchronize()
             leave()

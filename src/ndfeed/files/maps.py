@@ -163,7 +163,7 @@ class Maps:
                     try:
                         found = copy(*args)
                     except Exception:  # torn bytes may look like any error
-                        self._check(files, until)
+                        self.check(files, until)
                         raise
                     if self.unleased or self._lost or elapsed() > until:
                         self.recheck(files)
@@ -172,15 +172,17 @@ class Maps:
                 self._inside.pop()
             time.sleep(_MOMENT)
 
-    def enter(self, files: int | NDArray[np.int64]) -> None:
-        """Keep writers away from leased ``files`` until ``leave``: for a GPU, which reads later."""
+    def enter(self, files: int | NDArray[np.int64]) -> float:
+        """Keep writers away from leased ``files`` until ``leave``: for a GPU, which reads later.
+
+        Returns until when that can be trusted, for ``check`` once the GPU has been asked to.
+        """
         while True:
             try:
                 self._inside.append(None)
                 self._unused = 0
                 if not self._closing:
-                    self._prepare(files)
-                    return
+                    return self._prepare(files)
             except BaseException:
                 self._inside.pop()
                 raise
@@ -208,7 +210,7 @@ class Maps:
             self._trusted = until
             return until
 
-    def _check(self, files: int | NDArray[np.int64], until: float) -> None:
+    def check(self, files: int | NDArray[np.int64], until: float) -> None:
         """Refuse what was copied unless it is certain that nobody wrote meanwhile."""
         if self.unleased or self._lost or elapsed() > until:
             self.recheck(files)
