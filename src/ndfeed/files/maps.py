@@ -173,7 +173,7 @@ class Maps:
             time.sleep(_MOMENT)
 
     def enter(self, files: int | NDArray[np.int64]) -> float:
-        """Keep writers from ``files`` until ``leave``, for a GPU; return until when to trust that."""
+        """Keep writers from ``files`` until ``leave``, for a GPU; return until when to trust it."""
         while True:
             try:
                 self._inside.append(None)
