@@ -173,10 +173,7 @@ class Maps:
             time.sleep(_MOMENT)
 
     def enter(self, files: int | NDArray[np.int64]) -> float:
-        """Keep writers away from leased ``files`` until ``leave``: for a GPU, which reads later.
-
-        Returns until when that can be trusted, for ``check`` once the GPU has been asked to.
-        """
+        """Keep writers from ``files`` until ``leave``, for a GPU; return until when to trust it."""
         while True:
             try:
                 self._inside.append(None)
