@@ -8,6 +8,7 @@ next.
 """
 
 import ctypes
+import os
 import threading
 import time
 import zlib
@@ -190,12 +191,19 @@ class StandIn:
         self.streams = {}
         self._making = threading.Lock()
         self._kept = {}
+        self._process = os.getpid()
+
+    @property
+    def is_ours(self):
+        return self._process == os.getpid()
 
     def use(self):
         pass
 
     @contextmanager
     def context(self):
+        if not self.is_ours:
+            self.faults.append("used by another process")
         yield
 
     def make_stream(self):

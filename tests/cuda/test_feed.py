@@ -1,6 +1,7 @@
 """``ndfeed.cuda`` without a GPU: values, lifetimes and refusals, on a stand-in for the driver."""
 
 import ctypes
+import gc
 import os
 import signal
 import threading
@@ -13,9 +14,10 @@ from cuda.stand_in import StandIn
 
 import ndfeed
 from ndfeed.cuda.driver import KERNELS, Refused
-from ndfeed.cuda.feed import CudaFeed, allocate_pinned
+from ndfeed.cuda.feed import CudaFeed, allocate_pinned, allocate_pinned_shared
 from ndfeed.cuda.kernels import Orders
 from ndfeed.cuda.own_memory import OwnMemory
+from ndfeed.cuda.registered import share_registered
 from ndfeed.cuda.side import Sent, Side, resolve
 from ndfeed.dataset.column import columns_of
 from ndfeed.dataset.reader import reader_of
@@ -398,6 +400,30 @@ def test_the_kernels_are_those_of_the_source():
     assert all(f".entry {name}(" in code for name in KERNELS)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+def test_a_fork_frees_nothing(tmp_path):
+    """It has neither the device nor what was allocated there, only Python's objects."""
+    ds = files(tmp_path, **SHAPES["small"])
+    driver = StandIn()
+    loader = load(ds, 32, driver)
+    kept = [next(iter(loader)), allocate_pinned(driver, 4096), allocate_pinned_shared(driver, 4096)]
+    kept.append(OwnMemory(driver, {"x": (np.dtype("<f4"), (7,))}))
+    kept[-1].take_back(driver.allocate(4096), 4096)
+    pages = share_registered(driver, reader_of(ds.groups[0]).maps, [20 << 10])
+    pages.ensure(0, np.array([128]), 10, 1 << 30)
+    child = os.fork()
+    if not child:
+        kept.clear()
+        pages.release()
+        gc.collect()
+        os._exit(len(driver.faults))
+    _, status = os.waitpid(child, 0)
+    pages.release()
+    loader.close()
+
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
 # Stands in for the driver of a GPU.
 PAGES = """
 import contextlib
@@ -406,6 +432,7 @@ from ndfeed.cuda.registered import share_registered
 
 class Driver:
     context = contextlib.nullcontext
+    is_ours = True
     def register(self, address, size):
         print("registered", flush=True)
     def unregister(self, address):

@@ -13,6 +13,7 @@ CUDA 13 dropped a parameter.
 import ctypes
 import functools
 import importlib.resources
+import os
 import sys
 import threading
 from collections import deque
@@ -177,6 +178,12 @@ class Driver:
         self._local = threading.local()
         self._functions: dict[str, int] = {}
         self._loading = threading.Lock()
+        self._process = os.getpid()
+
+    @property
+    def is_ours(self) -> bool:
+        """Is this the process that uses the device? A fork of it has nothing to free there."""
+        return self._process == os.getpid()
 
     def _retain(self, device: int) -> int:
         """Return the context that frameworks use."""

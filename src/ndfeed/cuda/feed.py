@@ -6,7 +6,6 @@ through pinned memory     everything else: compressed, cold, mapped by functions
 resident                  the whole dataset is in the memory of the device
 """
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -222,7 +221,7 @@ class _Pinned:
     """Pinned host memory, which NumPy sees through its array interface."""
 
     def __init__(self, driver: Driver, size: int) -> None:
-        self._driver, self._pid = driver, os.getpid()
+        self._driver = driver
         with driver.context():
             self._address = driver.allocate_pinned(size)
         self.__array_interface__ = {
@@ -233,7 +232,7 @@ class _Pinned:
         }
 
     def __del__(self) -> None:
-        if hasattr(self, "_address") and self._pid == os.getpid():
+        if hasattr(self, "_address") and self._driver.is_ours:
             with self._driver.context():
                 self._driver.free_pinned(self._address)
 
@@ -256,12 +255,12 @@ def allocate_pinned_shared(driver: Driver, size: int) -> Bytes:
     except Refused:
         return block  # what is in it is copied to pinned memory
     # Before it is unmapped; but not at exit, when copies may still read it.
-    weakref.finalize(block, _unregister, driver, address, os.getpid()).atexit = False
+    weakref.finalize(block, _unregister, driver, address).atexit = False
     return block
 
 
-def _unregister(driver: Driver, address: int, pid: int) -> None:
-    if pid == os.getpid():  # a forked child has neither the driver nor what it registered
+def _unregister(driver: Driver, address: int) -> None:
+    if driver.is_ours:
         with driver.context():
             driver.unregister(address)
 

@@ -134,7 +134,7 @@ def _free_all(driver: Driver, every: dict[int, deque[int]]) -> None:
 
 
 def _free_at_last(driver: Driver, every: dict[int, deque[int]]) -> None:
-    if any(every.values()):
+    if any(every.values()) and driver.is_ours:
         with driver.context():
             _free_all(driver, every)
 

@@ -99,7 +99,7 @@ class Registered:
 
 
 def _unregister(driver: Driver, addresses: list[int], maps: Maps) -> None:
-    if addresses:
+    if addresses and driver.is_ours:
         with driver.context():
             while addresses:
                 driver.unregister(addresses.pop())
