@@ -191,18 +191,14 @@ class StandIn:
         self.streams = {}
         self._making = threading.Lock()
         self._kept = {}
-        self._process = os.getpid()
-
-    @property
-    def is_ours(self):
-        return self._process == os.getpid()
+        self.process = os.getpid()
 
     def use(self):
         pass
 
     @contextmanager
     def context(self):
-        if not self.is_ours:
+        if self.process != os.getpid():
             self.faults.append("used by another process")
         yield
 

@@ -432,7 +432,7 @@ from ndfeed.cuda.registered import share_registered
 
 class Driver:
     context = contextlib.nullcontext
-    is_ours = True
+    process = os.getpid()
     def register(self, address, size):
         print("registered", flush=True)
     def unregister(self, address):

@@ -178,12 +178,7 @@ class Driver:
         self._local = threading.local()
         self._functions: dict[str, int] = {}
         self._loading = threading.Lock()
-        self._process = os.getpid()
-
-    @property
-    def is_ours(self) -> bool:
-        """Is this the process that uses the device? A fork of it has nothing to free there."""
-        return self._process == os.getpid()
+        self.process = os.getpid()
 
     def _retain(self, device: int) -> int:
         """Return the context that frameworks use."""
@@ -284,6 +279,11 @@ class Driver:
 
 
 KERNELS = ("gather_16", "gather_8", "gather_any", "permute_32", "permute_64")
+
+
+def is_ours(driver: Driver) -> bool:
+    """Is this the process that uses the device? A fork of it has nothing to free there."""
+    return driver.process == os.getpid()
 
 
 @functools.cache

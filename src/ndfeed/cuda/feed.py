@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ndfeed.cuda.driver import Driver, Event, Refused
+from ndfeed.cuda.driver import Driver, Event, Refused, is_ours
 from ndfeed.cuda.files import Files
 from ndfeed.cuda.inflate import INFLATED, Inflater, Library
 from ndfeed.cuda.inflate_choice import Device, Rates, choose_way, is_faster
@@ -232,7 +232,7 @@ class _Pinned:
         }
 
     def __del__(self) -> None:
-        if hasattr(self, "_address") and self._driver.is_ours:
+        if hasattr(self, "_address") and is_ours(self._driver):
             with self._driver.context():
                 self._driver.free_pinned(self._address)
 
@@ -260,7 +260,7 @@ def allocate_pinned_shared(driver: Driver, size: int) -> Bytes:
 
 
 def _unregister(driver: Driver, address: int) -> None:
-    if driver.is_ours:
+    if is_ours(driver):
         with driver.context():
             driver.unregister(address)
 

@@ -19,7 +19,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from ndfeed.cuda.driver import Driver, Event, Refused, Stream
+from ndfeed.cuda.driver import Driver, Event, Refused, Stream, is_ours
 
 _ROUND = 2 << 20  # bytes: blocks are multiples of it, so that more of them are of one size
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5}
@@ -134,7 +134,7 @@ def _free_all(driver: Driver, every: dict[int, deque[int]]) -> None:
 
 
 def _free_at_last(driver: Driver, every: dict[int, deque[int]]) -> None:
-    if any(every.values()) and driver.is_ours:
+    if any(every.values()) and is_ours(driver):
         with driver.context():
             _free_all(driver, every)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ndfeed.cuda.driver import Driver, Refused
+from ndfeed.cuda.driver import Driver, Refused, is_ours
 from ndfeed.files.maps import Maps
 from ndfeed.order.permutation import Ints
 
@@ -99,7 +99,7 @@ class Registered:
 
 
 def _unregister(driver: Driver, addresses: list[int], maps: Maps) -> None:
-    if addresses and driver.is_ours:
+    if addresses and is_ours(driver):
         with driver.context():
             while addresses:
                 driver.unregister(addresses.pop())
