@@ -43,7 +43,7 @@ from ndfeed.index.source import spell_source
 from ndfeed.packing.journal import checksum, parse_journal, seal_line
 from ndfeed.packing.staging_folder import find_unfinished
 
-COUNT = 4000
+COUNT = 10_000
 SEED = 0
 MOST_SECONDS = 5  # for one attempt
 
