@@ -5,7 +5,6 @@ The folders of tests have the names of the packages they test, `torch` and `jax`
 be imported in its place: so its name is blocked.
 """
 
-import os
 import sys
 from collections.abc import Generator
 from importlib.util import find_spec
@@ -33,11 +32,6 @@ def _installed(name: str) -> bool:
 MISSING = [name for name in USED_BY if not _installed(name)]
 sys.modules.update(dict.fromkeys(MISSING))
 _LEFT_OUT = {part for name in MISSING for part in USED_BY[name]}
-
-
-def pytest_xdist_auto_num_workers() -> int:
-    """Run one worker more than there are processors: many tests wait, for processes or for time."""
-    return (os.cpu_count() or 1) + 1
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
