@@ -11,6 +11,7 @@ import pytest
 from children import run
 from cuda.compile_kernels import COMPILED, digest
 from cuda.stand_in import StandIn
+from loading.making import files
 
 import ndfeed
 from ndfeed.cuda.driver import KERNELS, Refused
@@ -74,14 +75,6 @@ def load(ds, batch_size, driver, *, resident=False, joined=None, **options):
     """A loader that feeds the stand-in."""
     adapt = lambda: Feed(ds, driver, joined, resident=resident)  # noqa: E731
     return Loader(settle_for(ds, batch_size, **options), adapt)
-
-
-def files(folder, **shapes):
-    """A dataset of one file for each field, of values that differ everywhere."""
-    for name, (dtype, *shape) in shapes.items():
-        values = np.arange(np.prod(shape)) * 7 % 251
-        np.save(folder / f"{name}.npy", values.reshape(shape).astype(dtype))
-    return ndfeed.open({name: folder / f"{name}.npy" for name in shapes}, sample="row")
 
 
 SHAPES = {

@@ -16,7 +16,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 from cuda.stand_in import StandIn, StandInNvcomp  # noqa: E402
 from loader_contract import LoaderContract  # noqa: E402
-from loading.making import numbers  # noqa: E402
+from loading.making import files, numbers  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.jax  # noqa: E402
@@ -68,13 +68,6 @@ class TestContract(LoaderContract):
 same = TestContract().same
 
 
-def rows(folder, **shapes):
-    for name, (dtype, *shape) in shapes.items():
-        values = np.arange(np.prod(shape)) * 7 % 251
-        np.save(folder / f"{name}.npy", values.reshape(shape).astype(dtype))
-    return ndfeed.open({name: folder / f"{name}.npy" for name in shapes}, sample="row")
-
-
 SHAPES = {
     "small": {"x": ("<f4", 5000, 7)},
     "large": {"x": ("u1", 300, 40_000)},
@@ -86,7 +79,7 @@ SHAPES = {
 @pytest.mark.parametrize("label", SHAPES)
 def test_the_device_reads_the_files(tmp_path, label):
     """Batches are those of a loader of arrays, also where some fields are cast."""
-    ds = rows(tmp_path, **SHAPES[label])
+    ds = files(tmp_path, **SHAPES[label])
     with ndfeed.jax.loader(ds, 32, shuffle=True) as loader:
         for _ in range(2):
             expected = ndfeed.loader(ds, 32, shuffle=True)
@@ -97,7 +90,7 @@ def test_the_device_reads_the_files(tmp_path, label):
 
 def test_batches_are_arrays_of_jax_itself(tmp_path):
     """They can be donated, and stay what they are while the loader goes on."""
-    ds = rows(tmp_path, x=("<f4", 4000, 64))
+    ds = files(tmp_path, x=("<f4", 4000, 64))
     expected = [batch["x"] for batch in ndfeed.loader(ds, 100)]
     double = jax.jit(lambda x: x * 2, donate_argnums=0)
     with ndfeed.jax.loader(ds, 100, memory="4MB") as loader:
@@ -110,7 +103,7 @@ def test_batches_are_arrays_of_jax_itself(tmp_path):
 
 def test_casts_that_lose_nothing_are_done_on_the_device(tmp_path):
     """Images become floats where they are used, and the bus carries bytes."""
-    ds = rows(tmp_path, x=("u1", 3000, 16), y=("<f2", 3000))
+    ds = files(tmp_path, x=("u1", 3000, 16), y=("<f2", 3000))
     cast = {"x": "float32", "y": "float32"}
     with ndfeed.jax.loader(ds, 50, shuffle=True, cast=cast) as loader:
         for batch, arrays in zip(loader, ndfeed.loader(ds, 50, shuffle=True), strict=True):
@@ -147,14 +140,14 @@ def test_what_loses_nothing(of, dtype, exact):
 
 
 def test_the_last_batch_may_be_short(tmp_path):
-    ds = rows(tmp_path, x=("<f4", 1003, 3))
+    ds = files(tmp_path, x=("<f4", 1003, 3))
     assert [len(batch["x"]) for batch in ndfeed.jax.loader(ds, 10)] == [10] * 100 + [3]
 
 
 @pytest.mark.parametrize("batches", [1, 50])
 def test_a_rank_may_have_no_sample_of_the_last_batch(tmp_path, batches):
     """Then its arrays are empty, and of the dtypes of all others."""
-    ds = rows(
+    ds = files(
         tmp_path,
         x=("<f4", batches * 8 + 2, 3),
         y=("<i8", batches * 8 + 2),
@@ -181,7 +174,7 @@ def test_a_rank_may_have_no_sample_of_the_last_batch(tmp_path, batches):
 )
 def test_dtypes_that_the_bits_become(tmp_path, dtype):
     """Of some, DLPack has no name."""
-    ds = rows(tmp_path, x=("<f4", 100, 8))
+    ds = files(tmp_path, x=("<f4", 100, 8))
     np.save(tmp_path / "y.npy", np.arange(300, dtype="u1").reshape(100, 3) % 4)
     ds = ndfeed.open({"x": tmp_path / "x.npy", "y": tmp_path / "y.npy"}, sample="row")
     with ndfeed.jax.loader(ds, 10, cast={"y": dtype}) as loader:
@@ -213,7 +206,7 @@ def test_jax_is_handed_memory_that_xla_takes(tmp_path, monkeypatch):
         "from_dlpack",
         lambda shared: (addresses.append(shared._span.address), take_over(shared))[1],
     )
-    ds = rows(tmp_path, x=("u1", 300, 40_000), y=("<i4", 300), z=("u1", 300, 3))
+    ds = files(tmp_path, x=("u1", 300, 40_000), y=("<i4", 300), z=("u1", 300, 3))
     with ndfeed.jax.loader(ds, 10, shuffle=True, memory="2MB") as loader:
         same(list(loader), list(ndfeed.loader(ds, 10, shuffle=True)))
     assert addresses
@@ -224,7 +217,7 @@ def test_small_batches_are_handed_over_many_at_a_time(tmp_path):
     with ndfeed.jax.loader(numbers(tmp_path, 10_000).select("data"), 16, cast="int32") as loader:
         list(loader)
         assert "batches ahead" in loader.report().way  # everything is cast, on the CPU
-    ds = rows(tmp_path, x=("<f4", 10_000, 3))
+    ds = files(tmp_path, x=("<f4", 10_000, 3))
     with ndfeed.jax.loader(ds, 16) as loader:
         list(loader)
         assert loader._runtimes.every[0].adapter.ahead > 16
@@ -248,7 +241,7 @@ def test_closed_loaders_have_no_memory(tmp_path):
     """One that is made for every validation would take the whole device in time."""
     gc.collect()
     free = stand_in()[0].room
-    ds = rows(tmp_path, x=("u1", 300, 40_000), y=("<i8", 300), z=("u1", 300, 3))
+    ds = files(tmp_path, x=("u1", 300, 40_000), y=("<i8", 300), z=("u1", 300, 3))
     loader = ndfeed.jax.loader(ds, 10)
     for until in (1, 30):
         list(itertools.islice(loader, until))
@@ -279,7 +272,7 @@ def count_uploads():
 @pytest.mark.parametrize("slow", [False, True])
 def test_every_value_is_right_at_any_pace(tmp_path, slow):
     """Memory of ours that were used again too soon would show here."""
-    ds = rows(tmp_path, x=("u1", 3000, 3001), n=("<i4", 3000))
+    ds = files(tmp_path, x=("u1", 3000, 3001), n=("<i4", 3000))
     truth = jnp.asarray(np.load(tmp_path / "x.npy"))
     busy = jnp.ones((1500, 1500), "float32") if slow else None
     wrong = jnp.zeros((), "int32")
@@ -298,7 +291,7 @@ def test_every_value_is_right_at_any_pace(tmp_path, slow):
 
 def test_large_batches_of_functions_go_through_pinned_memory(tmp_path):
     """As they are made, one by one; what the function returns may be in any memory and order."""
-    ds = rows(tmp_path, x=("u1", 400, 100, 200), n=("<i4", 400)).map(turned)
+    ds = files(tmp_path, x=("u1", 400, 100, 200), n=("<i4", 400)).map(turned)
     with ndfeed.jax.loader(ds, 64, shuffle=True, seed=2) as loader:
         expected = ndfeed.loader(ds, 64, shuffle=True, seed=2)
         for _ in range(3):

@@ -29,6 +29,14 @@ def numbers(folder, n, width=1, name="x.npy", dtype="<i8"):
     return ndfeed.open(path)
 
 
+def files(folder, **shapes):
+    """A dataset of one file for each field, of a dtype and a shape; their values differ by row."""
+    for name, (dtype, *shape) in shapes.items():
+        values = np.arange(np.prod(shape)) * 7 % 251
+        np.save(folder / f"{name}.npy", values.reshape(shape).astype(dtype))
+    return ndfeed.open({name: folder / f"{name}.npy" for name in shapes}, sample="row")
+
+
 def images(folder, n=100, shape=(4, 4, 3)):
     """Images of bytes with a label each; both say which row they are."""
     folder.mkdir(exist_ok=True, parents=True)

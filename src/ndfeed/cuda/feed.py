@@ -25,7 +25,7 @@ from ndfeed.cuda.pieces import Pieces
 from ndfeed.cuda.registered import PIECE
 from ndfeed.cuda.resident import Resident
 from ndfeed.cuda.sender import Copy, Sender
-from ndfeed.cuda.side import OnDevice, Recorded, Side
+from ndfeed.cuda.side import MOST_AHEAD, OnDevice, Recorded, Side
 from ndfeed.dataset import readahead
 from ndfeed.dataset.column import Column, Group, columns_of, is_converted
 from ndfeed.dataset.dataset import Dataset
@@ -47,7 +47,6 @@ from ndfeed.order.permutation import Ints, permute_by
 _PROBES = 64
 _MOST_THREADS = 16
 _SHORTEST = 16  # bytes of a stretch: what says where it is takes eight
-_MOST_AHEAD = 512 << 20  # bytes of batches made on the CPU that are on the device ahead of use
 
 
 class CudaFeed(Adapter):
@@ -163,7 +162,7 @@ class CudaFeed(Adapter):
         Sent as soon as it is made, its buffer is used again while it is in the processor's cache.
         """
         with self._counting:
-            if self._ahead_bytes and self._ahead_bytes + size > _MOST_AHEAD:
+            if self._ahead_bytes and self._ahead_bytes + size > MOST_AHEAD:
                 return None
             self._ahead_bytes += size
         return Reserved(self._give_back, size)

@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ndfeed.cuda.driver import Driver, Refused
-from ndfeed.cuda.kernels import Found, Upload, gather
+from ndfeed.cuda.kernels import Found, Upload, find_word, gather
 from ndfeed.cuda.nvcomp import Streams
 from ndfeed.cuda.pieces import memory_of
 from ndfeed.cuda.side import OnDevice, Side
@@ -258,8 +258,8 @@ class Inflater:
         for k, (_, column) in enumerate(self._columns):
             size = column.field.nbytes or 0
             if size:
-                odd = int(np.bitwise_or.reduce(values[k * count : (k + 1) * count])) | size
-                found = Found(numbers + 8 * count * k, 0, 1, min(odd & -odd, ALIGNED))
+                word = find_word(values[k * count : (k + 1) * count], size)
+                found = Found(numbers + 8 * count * k, 0, 1, word)
                 target = self._side.memory.address(there[column.field.name])
                 gather(lane.stream, found, target, count, size)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from ndfeed.cuda.driver import Refused
 from ndfeed.cuda.inflate import Inflater, Library
-from ndfeed.cuda.side import Side
+from ndfeed.cuda.side import MOST_AHEAD, Side
 from ndfeed.dataset.coded_streams import ALIGNED, list_coded, with_streams
 from ndfeed.dataset.column import columns_of
 from ndfeed.dataset.dataset import Dataset
@@ -34,7 +34,6 @@ _FEW = 64  # samples that are decoded on a processor, for the comparison
 _LONGEST = 0.5  # seconds that the comparison takes about, if files are slow to read
 _MEASURED = 64 << 20  # bytes of them, decoded
 _LARGEST = 1 << 30  # bytes of a batch
-_MOST_AHEAD = 512 << 20  # bytes of batches that wait on the device
 
 
 class Rates(NamedTuple):
@@ -132,7 +131,7 @@ def _why_not(ds: Dataset, names: Sequence[str], options: Options, batch_bytes: i
 
 def _limit(options: Options, batch_bytes: int) -> int:
     """Return a memory limit with which few decoded batches wait on the device."""
-    return min(options.memory, max(_MOST_AHEAD, 4 * batch_bytes))
+    return min(options.memory, max(MOST_AHEAD, 4 * batch_bytes))
 
 
 def _builder(ds: Dataset, options: Options, device: Device) -> BatchBuilder:

@@ -136,7 +136,7 @@ class Places:
     def on_device(self, size: int, pitch: int, first: Ints | int) -> Found:
         """Return where the rows lie, for a kernel."""
         base = self._base + first
-        word = _find_word(base, size | pitch)
+        word = find_word(base, size | pitch)
         if np.ndim(base):
             return Found(self._send(self.row * pitch + base).device, 0, 1, word)
         if self._rows is None:  # one base for all rows: the device computes the addresses
@@ -146,7 +146,7 @@ class Places:
     def of_stretches(self, start: Ints, size: int) -> Found:
         """Return where stretches lie that start at some places of the files of these rows."""
         address = (start + np.reshape(self._base, (-1, 1))).reshape(-1)
-        return Found(self._send(address).device, 0, 1, _find_word(address, size))
+        return Found(self._send(address).device, 0, 1, find_word(address, size))
 
     def _send(self, numbers: Ints) -> Upload:
         made = self._uploads.send(numbers)
@@ -158,7 +158,7 @@ class Places:
         self._uploads.release(self._used, event)
 
 
-def _find_word(address: Ints | int, sizes: int) -> int:
+def find_word(address: Ints | int, sizes: int) -> int:
     """Return the bytes of the widest word that addresses and sizes are multiples of."""
     odd = int(np.bitwise_or.reduce(address, axis=None)) | sizes
     return min(odd & -odd, _WIDEST)

@@ -20,6 +20,8 @@ from ndfeed.loading.uninterrupted import start_own_thread
 _EVERY = 0.005  # seconds between two looks at copies in flight
 _LOOKS = 200  # looks that find none, after which the thread ends: starting one takes a while
 
+MOST_AHEAD = 512 << 20  # bytes of batches that are on the device ahead of use
+
 # Recorded after work on a stream; or a future, if another thread will record it.
 Recorded: TypeAlias = Event | Future[Event]
 OnDevice: TypeAlias = Any  # rows of a field in a framework's memory: sliced like an array
