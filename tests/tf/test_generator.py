@@ -512,5 +512,16 @@ def test_fit_is_told_when_it_would_leave_out_what_came(tmp_path):
     assert sorted(chained(model.seen[4:])) == expected(10, 20, 30, 40)
 
 
+@pytest.mark.parametrize(("at", "drop_last"), [(100, False), (90, True)])
+def test_an_epoch_with_nothing_left_is_over(ds, at, drop_last):
+    """Its state, of a loader that had not ended or had smaller batches, begins the next one."""
+    state = ndfeed.tf.State()
+    state.load_state_dict(ndfeed.loader(ds, 10, shuffle=True).state_dict() | {"samples": at})
+    data = ndfeed.tf.dataset(ds, 30, shuffle=True, drop_last=drop_last, state=state)
+    assert (state.epoch, state.samples) == (1, 0)
+    expected_batches = whole(ds, 30, 2, drop_last=drop_last)
+    assert used(data, state) == expected_batches[len(expected_batches) // 2 :]
+
+
 def save_labels(path, values):
     np.savez(path, label=values)

@@ -163,7 +163,8 @@ class Consumed:
         loaders.forget_all()
         now = State.of(loader.state_dict())
         self.go_to(now.epoch, now.samples)
-        self.count(0)  # an epoch with nothing left is over
+        if now.samples and not self._count_left():  # an epoch with nothing left is over
+            self.go_to(now.epoch + 1)
 
     def _bound(self) -> Loaders:
         if self._loaders is None:
