@@ -533,8 +533,25 @@ def a_source_of_tensorflow():
     """The function behind a dataset, as TensorFlow calls it in the process that it was sent to."""
     importlib.import_module("ndfeed.tf")
     data = ndfeed.tf.dataset(a_state()["ds"], 2)
-    function = importlib.import_module("ndfeed.tf.generator").GeneratorSource(data.passes)
+    made = importlib.import_module("ndfeed.tf.generator").GeneratorSource
+    function = made(data.passes, None)
     return {"function": function, "sent": np.zeros(256, np.uint8), "data": data}
+
+
+def a_folder_that_tensorflow_reads():
+    """More files since a dataset was derived: what TensorFlow calls for a pass over that one."""
+    module = importlib.import_module("ndfeed.tf")
+    generator = importlib.import_module("ndfeed.tf.generator")
+    made = importlib.import_module("ndfeed.tf.batch_format").BatchFormat
+    ds, state = a_folder()["ds"], module.State()
+    data = module.dataset(ds, 5, state=state)
+    form = made(ds, data.passes.loader.request.options, "ragged", 5, full=True, joint=True)
+    derived, any_number = (generator.GeneratorSource(data.passes, form, most) for most in (6, None))
+    rows = np.zeros((10, 4), "f4")
+    np.save("data/8.npy", rows)
+    function = importlib.import_module("tensorflow").function
+    names = {"data": data, "derived": derived, "any_number": any_number, "function": function}
+    return names | {"state": state, "more": lambda: np.save("data/9.npy", rows[:3])}
 
 
 def fields_of_x():
@@ -868,6 +885,34 @@ STOPS = [
     Stop(errors.MissingError, "reading a file that is gone", a_vanished_file, "ds[:]"),
     Stop(errors.ChangedError, "a file rewritten while others come", one_rewritten, "ds.refresh()"),
     Stop(errors.SchemaError, "new files of another shape", another_kind, "loader.refresh()"),
+    Stop(
+        RuntimeError,
+        "more batches than TensorFlow was told of",
+        a_folder_that_tensorflow_reads,
+        "data.refresh(), next(derived())",
+        needs="tensorflow",
+    ),
+    Stop(
+        RuntimeError,
+        "a batch shorter than TensorFlow was told of",
+        a_folder_that_tensorflow_reads,
+        "more(), data.refresh(), next(any_number())",
+        needs="tensorflow",
+    ),
+    Stop(
+        RuntimeError,
+        "refresh() in a graph",
+        a_folder_that_tensorflow_reads,
+        "function(data.refresh, autograph=False)()",
+        needs="tensorflow",
+    ),
+    Stop(
+        RuntimeError,
+        "more batches than fit asked for",
+        a_folder_that_tensorflow_reads,
+        "setattr(state, 'in_fit', True), data.refresh()",
+        needs="tensorflow",
+    ),
     Stop(ValueError, "a split that should follow its files", a_folder, "ds.split(.5)[0].refresh()"),
     Stop(ValueError, "what to do with missing files", a_folder, "ds.refresh(missing='ignore')"),
     Stop(errors.ResumeError, "more files than before", more_files, "now.load_state_dict(state)"),

@@ -228,10 +228,7 @@ class Loader:
             self._pass = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the consumer's position as JSON of a few hundred bytes.
-
-        It counts what was delivered, not what was prefetched.
-        """
+        """Return how much was delivered, not prefetched, as JSON of a few hundred bytes."""
         return self.state_at(self._epoch, self._position).as_dict()
 
     def state_at(self, epoch: int, samples: int) -> State:
@@ -295,7 +292,7 @@ class Loader:
     def _adopt(self, setup: Setup) -> None:
         """Make the passes that come with another setup."""
         self._setup = setup
-        self.dataset = setup.request.ds
+        self.request, self.dataset = setup.request, setup.request.ds
         self._runtimes.release_others(setup.plan)
 
     def report(self) -> Report:
@@ -371,6 +368,19 @@ def look_again(
     if not (loader._pass or loader._begun or loader._position):
         loader._adopt_coming()
     return new, files
+
+
+def look_anew(loader: Loader, missing: Missing, settle: float) -> tuple[Loader, int]:
+    """Return a loader of the files there are now, and how many samples are new.
+
+    It is the same one if nothing has changed. Passes over the other one end as they began.
+    """
+    setup, new = refresh(loader._coming or loader._setup, missing, settle)
+    if setup.request.ds.fingerprint == loader.dataset.fingerprint:
+        return loader, new
+    later = Loader(setup.request, setup.adapt, loader._check)
+    later._seed = loader._seed
+    return later, new
 
 
 def reorder(loader: Loader, shuffle: Shuffle) -> Loader:

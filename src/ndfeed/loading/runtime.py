@@ -50,7 +50,7 @@ from ndfeed.loading.thread_count import Tuner, guess_threads
 from ndfeed.loading.timing import Disk, Padding, Timing
 from ndfeed.loading.uninterrupted import uninterrupted
 from ndfeed.order.epoch import Epoch
-from ndfeed.order.protocol import Order, OrderInUse
+from ndfeed.order.protocol import OrderInUse
 
 _LOOK_EVERY = 0.25  # seconds
 _PAUSE = 0.05  # seconds between two epochs that make them count separately
@@ -333,11 +333,14 @@ class BatchesByNumber:
     """Batches by number. Thread-safe; can be pickled, and survives a fork."""
 
     def __init__(self, request: Request, adapter: Arrays | None = None) -> None:
+        self._adapter = adapter or Arrays(request.options.structure)
+        self._adopt(request)
+
+    def _adopt(self, request: Request) -> None:
         ds, options = request.ds, request.options
         self.dataset = ds
         self.share = request.share
         self._request = request
-        self._adapter = adapter or Arrays(options.structure)
         self._plan = make_plan(request)
         size = estimate_batch_bytes(ds, request.largest_batch, options.memory)
         self._budget = budget_for(ds, options, self._plan, size, self._adapter)
@@ -351,11 +354,11 @@ class BatchesByNumber:
         seed = self._request.options.seed
         return order_in_use(self._plan, self.dataset, self.share, seed)
 
-    def follow(self, order: Order) -> None:
-        """Follow the order of a loader, which a state may have changed."""
-        if order != self._plan.order:
-            self._request = replace(self._request, shuffle=order)
-            self._plan, self._begun = make_plan(self._request), None
+    def follow(self, request: Request) -> None:
+        """Make the batches of a loader's request: a state, or new files, may have changed it."""
+        mine = self._request
+        if request.ds is not mine.ds or request.shuffle is not mine.shuffle:
+            self._adopt(replace(request, options=mine.options))
 
     def count(self, epoch: int) -> int:
         """Return how many batches an epoch has."""
