@@ -164,17 +164,17 @@ class Runtime:
         self._waited_before = self._engine.waited
         now = time.perf_counter()
         # Short consecutive epochs count as one period: each alone would be too short to judge.
-        if now - self._ended >= _PAUSE:
-            for one in (self._tuner, self._trial):
-                if one is not None:
-                    one.restart(self._before.rows, self._engine.waited)
+        if self._tuner is not None and now - self._ended >= _PAUSE:
+            self._tuner.restart(self._before.rows, self._engine.waited)
+        if self._trial is not None:
+            self._trial.resume(self._before.rows, self._engine.waited)
         if self._began:  # else nothing was read since the runtime was made
             self._disk = Disk()
         self._began, self._ended, self._had_processes = now, 0.0, 0
         self._pass, self._count, self._taken = wanted, batches.count, 0
         self._size, self._padding = batches.size, batches.padding
         self._sent.clear()
-        if self._processes is not None and (self._trial is None or self._processes.wanted):
+        if self._processes is not None and (self._trial is None or self._trial.uses_processes):
             self._start_processes(self._processes)
         self._engine.begin(batches)
         if self._continues:
@@ -184,10 +184,6 @@ class Runtime:
         return batches.count
 
     def _start_processes(self, processes: ProcessPool) -> None:
-        if self._trial is not None and self._ds.steps:
-            self._switch.renew()
-            if not processes.lean:  # what the program has changed since is to be seen
-                processes.close()
         if processes.ready:
             return
         if processes.lean:
@@ -289,6 +285,8 @@ class Runtime:
         self._taken = self._engine.taken
         self._ended = time.perf_counter()
         self._engine.end()
+        if self._trial is not None:
+            self._trial.pause(self.timing().rows, self._engine.waited)
 
     def stop(self) -> None:
         """Abandon the pass, end the threads, release memory. May be repeated if interrupted."""
