@@ -1257,6 +1257,12 @@ STOPS = [
     Stop(
         ValueError, "windows after a map", a_state, "ds.map(lambda batch: batch).windows(2)"
     ),
+    Stop(
+        TypeError,
+        "offsets of two kinds",
+        two_fields,
+        "ds.windows(offsets={'x': range(-3, 1), 'y': 0})",
+    ),
     Stop(errors.SchemaError, "a crop larger than the case", a_state, "ds.crops({'data': (96,)})"),
     Stop(errors.FieldError, "crops of an unknown field", a_state, "ds.crops({'image': (2,)})"),
     Stop(ValueError, "crops in different axes", two_fields, "ds.crops({'x': (2, 2), 'y': (2,)})"),
