@@ -1272,6 +1272,12 @@ STOPS = [
         two_fields,
         "ds.crops({'x': (2,), 'y': (2,)})",
     ),
+    Stop(
+        ValueError,
+        "a condition on random crops",
+        a_state,
+        "ds.crops({'data': (2,)}, each=4).where(lambda batch: batch['data'].any(1))",
+    ),
     Stop(IndexError, "a corner too far", a_state, "ds.crops({'data': (2,)}, at=[[0, 3]])"),
 ]  # fmt: skip
 

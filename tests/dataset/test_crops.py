@@ -288,6 +288,10 @@ def test_only_the_bytes_of_a_box_are_read(tmp_path):
         (lambda ds: ds.crops({"image": (3, 3, 3)}, at=[[0, 7, 0, 0]]), "corner [7, 0, 0] in case"),
         (lambda ds: ds.crops({"image": (3, 3, 3), "label": (3, 3, 3)}), "fewer axes than crops"),
         (lambda ds: ds.map(lambda b: b).crops({"image": (3, 3, 3)}), "comes before map()"),
+        (lambda ds: ds.crops({"image": (3, 3, 3)}, grid=1.5), "grid= must be a whole number"),
+        (lambda ds: ds.crops({"image": (3, 3, 3)}, each=2**70), "each must be at most"),
+        (lambda ds: ds.crops({"image": (2**70, 3, 3)}, pad=0), "must be at most"),
+        (lambda ds: ds.crops({"image": (2**40, 3, 2**40)}, pad=0), "281,474,976,710,656 elements"),
         (lambda ds: 2 * [ds.crops({"image": (3, 3, 3)})], ""),
     ],
 )
@@ -406,3 +410,85 @@ def test_crops_of_compressed_rows_are_packed(tmp_path, size):
     packed = ndfeed.pack(crops, tmp_path / "packed", progress=False)
     for name, values in crops[:].items():
         assert np.array_equal(packed[:][name], values)
+
+
+def test_cases_that_were_left_out_may_be_small(tmp_path):
+    """As the error says that they may, whatever the selection looks like."""
+    rng = np.random.default_rng(0)
+    cases = [rng.random((n, 12)) for n in (12, 3, 9, 3, 20)]
+    write(tmp_path, "npy", cases)
+    ds = open_cases(tmp_path, "npy")
+
+    with pytest.raises(SchemaError, match="exclude it with take"):
+        ds.crops({"image": (8, 8)})
+    for rows in ([4, 0], [2, 2], range(4, -1, -2), np.array([True, False, True, False, True])):
+        taken = ds.take(rows)
+        crops = taken.crops({"image": (8, 8)}, each=2, place=True)
+        chosen = [cases[i] for i in np.arange(5)[rows]]
+        check(crops[:], chosen, (8, 8))
+        check(taken.crops({"image": (8, 8)}, grid=0)[:], chosen, (8, 8))
+        assert crops.nbytes == len(crops) * (64 + 1 + 2) * 8
+    with pytest.raises(SchemaError, match=r"001.npy: field 'image' is \(3, 12\)"):
+        ds.take([0, 1]).crops({"image": (8, 8)})
+
+
+@pytest.mark.parametrize("coding", ["npy", "deflated"])
+@pytest.mark.parametrize("size", [(None, 5), (8, 2)])
+def test_crops_of_several_shapes_are_packed(tmp_path, coding, size):
+    """An axis that is kept whole, or one behind those that are cut, differs from case to case."""
+    rng = np.random.default_rng(0)
+    cases = [rng.random((n, 12, 1 + n % 3)).astype("f4") for n in (12, 4, 8)]
+    (tmp_path / "cases").mkdir()
+    write(tmp_path / "cases", coding, cases)
+    ds = open_cases(tmp_path / "cases", coding).select("image")
+    random = ds.crops({"image": size}, each=3, pad=0)
+    grid = ds.crops({"image": size}, grid=1, pad=1)
+    for i, crops in enumerate((random, grid)):
+        packed = ndfeed.pack(crops, tmp_path / f"packed {i}")
+        for stored, crop in zip(packed[:]["image"], crops[:]["image"], strict=True):
+            np.testing.assert_array_equal(stored, crop, strict=True)
+
+
+def test_conditions_on_what_is_drawn_anew_are_refused(volumes):
+    """The crops that met them would not be those that a loader delivers."""
+    ds, _ = volumes
+    crops = ds.crops({"image": (3, 3, 3), "mask": (3, 3, 3)}, each=4, place=True)
+    for condition in (
+        {"condition": lambda batch: batch["mask"].any((1, 2, 3))},
+        {"condition": lambda batch: batch["mask"].any((1, 2, 3)), "fields": ("mask", "label")},
+        {"condition": lambda batch: batch["corner"][:, 0] > 3, "fields": "corner"},
+    ):
+        with pytest.raises(ValueError, match="differs in every epoch; name fields that are not"):
+            crops.where(**condition)
+
+    assert crops.where(lambda batch: batch["label"] == 1, fields="label")[:]["label"].all()
+    assert len(crops.where(lambda batch: batch["case"] == 1, fields="case")) == 4
+    chosen = ds.crops({"mask": (1, 1, 2)}, grid=0).where(lambda b: b["mask"].all((1, 2, 3)))
+    assert len(chosen) > 0
+    assert chosen[:]["mask"].all()
+
+
+def test_crops_of_rows_that_are_joined_are_refused(tmp_path):
+    """Windows at uneven offsets are put together when they are read."""
+    np.save(tmp_path / "x.npy", np.arange(120).reshape(20, 6))
+    windows = ndfeed.open(tmp_path / "x.npy").windows(offsets=[0, 1, 3])
+
+    with pytest.raises(ValueError, match="give offsets= evenly spaced"):
+        windows.crops({"data": (None, 3)})
+
+
+def test_more_crops_than_can_be_numbered_are_refused(tmp_path):
+    """Their numbers would begin again at crops of another place."""
+    np.save(tmp_path / "x.npy", np.zeros((400, 400), "u1"))
+    ds = ndfeed.open(tmp_path / "x.npy", sample="file")
+
+    assert ds.crops({"data": (1, 1)}, each=2**45)[2**45 - 1]["data"] == 0
+    with pytest.raises(ValueError, match="are too many to be numbered"):
+        ds.crops({"data": (1, 1)}, each=2**46)
+
+
+def test_no_crops_at_all(volumes):
+    """A list of places may be empty."""
+    ds, _ = volumes
+
+    assert ds.crops({"image": (3, 3, 3)}, at=[])[:]["image"].shape == (0, 3, 3, 3)

@@ -141,9 +141,10 @@ def compose(
 
 
 class Runs(NamedTuple):
-    """Consecutive cases with as many crops each: where runs start, and by axis their places.
+    """Consecutive cases with as many crops each: the first case of every run, and places by axis.
 
-    ``counts`` are the crops of every case of a run, and ``starts`` the number of its first crop.
+    ``counts`` are the crops of every case of a run, and ``starts`` the number of its first crop,
+    and the end. Cases between runs have no crops.
     """
 
     first: Ints
@@ -152,10 +153,15 @@ class Runs(NamedTuple):
     starts: Ints
 
     @classmethod
-    def of(cls, first: Ints, places: Ints) -> "Runs":
-        """Return runs that start at these cases, and the end."""
+    def of(cls, first: Ints, cases: Ints, places: Ints) -> "Runs":
+        """Return runs of so many cases each."""
         counts: Ints = places.prod(axis=1)
-        return cls(first, places, counts, np.append(0, np.cumsum(counts * np.diff(first))))
+        return cls(first, places, counts, np.append(0, np.cumsum(counts * cases)))
+
+    @property
+    def cases(self) -> Ints:
+        """The number of cases of every run."""
+        return np.diff(self.starts) // self.counts
 
     def find(self, cases: Ints) -> Ints:
         """Return the run of each case."""
@@ -166,6 +172,20 @@ class Runs(NamedTuple):
         run = self.find(cases)
         found: Ints = self.starts[run] + (cases - self.first[run]) * self.counts[run] + which
         return found
+
+
+def find_used(rows: Rows, starts: Ints) -> Ints:
+    """Return the parts that some rows lie in, given the first row of each part, and the end."""
+    first, ends = starts[:-1], starts[1:]
+    if rows is None:
+        return np.flatnonzero(first < ends)
+    if isinstance(rows, range):
+        rising = rows if rows.step > 0 else rows[::-1]
+        ahead = -((rising.start - first) // rising.step)  # the first of the rows in each part
+        next_row = rising.start + np.maximum(ahead, 0) * rising.step
+        return np.flatnonzero(next_row < np.minimum(ends, rising.stop))
+    every = select_rows(rows, np.arange(len(rows)))
+    return np.unique(np.searchsorted(starts, every, side="right") - 1)
 
 
 class Drawn:
