@@ -1274,6 +1274,12 @@ STOPS = [
     ),
     Stop(
         ValueError,
+        "crops that are filled up with different values",
+        a_state,
+        "ds.crops({'data': (9,)}, pad=0) + ds.crops({'data': (9,)}, pad=1)",
+    ),
+    Stop(
+        ValueError,
         "a condition on random crops",
         a_state,
         "ds.crops({'data': (2,)}, each=4).where(lambda batch: batch['data'].any(1))",

@@ -292,17 +292,11 @@ def test_only_the_bytes_of_a_box_are_read(tmp_path):
         (lambda ds: ds.crops({"image": (3, 3, 3)}, each=2**70), "each must be at most"),
         (lambda ds: ds.crops({"image": (2**70, 3, 3)}, pad=0), "must be at most"),
         (lambda ds: ds.crops({"image": (2**40, 3, 2**40)}, pad=0), "281,474,976,710,656 elements"),
-        (lambda ds: 2 * [ds.crops({"image": (3, 3, 3)})], ""),
     ],
 )
 def test_what_makes_no_crops_is_refused(volumes, call, words):
     """In one line that says what to change."""
     ds, _ = volumes
-    if not words:
-        one, other = call(ds)
-        with pytest.raises(ValueError, match="add datasets first"):
-            one + other
-        return
     with pytest.raises((ValueError, TypeError, IndexError, SchemaError, FieldError)) as caught:
         call(ds)
     assert words in str(caught.value)
@@ -338,13 +332,141 @@ def test_crops_of_crops_are_refused(tmp_path):
             == crops[3]["data"][1:3, 2:4]).all()  # fmt: skip
 
 
-def test_places_of_crops_cannot_be_added(tmp_path):
-    """They are computed from numbers that a sum does not have."""
-    np.save(tmp_path / "x.npy", np.arange(240).reshape(2, 12, 10))
-    case = ndfeed.open(tmp_path / "x.npy").crops({"data": (4, 5)}, grid=0).select("case")
-    assert set(case[:]["case"].tolist()) == {0, 1}
-    with pytest.raises(ValueError, match="add datasets first"):
-        case + case
+def sources_of_one_shape(tmp_path):
+    """Crops of every kind, and samples that have their size from the start."""
+    rng = np.random.default_rng(0)
+    for coding in ("npy", "deflated"):
+        (tmp_path / coding).mkdir()
+        write(tmp_path / coding, coding, [rng.random((n, 7, 2)) for n in (4, 9, 6)])
+        ds = open_cases(tmp_path / coding, coding).select("image")
+        yield ds.crops({"image": (3, 4)}, each=3)
+        yield ds.take([2, 0]).crops({"image": (3, 4)}, each=2).take([3, 0, 0])
+        yield ds.crops({"image": (3, 4)}, grid=1, place=False)
+        yield ds.crops({"image": (3, 4)}, at=[[2, 1, 1], [0, 0, 3], [1, 5, 0]], place=False)
+    yield ds.crops({"image": (3, 4, 2)}, each=2)
+    np.savez(tmp_path / "rows.npz", image=rng.random((6, 3, 4, 2)))
+    rows = ndfeed.open(tmp_path / "rows.npz")
+    yield from (rows, rows.take([4, 4, 1]), rows.in_memory())
+    (tmp_path / "files").mkdir()
+    write(tmp_path / "files", "npy", rng.random((3, 3, 4, 2)))
+    yield open_cases(tmp_path / "files", "npy")
+
+
+def test_sums_have_the_crops_of_each(tmp_path):
+    """Whatever the other dataset is; views of sums, too, and in another process."""
+    sources = list(sources_of_one_shape(tmp_path))
+    values = [one[:]["image"] for one in sources]
+    rng = np.random.default_rng(0)
+    for i, first in enumerate(sources):
+        for j, second in enumerate(sources):
+            k = int(rng.integers(len(sources)))
+            both = first + second
+            every = np.concatenate([values[i], values[j], values[k]])
+            rows = rng.integers(0, len(every), 9)
+            for one in (both + sources[k], first + (second + sources[k])):
+                assert len(one) == len(every)
+                assert (one[:]["image"] == every).all()
+                assert (one.take(rows)[:]["image"] == every[rows]).all()
+                assert (pickle.loads(pickle.dumps(one))[:]["image"] == every).all()
+
+
+@pytest.fixture
+def two_kinds(tmp_path):
+    """Random crops and chosen ones of other files, and the cases of both."""
+    rng, cases = np.random.default_rng(3), {}
+    for name, coding in (("all", "stored"), ("some", "deflated")):
+        (tmp_path / name).mkdir()
+        cases[name] = [rng.integers(0, 10**6, (n, 40)) for n in (30, 41, 35)]
+        write(tmp_path / name, coding, cases[name])
+    box = {"image": (5, 6), "mask": (5, 6)}
+    random = open_cases(tmp_path / "all", "stored").crops(box, each=8, place=True)
+    at = [[i % 3, i, 2 * i] for i in range(12)]
+    return random, open_cases(tmp_path / "some", "deflated").crops(box, at=at), cases
+
+
+def batches_of(ds, state=None, **options):
+    """The batches of two epochs, or of the rest of one."""
+    with ndfeed.loader(ds, 4, shuffle=True, seed=5, **options) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+            return list(loader)
+        return [batch for _ in range(2) for batch in loader]
+
+
+def same_batches(some, others):
+    for one, other in zip(some, others, strict=True):
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_random_crops_of_sums_and_mixtures_are_drawn(two_kinds, mixed):
+    """By position, as those of one dataset: for any threads and processes, and after a resume."""
+    random, chosen, cases = two_kinds
+    together = random + chosen
+    if mixed:
+        together = ndfeed.mix({"all": random, "some": chosen}, weights=[1, 2], source="source")
+    made = batches_of(together)
+    corners = []
+    for batch in made:
+        for i, image in enumerate(batch["image"]):
+            place = int(batch["case"][i]), *batch["corner"][i].tolist()
+            box = box_of(place[1:], (5, 6))
+            fits = [name for name in cases if (cases[name][place[0]][box] == image).all()]
+            assert len(fits) == 1
+            assert not mixed or fits == [["all", "some"][batch["source"][i]]]
+            corners += [place] if fits == ["all"] else []
+        assert (batch["mask"] == batch["image"] % 3).all()
+    assert len(set(corners)) > 0.9 * len(corners) > 10
+    same_batches(made, batches_of(together, threads=3))
+    same_batches(made, batches_of(together, processes=2))
+    with ndfeed.loader(together, 4, shuffle=True, seed=5) as loader:
+        next(iter(loader))
+        rest = batches_of(together, loader.state_dict())
+    same_batches(made[1 : len(made) // 2], rest)
+
+
+def test_places_of_sums_are_those_of_each(two_kinds, tmp_path):
+    """Cases are numbered in each dataset; packs, maps and copies in memory have them, too."""
+    random, chosen, _ = two_kinds
+    both = random.map(halve) + chosen.map(keep)
+    for one in (both, both.in_memory(), ndfeed.pack(both, tmp_path / "packed")):
+        batch = one[:]
+        for name in ("case", "corner", "label"):
+            expected = np.concatenate([random[:][name], chosen[:][name]])
+            np.testing.assert_array_equal(batch[name], expected)
+        assert (batch["image"][: len(random)] == random[:]["image"] // 2).all()
+        assert (batch["image"][len(random) :] == chosen[:]["image"]).all()
+
+
+def halve(batch):
+    return batch | {"image": batch["image"] // 2}
+
+
+def keep(batch):
+    return batch
+
+
+def test_crops_that_cannot_be_added(tmp_path):
+    """What fills them up must be the same, and what says where they lie."""
+    np.save(tmp_path / "x.npy", np.arange(240.0).reshape(2, 12, 10))
+    ds = ndfeed.open(tmp_path / "x.npy")
+    padded = ds.crops({"data": (14, 4)}, pad=0)
+
+    assert len(padded + ds.crops({"data": (14, 4)}, pad=0)) == 4
+    for other in (ds.crops({"data": (14, 4)}, pad=1), ds.crops({"data": (15, 4)}, pad=0)):
+        with pytest.raises(ValueError, match="differ in pad= or in size"):
+            padded + other
+    placed = ds.crops({"data": (3, 4)}, grid=0)
+    with pytest.raises(ValueError, match=r"'case' says where crops lie .* leave it out"):
+        placed + placed.in_memory()
+    assert len(placed.select("data") + placed.in_memory().select("data")) == 2 * len(placed)
+    with pytest.raises(SchemaError, match=r"expected fields .* select the ones both have"):
+        placed + ds.crops({"data": (3, 4)}, each=2)
+    later = placed.select("data").with_labels(np.arange(len(placed)))
+    before = ds.with_labels([0, 1]).crops({"data": (3, 4)}, each=2)
+    with pytest.raises(ValueError, match=r"with_labels\(\) before crops"):
+        later + before
 
 
 @pytest.mark.parametrize("mapped", [True, False])

@@ -106,8 +106,8 @@ class Column:
     extents: Ints | None = None
     lead: int = 1
     pad: float | None = None  # what crops are filled up with
-    cut: bool = False  # do the crops of a case differ?
     computed: Computed | None = None
+    cut: bool = False  # do the crops of a case differ?
 
     @lazy
     def first(self) -> Ints:

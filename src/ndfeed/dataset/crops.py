@@ -23,7 +23,7 @@ from ndfeed.dataset.crop_places import CASE, CORNER, make_places
 from ndfeed.dataset.origins import Origin
 from ndfeed.dataset.overlapping import Overlap, axes_of, cuts_of, overlay, row_step
 from ndfeed.dataset.remake import Change, not_growing, remade_by, remake
-from ndfeed.dataset.row_selection import Drawn, Rows, Runs, find_used, freeze, select_rows
+from ndfeed.dataset.row_selection import Draw, Drawn, Rows, Runs, find_used, freeze, select_rows
 from ndfeed.dataset.windows import Stack
 from ndfeed.errors import FieldError, SchemaError
 from ndfeed.formats.description import INLINE
@@ -32,8 +32,6 @@ from ndfeed.index.table import Ints
 
 if TYPE_CHECKING:
     from ndfeed.dataset.dataset import Dataset
-
-_MOST_NUMBERED = (1 << 63) - 1
 
 
 def _make_again(change: Change, ds: "Dataset", spec: Spec) -> "Dataset":
@@ -279,11 +277,7 @@ def _select(ds: "Dataset", spec: Spec, runs: Runs) -> Rows:
         return _chosen(ds, given, runs)
     if spec.overlap is not None:
         return _grid(cases, spec, runs)
-    if len(cases) * spec.each * (1 + int(runs.counts.max())) > _MOST_NUMBERED:
-        raise ValueError(
-            f"crops(): each={spec.each:,} are too many to be numbered; use a smaller one"
-        )
-    return Drawn(runs, cases, spec.each, range(len(cases) * spec.each))
+    return Drawn([Draw(runs, cases, spec.each)], range(len(cases) * spec.each))
 
 
 def _chosen(ds: "Dataset", given: Ints, runs: Runs) -> Ints:
