@@ -1302,6 +1302,12 @@ STOPS = [
     Stop(
         ValueError, "windows after a map", a_state, "ds.map(lambda batch: batch).windows(2)"
     ),
+    Stop(
+        TypeError,
+        "offsets of two kinds",
+        two_fields,
+        "ds.windows(offsets={'x': range(-3, 1), 'y': 0})",
+    ),
     Stop(errors.SchemaError, "a crop larger than the case", a_state, "ds.crops({'data': (96,)})"),
     Stop(errors.FieldError, "crops of an unknown field", a_state, "ds.crops({'image': (2,)})"),
     Stop(ValueError, "crops in different axes", two_fields, "ds.crops({'x': (2, 2), 'y': (2,)})"),
@@ -1310,6 +1316,18 @@ STOPS = [
         "crops of fields of two sizes",
         two_fields,
         "ds.crops({'x': (2,), 'y': (2,)})",
+    ),
+    Stop(
+        ValueError,
+        "crops that are filled up with different values",
+        a_state,
+        "ds.crops({'data': (9,)}, pad=0) + ds.crops({'data': (9,)}, pad=1)",
+    ),
+    Stop(
+        ValueError,
+        "a condition on random crops",
+        a_state,
+        "ds.crops({'data': (2,)}, each=4).where(lambda batch: batch['data'].any(1))",
     ),
     Stop(IndexError, "a corner too far", a_state, "ds.crops({'data': (2,)}, at=[[0, 3]])"),
 ]  # fmt: skip

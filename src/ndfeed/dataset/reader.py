@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset import destination, gather, offsets
+from ndfeed.dataset import destination, gather, offsets, ranges
 from ndfeed.dataset.column import Column, Group, Place, is_converted
 from ndfeed.dataset.decoding import Decoded, kept_by_default
 from ndfeed.dataset.destination import Arrays, Destination
@@ -223,7 +223,7 @@ class Reader:
     ) -> None:
         column = target.column
         if column.offsets is not None:
-            offsets.fill(column, place, target, maps, decoded or self._own_decoded(group))
+            ranges.fill(column, place, target, maps, decoded or self._own_decoded(group))
             return
         if not column.plain:
             gather.from_parts(column, place, target, maps, decoded or self._own_decoded(group))
