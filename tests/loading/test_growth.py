@@ -392,7 +392,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("order", OTHERS.values(), ids=OTHERS)
 def test_orders_by_facts_follow_files_from_epoch_to_epoch(three, order):
-    """They ask for the facts of new samples; the rest of an epoch takes in none."""
+    """They ask for the facts of new samples."""
     ds = ndfeed.open(three, sample="file").with_labels(name_of)
     loader = ndfeed.loader(ds, 1, shuffle=order)
     list(loader)
@@ -400,11 +400,8 @@ def test_orders_by_facts_follow_files_from_epoch_to_epoch(three, order):
     assert loader.refresh() == 2
     assert {5, 10, 20, 30, 40} == {y for batch in loader for y in batch["label"].tolist()}
     next(iter(loader))
-    state = loader.state_dict()
     write(three, 50)
     loader.refresh()
-    with pytest.raises(ResumeError, match=r"cannot take in what is new.*loader\.epoch = 3"):
-        loader.load_state_dict(state, grown=True)
     loader.epoch = 3
     assert 50 in {y for batch in loader for y in batch["label"].tolist()}
 
@@ -546,26 +543,174 @@ def test_an_array_for_an_order_does_not_grow_with_the_data(three, order):
     assert again.refresh() == ROWS
 
 
-OTHER_ORDERS = {
-    "sorted": ndfeed.Sorted("data"),
-    "buckets": ndfeed.Buckets("data", (15, 25)),
-    "weighted": ndfeed.Weighted("data"),
-    "recent": ndfeed.Recent(8),
+def find_values(folder):
+    """What an order by value goes by, as an array: the rows of files, which are numbers."""
+    return np.concatenate([np.load(path) for path in sorted(folder.glob("*.npy"))])
+
+
+# Orders that need to know something of samples, made for the files there are; and whether an array
+# says it.
+BY_VALUE = {
+    "sorted": lambda folder: ndfeed.Sorted("data", reverse=True),
+    "sorted by an array": lambda folder: ndfeed.Sorted(find_values(folder), reverse=True),
+    "sorted in stages": lambda folder: ndfeed.Sorted("data", stages=3),
+    "recent": lambda folder: ndfeed.Recent(10_000),
 }
 
 
-@pytest.mark.parametrize("shuffle", OTHER_ORDERS.values(), ids=OTHER_ORDERS)
-def test_other_orders_take_in_new_files_from_epoch_to_epoch(three, shuffle):
-    """An epoch of theirs is fixed by all samples that it began with."""
-    (loader,) = load(three, shuffle=shuffle)
+@pytest.mark.parametrize("order", BY_VALUE.values(), ids=BY_VALUE)
+@pytest.mark.parametrize("worlds", [(1, 1), (2, 1), (2, 3)])
+def test_orders_by_value_take_in_new_files_within_an_epoch(three, order, worlds):
+    """Again and again: what was seen stays seen, what is new comes, and nothing comes twice."""
+    numbers, seen, state = [10, 20, 30], [], None
+    for step, new in enumerate([(5,), (40, 41), (7, 42)]):
+        loaders = load(three, 1 + step, order(three), worlds[0])
+        for loader in loaders if state else ():
+            loader.load_state_dict(state, grown=True)
+        seen += take(loaders, 2)
+        state = through_json(loaders[0].state_dict())
+        write(three, *new)
+        for number in new:
+            age(three / f"{number:03}.npy", 500 - 10 * step)
+        numbers += new
+    after = load(three, 2, order(three), worlds[1])
+    with pytest.raises(ResumeError, match="pass grown=True if there are more now"):
+        after[0].load_state_dict(state)
+    for loader in after:
+        loader.load_state_dict(state, grown=True)
+    middle = take(after, 2)
+    later = through_json(after[0].state_dict())
+    assert len(json.dumps(later)) < 700
+    for loader in after:
+        loader.load_state_dict(later)
+    rest = take(after)
+    assert sorted(seen + middle + rest) == sorted(expected(*numbers))
+    again = load(three, 5, order(three))
+    again[0].load_state_dict(later)
+    twins = pickle.loads(pickle.dumps(again[0])), copy.copy(again[0])
+    found = take(again)
+    assert sorted(found) == sorted(rest)
+    assert [take([twin]) for twin in twins] == [found, found]
+    assert after[0].epoch == 1
+    (plain,) = load(three, 5, order(three))
+    plain.epoch = 1
+    assert take(again) == take([plain])  # the next epoch is one like any other
+
+
+def test_sorted_in_reverse_has_what_is_new_in_its_place(three):
+    """The rest of the epoch is sorted, what came included."""
+    (loader,) = load(three, shuffle=ndfeed.Sorted("data", reverse=True))
+    seen = take([loader], 2)
+    state = through_json(loader.state_dict())
+    write(three, 5, 40)
+    (now,) = load(three, shuffle=ndfeed.Sorted("data", reverse=True))
+    now.load_state_dict(state, grown=True)
+    assert len(now) == 7
+    rest = take([now])
+    assert rest == sorted(set(expected(5, 10, 20, 30, 40)) - set(seen), reverse=True)
+    now.load_state_dict(state, grown=True)
+    take([now], 1)
+    now.epoch = 0  # the epoch from its beginning: one like any other
+    assert take([now]) == sorted(expected(5, 10, 20, 30, 40), reverse=True)
+    now.load_state_dict(state, grown=True)
+    assert now.order.mixing.part == "value"
+
+
+@pytest.mark.parametrize("by_array", [False, True])
+def test_weighted_draws_from_what_there_is(three, by_array):
+    """From the position on: no draw depends on another, so that a state is one like any other."""
+
+    def make():
+        weights = find_values(three).astype(float)
+        return ndfeed.Weighted(weights if by_array else "data")
+
+    loaders = load(three, 2, make(), 2)
+    seen = take(loaders, 2)
+    state = through_json(loaders[0].state_dict())
+    write(three, 5, 900)
+    (now,) = load(three, 3, make())
+    now.load_state_dict(state, grown=True)
+    later = now.state_dict()
+    assert (later["samples"], later["rows"]) == (8, 5 * ROWS)
+    assert "more" not in later
+    rest = take([now])
+    (plain,) = load(three, 3, make())
+    assert take([plain])[8:] == rest
+    assert len(seen + rest) == 5 * ROWS
+    assert 900 in {value // ROWS for value in rest}
+    (again,) = load(three, 5, make())
+    again.load_state_dict(later)
+    assert take([again]) == rest
+
+
+@pytest.mark.parametrize("rows", [5, 100])
+def test_weighted_with_a_number_of_rows_draws_as_many(three, rows):
+    """Also more than there are samples."""
+    (loader,) = load(three, 2, ndfeed.Weighted("data", rows=rows))
+    take([loader], 2 if rows == 5 else 20)
+    state = through_json(loader.state_dict())
+    write(three, 40)
+    (now,) = load(three, 2, ndfeed.Weighted("data", rows=rows))
+    now.load_state_dict(state, grown=True)
+    assert len(take([now])) == rows - state["samples"]
+
+
+@pytest.mark.parametrize("order", [ndfeed.Weighted, ndfeed.Sorted])
+def test_an_array_says_the_same_of_samples_that_were_there(three, order):
+    """Else the state is that of another order."""
+    (loader,) = load(three, 2, order(find_values(three)))
+    take([loader], 2)
+    state = through_json(loader.state_dict())
+    write(three, 40)
+    for values in (find_values(three)[::-1], [*range(3 * ROWS, 0, -1), 1, 2, 3, 4]):
+        (now,) = load(three, 2, order(values))
+        with pytest.raises(ResumeError, match="the state belongs to another order"):
+            now.load_state_dict(state, grown=True)
+
+
+def test_weights_may_be_0_for_all_samples_there_were(three):
+    """Which says that they are others."""
+    (loader,) = load(three, 2, ndfeed.Weighted("data"))
     take([loader], 2)
     write(three, 40)
-    (later,) = load(three, shuffle=shuffle)
-    text = r"cannot take in what is new, .*; start the next epoch: loader\.epoch = 1"
+    (now,) = load(three, 2, ndfeed.Weighted(np.arange(4 * ROWS) // (3 * ROWS)))
+    with pytest.raises(ResumeError, match="the state belongs to another order"):
+        now.load_state_dict(loader.state_dict(), grown=True)
+
+
+class Backwards:
+    """An order that somebody wrote."""
+
+    def length(self, n):
+        return n
+
+    def rows(self, positions, n, seed, epoch):
+        return n - 1 - positions
+
+
+def test_an_order_of_your_own_takes_in_new_files_from_epoch_to_epoch(three):
+    """Nobody knows which samples it has left within an epoch."""
+    (loader,) = load(three, shuffle=Backwards())
+    take([loader], 2)
+    write(three, 40)
+    (later,) = load(three, shuffle=Backwards())
+    text = r"cannot take in what is new: .*; start the next epoch: loader\.epoch = 1"
     with pytest.raises(ResumeError, match=text):
         later.load_state_dict(through_json(loader.state_dict()), grown=True)
     later.epoch = 1
-    assert take([later])
+    assert sorted(take([later])) == expected(10, 20, 30, 40)
+
+
+@pytest.mark.parametrize("samples", [13, 100])
+def test_a_state_with_more_samples_than_there_were_is_damaged(three, samples):
+    """Whatever there are now."""
+    (loader,) = load(three, shuffle=ndfeed.Sorted("data"))
+    take([loader], 2)
+    state = loader.state_dict() | {"samples": samples}
+    write(three, 40)
+    (now,) = load(three, shuffle=ndfeed.Sorted("data"))
+    with pytest.raises(ResumeError, match=f"damaged: {samples} of 12 samples"):
+        now.load_state_dict(state, grown=True)
 
 
 def test_a_state_of_a_view_that_cannot_grow(three):
