@@ -555,6 +555,8 @@ BY_VALUE = {
     "sorted by an array": lambda folder: ndfeed.Sorted(find_values(folder), reverse=True),
     "sorted in stages": lambda folder: ndfeed.Sorted("data", stages=3),
     "recent": lambda folder: ndfeed.Recent(10_000),
+    "buckets": lambda folder: ndfeed.Buckets("data"),
+    "buckets of an array": lambda folder: ndfeed.Buckets(find_values(folder), (60, 120)),
 }
 
 
@@ -595,6 +597,94 @@ def test_orders_by_value_take_in_new_files_within_an_epoch(three, order, worlds)
     (plain,) = load(three, 5, order(three))
     plain.epoch = 1
     assert take(again) == take([plain])  # the next epoch is one like any other
+
+
+def write_texts(folder, *numbers):
+    """Write nine texts of several lengths each, whose words tell which text they are of."""
+    for number in numbers:
+        for row in range(9):
+            path = folder / f"{number:03}-{row}.npy"
+            np.save(path, np.full(1 + 7 * (number + row) % 20, 100 * number + row))
+            age(path)
+
+
+def load_texts(folder, tokens, world=1):
+    """The loaders of all ranks, for batches of so many tokens."""
+    ds = ndfeed.open(folder, sample="file")
+    return [
+        ndfeed.loader(ds, tokens=tokens, shuffle=True, shard=(rank, world)) for rank in range(world)
+    ]
+
+
+def take_texts(loaders, tokens, count=None):
+    """Which texts all ranks get; no batch is over the budget."""
+    found = []
+    for batches in zip(*(islice(loader, count) for loader in loaders), strict=True):
+        for batch in batches:
+            assert max(map(len, batch["data"]), default=0) * len(batch["data"]) <= tokens
+            found += [int(words[0]) for words in batch["data"]]
+    return found
+
+
+@pytest.mark.parametrize("worlds", [(1, 1), (2, 1), (2, 3)])
+def test_batches_of_tokens_take_in_new_files_within_an_epoch(tmp_path, worlds):
+    """No batch is over the budget, on any rank, and a state says for which one it was made."""
+    write_texts(tmp_path, 10, 20, 30)
+    before = load_texts(tmp_path, 50, worlds[0])
+    seen = take_texts(before, 50, 2)
+    state = through_json(before[0].state_dict())
+    write_texts(tmp_path, 5, 40)
+    now = load_texts(tmp_path, 40, worlds[1])
+    for loader in now:
+        loader.load_state_dict(state, grown=True)
+    assert len({len(loader) for loader in now}) == 1
+    seen += take_texts(now, 40, 2)
+    later = through_json(now[0].state_dict())
+    assert later["more"] == {
+        "grown": [[27, state["samples"], state["data"], {"ranks": worlds[0], "tokens": 50}]],
+        "ranks": worlds[1],
+        "tokens": 40,
+    }
+    rests = []
+    for tokens, world in ((40, worlds[1]), (33, 2), (100, 1)):
+        loaders = load_texts(tmp_path, tokens, world)
+        for loader in loaders:
+            loader.load_state_dict(later)
+        rests.append(take_texts(loaders, tokens))
+    assert rests[0] == rests[1] == rests[2]
+    texts = [100 * number + row for number in (5, 10, 20, 30, 40) for row in range(9)]
+    assert sorted(seen + rests[0]) == texts
+    assert sorted(take_texts(now, 40)) == texts  # the next epoch
+
+
+def test_a_text_over_the_budget_is_refused_when_it_comes(tmp_path):
+    """As in any epoch."""
+    write_texts(tmp_path, 10)
+    (loader,) = load_texts(tmp_path, 20)
+    take_texts([loader], 20, 1)
+    np.save(tmp_path / "020.npy", np.arange(21))
+    with pytest.raises(ValueError, match="tokens must hold the longest sample"):
+        loader.refresh()
+
+
+@pytest.mark.parametrize("damage", [{}, {"ranks": 0, "tokens": 3}, {"ranks": "2", "tokens": 9}])
+def test_a_damaged_history_of_buckets_is_refused(tmp_path, damage):
+    """In one line."""
+    write_texts(tmp_path, 10)
+    (loader,) = load_texts(tmp_path, 20)
+    take_texts([loader], 20, 2)
+    state = loader.state_dict()
+    write_texts(tmp_path, 20)
+    (now,) = load_texts(tmp_path, 20)
+    now.load_state_dict(state, grown=True)
+    good = now.state_dict()
+    for more in (
+        {"grown": good["more"]["grown"]} | damage,
+        good["more"] | {"grown": [[*good["more"]["grown"][0][:3], damage]]},
+        good["more"] | {"grown": [[*good["more"]["grown"][0][:3], 5]]},
+    ):
+        with pytest.raises(ResumeError, match="damaged"):
+            now.load_state_dict(good | {"more": more})
 
 
 def test_sorted_in_reverse_has_what_is_new_in_its_place(three):

@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from order.known import Known
 from order.test_grown import spans_of
 
+from ndfeed.order.buckets import Buckets
 from ndfeed.order.epoch import Share
 from ndfeed.order.grown import Generation, Grown, Recent, Stretches
+from ndfeed.order.permutation import key_of
+from ndfeed.order.protocol import Progress
 from ndfeed.order.sorted import Sorted
 
 values = st.lists(st.integers(0, 9), min_size=0, max_size=12)
@@ -69,20 +72,31 @@ class Folder:
 class Run:
     """A run that delivers an epoch: what it has delivered, and what a state says about that."""
 
-    def __init__(self, order, folder, seed, epoch):
+    def __init__(self, order, folder, seed, epoch, *, tokens=False):
         self.asked, self.folder, self.seed, self.epoch = order, folder, seed, epoch
+        self.tokens = tokens  # are batches of so many tokens, rather than samples?
         self.past, self.more = [], None  # generations, with their rows; and what the order says
         self.position = 0
+
+    def measure(self, share):
+        """The most samples of a batch, and its budget of tokens."""
+        return (9 + 3 * share[1],) * 2 if self.tokens else (share[1], 0)
+
+    def share(self, share, rank=0):
+        """A rank's share of what there is."""
+        size, tokens = self.measure(share)
+        return Share(len(self.folder.rows), size, rank, share[0], tokens=tokens)
 
     def bind(self, share):
         """The order of a loader that resumed with so many ranks."""
         rows = self.folder.rows
         known = Known(len(rows), share[0], value=[row.value for row in rows])
-        known.batch_size, known.tokens = share[1], 0
+        known.batch_size, known.tokens = self.measure(share)
         asked = self.asked(len(rows), rows) if callable(self.asked) else self.asked
         order = asked.bind(known)
-        if not self.past or not self.past[0][1]:
-            return order
+        if not self.past:
+            place = order.spec(), self.epoch, self.position, self.more or {}
+            return order.resume(Progress(*place))[0] if self.more is not None else order
         numbers = [row.number for row in rows]
         generations = tuple(
             Generation(len(old), samples, "", Stretches(spans_of(np.isin(numbers, old))), more)
@@ -95,11 +109,8 @@ class Run:
     def deliver(self, share, count=None):
         """Deliver some batches, or the rest, to all ranks."""
         order, rows = self.bind(share), self.folder.rows
-        world, size = share
-        cuts = [
-            order.cut(Share(len(rows), size, rank, world), self.seed, self.epoch)
-            for rank in range(world)
-        ]
+        shares = [self.share(share, rank) for rank in range(share[0])]
+        cuts = [order.cut(one, self.seed, self.epoch) for one in shares]
         most = cuts[0].batches(self.position)
         assert {cut.batches(self.position) for cut in cuts} == {most}
         count = most if count is None else min(count, most)
@@ -107,10 +118,18 @@ class Run:
         end = cuts[0].consumed(count, self.position)
         assert [at for span in spans for at in range(*span)] == list(range(self.position, end))
         begun = order.begin(len(rows), self.seed, self.epoch)
+        for span in spans:
+            self.check_batch([rows[row] for row in begun.rows(*span)], share)
         found = [rows[row] for row in begun.rows(self.position, end)]
         self.described = order.describe(len(rows), self.epoch, end)
         self.position = end
         return found
+
+    def check_batch(self, batch, share):
+        """No batch is larger than it may be."""
+        size, tokens = self.measure(share)
+        longest = max((row.value for row in batch), default=0)
+        assert len(batch) * longest <= tokens if tokens else len(batch) <= size
 
     def grow(self, files):
         """Save, and resume when there are more files."""
@@ -123,7 +142,7 @@ class Run:
 
     def resume(self):
         """A run that resumes from the state of this one."""
-        made = Run(self.asked, self.folder, self.seed, self.epoch)
+        made = Run(self.asked, self.folder, self.seed, self.epoch, tokens=self.tokens)
         made.past, made.position = list(self.past), self.position
         made.more = json.loads(json.dumps(self.described))
         made.more.pop("grown", None)
@@ -135,9 +154,9 @@ class Run:
         return [row for row in self.folder.rows if some is None or row.number in some]
 
 
-def check_history(order, first, steps, last, again, seed, epoch):
+def check_history(order, first, steps, last, again, seed, epoch, **options):
     """Deliver an epoch of a folder that grows; return what came in each generation."""
-    run = Run(order, Folder(first), seed, epoch)
+    run = Run(order, Folder(first), seed, epoch, **options)
     pieces = []
     for batches, share, files in steps:
         pieces.append(run.deliver(share, batches))
@@ -146,14 +165,16 @@ def check_history(order, first, steps, last, again, seed, epoch):
     pieces.append(run.deliver(share, middle))
     twin = run.resume()
     rest = run.deliver(share)
-    assert twin.deliver(last) == rest  # whatever ranks and batches there are
+    if pieces[0]:  # else the epoch is made for the ranks that begin it
+        assert twin.deliver(last) == rest  # whatever ranks and batches there are
     pieces[-1] += rest
     n = len(run.folder.rows)
     found = [row for piece in pieces for row in piece]
-    made = run.bind(last)
+    share = last if steps else share
+    made = run.bind(share)
     whole = made.begin(n, seed, epoch).rows(0, len(found))
     assert [run.folder.rows[row] for row in whole] == found
-    cut = made.cut(Share(n, last[1], 0, last[0]), seed, epoch)
+    cut = made.cut(run.share(share), seed, epoch)
     assert cut.n == len(found)
     ends = [cut.consumed(k) for k in range(cut.batches() + 1)]
     assert ends == sorted(set(ends))
@@ -213,3 +234,33 @@ def test_recent_continues_with_the_newest_of_what_is_left_and_what_came(
         assert len(piece) == len(set(piece))
         left, before = [row for row in left if row not in piece], known
     assert not left
+
+
+@settings(max_examples=examples(400), deadline=None)
+@history
+def test_buckets_continue_with_what_is_left_and_what_came(
+    first, steps, last, again, seed, epoch, data
+):
+    """Batches are those of an order of these samples alone, for the ranks that took them in."""
+    edges = data.draw(st.none() | st.lists(st.integers(0, 9), min_size=1, unique=True).map(sorted))
+    words = {"edges": edges, "ranks": data.draw(st.none() | st.integers(1, 4))}
+    tokens, by_array = data.draw(st.booleans()), data.draw(st.booleans())
+
+    def make(n, rows):
+        return Buckets([row.value for row in rows] if by_array else "value", **words)
+
+    run, pieces = check_history(make, first, steps, last, again, seed, epoch, tokens=tokens)
+
+    check_once(run, pieces)
+    shares = [share for _, share, _ in steps] + [again[1]]
+    done = 0
+    for number, (piece, share) in enumerate(zip(pieces, shares, strict=True)):
+        before = {row for one in pieces[:number] for row in one}
+        left = [row for row in run.known(number) if row not in before]
+        known = Known(len(left), share[0], value=[row.value for row in left])
+        known.batch_size, known.tokens = run.measure(share)
+        order = Buckets("value", **words).bind(known)
+        key = key_of(f"grown {number}", seed, epoch) if done else seed
+        rows = order.begin(len(left), key, epoch).rows(0, len(piece))
+        assert [left[row] for row in rows] == piece
+        done += len(piece)
