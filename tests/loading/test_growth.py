@@ -687,6 +687,60 @@ def test_a_damaged_history_of_buckets_is_refused(tmp_path, damage):
             now.load_state_dict(good | {"more": more})
 
 
+def load_kinds(folder, size, world=1):
+    """The loaders of all ranks, whose samples have as many classes as there are tens of files."""
+    ds = ndfeed.open(folder, sample="row").with_labels(kind_of, field="kind")
+    return [
+        ndfeed.loader(ds, size, shuffle=ndfeed.Balanced("kind"), shard=(rank, world))
+        for rank in range(world)
+    ]
+
+
+def kind_of(path):
+    """A class that other processes know."""
+    return name_of(path) // 10
+
+
+@pytest.mark.parametrize("worlds", [(1, 1), (2, 1), (2, 3)])
+def test_balanced_classes_stay_even_when_files_and_classes_come(three, worlds):
+    """The round is finished; then all classes take turns, with what each has not had first."""
+    write(three, 11, 12)  # the first class has 12 samples, the others 4
+    before = load_kinds(three, 2, worlds[0])
+    seen = take(before, 1)
+    state = through_json(before[0].state_dict())
+    write(three, 5, 13)
+    now = load_kinds(three, 3, worlds[1])
+    for loader in now:
+        loader.load_state_dict(state, grown=True)
+    assert len({len(loader) for loader in now}) == 1
+    middle = take(now, 1)
+    later = through_json(now[0].state_dict())
+    assert len(json.dumps(later)) < 500
+    rests = []
+    for size, world in ((3, worlds[1]), (4, 2), (1, 3)):
+        loaders = load_kinds(three, size, world)
+        for loader in loaders:
+            loader.load_state_dict(later)
+        rests.append(take(loaders))
+    assert sorted(rests[0]) == sorted(rests[1]) == sorted(rests[2])
+    found = take_in_order(three, later)
+    end = -(-len(seen) // 3) * 3 - len(seen) - len(middle)  # of the round that was begun
+    assert len(found) == len(rests[0])
+    assert end <= 0 or len({value // (10 * ROWS) for value in found[:end]}) == end
+    for begin in range(end % 4, len(found) - 3, 4):
+        assert {value // (10 * ROWS) for value in found[begin : begin + 4]} == {0, 1, 2, 3}
+    first = [value for value in seen + middle + rests[0] if 1 <= value // (10 * ROWS) < 2]
+    assert len(first) == len(set(first))  # 16 samples: none comes again before all have come
+    assert len(seen + middle + rests[0]) >= 7 * ROWS
+
+
+def take_in_order(folder, state):
+    """The rest of an epoch as one rank has it."""
+    (loader,) = load_kinds(folder, 1)
+    loader.load_state_dict(state)
+    return take([loader])
+
+
 def test_sorted_in_reverse_has_what_is_new_in_its_place(three):
     """The rest of the epoch is sorted, what came included."""
     (loader,) = load(three, shuffle=ndfeed.Sorted("data", reverse=True))
@@ -745,7 +799,7 @@ def test_weighted_with_a_number_of_rows_draws_as_many(three, rows):
     assert len(take([now])) == rows - state["samples"]
 
 
-@pytest.mark.parametrize("order", [ndfeed.Weighted, ndfeed.Sorted])
+@pytest.mark.parametrize("order", [ndfeed.Weighted, ndfeed.Sorted, ndfeed.Balanced])
 def test_an_array_says_the_same_of_samples_that_were_there(three, order):
     """Else the state is that of another order."""
     (loader,) = load(three, 2, order(find_values(three)))

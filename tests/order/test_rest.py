@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from order.known import Known
 from order.test_grown import spans_of
 
+from ndfeed.order.balanced import Balanced
 from ndfeed.order.buckets import Buckets
 from ndfeed.order.epoch import Share
 from ndfeed.order.grown import Generation, Grown, Recent, Stretches
@@ -264,3 +265,77 @@ def test_buckets_continue_with_what_is_left_and_what_came(
         rows = order.begin(len(left), key, epoch).rows(0, len(piece))
         assert [left[row] for row in rows] == piece
         done += len(piece)
+
+
+class Model:
+    """What has to come of balanced classes: rounds, and the samples that each class has left."""
+
+    def __init__(self, rows, weights):
+        self.rows, self.weights = list(rows), weights
+        self.coming = []  # samples that the next round has
+        self.left = {}
+        self.begin_round()
+
+    def begin_round(self):
+        """Every class comes as often as its weight says, also those that are new."""
+        for row in self.coming:
+            if self.left.get(row.value):
+                self.left[row.value].add(row)
+        self.rows += self.coming
+        self.coming, self.delivered = [], []
+        classes = {row.value for row in self.rows}
+        self.lacking = {name: share for name in classes if (share := self.weights.get(name, 1))}
+
+    def take(self, row):
+        """A sample was delivered: the round lacks it, and at its end its class had it left."""
+        self.lacking[row.value] -= 1
+        self.delivered.append(row)
+        if any(self.lacking.values()):
+            assert min(self.lacking.values()) >= 0
+            return
+        for _ in range(len(self.delivered)):
+            name = self.delivered[0].value
+            if not self.left.get(name):
+                self.left[name] = {one for one in self.rows if one.value == name}
+            row = next(one for one in self.delivered if one in self.left[name])
+            self.left[name].remove(row)
+            self.delivered.remove(row)
+        self.begin_round()
+
+    def add(self, rows):
+        """Samples came; they are there from the next round on."""
+        self.coming += [row for row in rows if row not in self.rows and row not in self.coming]
+        if not self.delivered:
+            self.begin_round()
+
+
+@settings(max_examples=examples(400), deadline=None)
+@history
+def test_classes_stay_even_and_go_on_with_what_they_have_left(
+    first, steps, last, again, seed, epoch, data
+):
+    """A round has every class as often as it should; no sample comes again before all have come."""
+    rows = data.draw(st.none() | st.integers(1, 60))
+    weights = data.draw(st.dictionaries(st.sampled_from(sorted({*first})), st.integers(0, 3)))
+    if all(weights.get(name) == 0 for name in first):
+        weights = {}
+    by_array = data.draw(st.booleans())
+
+    def make(n, every):
+        return Balanced([row.value for row in every] if by_array else "value", rows, weights)
+
+    run, pieces = check_history(make, first, steps, last, again, seed, epoch)
+
+    begin = Folder(first).rows
+    alone = Balanced("value", rows, weights).bind(Known(len(first), value=first))
+    length = alone.cut(Share(len(first), 1), seed, 0).n
+    earlier = [alone.begin(len(first), seed, one).rows(0, length) for one in range(epoch)]
+    model = Model(begin, weights)
+    for row in np.concatenate([np.empty(0, int), *earlier]):
+        model.take(begin[row])
+    for number, piece in enumerate(pieces):
+        model.add(run.known(number))
+        for row in piece:
+            model.take(row)
+    total = sum(map(len, pieces))
+    assert total == rows if rows else total >= len(run.folder.rows)
