@@ -6,6 +6,7 @@ import os
 import pickle
 import threading
 import time
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -739,6 +740,26 @@ def take_in_order(folder, state):
     (loader,) = load_kinds(folder, 1)
     loader.load_state_dict(state)
     return take([loader])
+
+
+@pytest.mark.parametrize(
+    "order", [ndfeed.Buckets("data"), ndfeed.Balanced("data"), ndfeed.Sorted("data")], ids=str
+)
+def test_the_rest_keeps_its_order_when_batches_change(three, order):
+    """A loader whose share is set anew, and a pass over the epoch from its beginning."""
+    (loader,) = load(three, 2, order)
+    seen, state = take([loader], 1), through_json(loader.state_dict())
+    write(three, 5, 40)
+    (now,) = load(three, 2, order)
+    now.load_state_dict(state, grown=True)
+    state = now.state_dict()
+    now.share = replace(now.share, batch_size=5)
+    assert now.state_dict() == state
+    seen += take([now], 1)
+    (other,) = load(three, 3, order)
+    other.load_state_dict(now.state_dict())
+    whole = [value for batch in other.at(0) for value in batch["data"].tolist()]
+    assert seen + take([other]) == whole
 
 
 def test_sorted_in_reverse_has_what_is_new_in_its_place(three):
