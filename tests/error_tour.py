@@ -21,6 +21,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -485,11 +486,11 @@ class Shifted:
         return positions + 1
 
 
+@dataclass
 class Turned:
     """An order of one's own that has an attribute, and expects at least one position."""
 
-    def __init__(self, by):
-        self.by = by
+    by: int
 
     def length(self, n):
         return n
@@ -612,13 +613,12 @@ def more_files():
     return made
 
 
-def newest_files():
+def more_files_for_an_order():
     made = a_folder()
-    recent = ndfeed.Recent(4)
-    loader = ndfeed.loader(made["ds"], 2, shuffle=recent)
+    loader = ndfeed.loader(made["ds"], 2, shuffle=Turned(3))
     next(iter(loader))
     npy("data/8.npy")
-    now = ndfeed.loader(ndfeed.open("data", sample="row"), 2, shuffle=recent)
+    now = ndfeed.loader(ndfeed.open("data", sample="row"), 2, shuffle=Turned(3))
     return {"state": loader.state_dict(), "now": now}
 
 
@@ -930,8 +930,8 @@ STOPS = [
     ),
     Stop(
         errors.ResumeError,
-        "the newest samples of an epoch of others",
-        newest_files,
+        "new samples in an epoch of an order of one's own",
+        more_files_for_an_order,
         "now.load_state_dict(state, grown=True)",
     ),
     Stop(

@@ -250,7 +250,7 @@ class Loader:
         setup = resume(last, found, grown)
         samples = found.samples
         if setup is None:
-            setup, samples = self._resume_same(leave(last, -1), found)
+            setup, samples = self._resume_same(leave(last), found)
         if samples > (most := setup.plan.order.cut(setup.request.share, found.seed, found.epoch).n):
             raise found.make_count_error(most)
         self._abandon_pass(self._pass)
@@ -285,7 +285,7 @@ class Loader:
             return
         setup, self._coming = self._coming or self._setup, None
         setup = setup.with_share(replace(self.share, n=len(setup.request.ds)))
-        setup = leave(setup, self._epoch)
+        setup = leave(setup)
         if setup is not self._setup:
             self._adopt(setup)
 
@@ -388,7 +388,7 @@ def reorder(loader: Loader, shuffle: Shuffle) -> Loader:
 
     A budget of tokens becomes a batch size that is within it whatever samples come.
     """
-    setup = loader._setup
+    setup = leave(loader._setup)
     request = setup.request
     if request.share.tokens and isinstance(request.shuffle, Buckets):
         size = request.shuffle.smallest_batch(request.facts.for_share(request.share))
