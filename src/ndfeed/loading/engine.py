@@ -309,8 +309,7 @@ class Engine:
             size = 1 if first < self._wanted and not run.prepared else run.source.together
             if run.source.slow:  # or one thread would make all of the last ones
                 size = min(size, (run.source.count - first) // (2 * self._wanted) or 1)
-            stop = min(first + size, run.source.count)
-            if run.source.ready(stop):
+            if run.source.ready(stop := min(first + size, run.source.count)):
                 run.next = stop
                 return _MakeTask(run, first, stop)
         decode = run.source.next_task()
