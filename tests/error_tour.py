@@ -1006,6 +1006,18 @@ STOPS = [
     ),
     Stop(
         ValueError,
+        "weights from half an epoch on",
+        two_sets,
+        "ndfeed.mix(sets, weights={0: [3, 1], 0.5: [1, 1]})",
+    ),
+    Stop(
+        ValueError,
+        "weights from one place on, twice",
+        two_sets,
+        "ndfeed.mix(sets, weights={0: [3, 1], 5: [1, 1], (5, 0): [1, 2]})",
+    ),
+    Stop(
+        ValueError,
         "an empty source",
         two_sets,
         "ndfeed.mix(sets | {'none': sets['web'].take([])})",

@@ -24,9 +24,8 @@ from ndfeed.errors import SchemaError
 _MOST_SOURCES = 256
 _MOST_NAME = 200
 
-Weights = (
-    Sequence[float] | Mapping[str, float] | Mapping[int, Sequence[float] | Mapping[str, float]]
-)
+_Own = Sequence[float] | Mapping[str, float]
+Weights = _Own | Mapping[int, _Own] | Mapping[int | tuple[int, int], _Own]
 
 
 def mix(
@@ -44,10 +43,12 @@ def mix(
     first ``p`` samples of an epoch have its share of ``p``, up to less than one sample. No sample
     of a source comes again before all of them came, over epochs as well.
 
-    - ``weights``: a list, a dict by name, or a dict by epoch such as ``{0: [3, 1], 5: [1, 1]}``:
-      from epoch 5 on the second ones hold. By default in proportion to the sources' samples. They
-      become whole numbers, which ``ds.mixture`` shows. If these would add up to more than 65,536,
-      they are rounded to that sum (up to 2**20, if the smallest needs it).
+    - ``weights``: a list, a dict by name, or a dict that says from when on which of these hold:
+      from epoch 5 on the second ones of ``{0: [3, 1], 5: [1, 1]}``, and those of a pair such as
+      ``(0, 100_000)`` from sample 100,000 of epoch 0 on, all ranks together. By default in
+      proportion to the sources' samples. They become whole numbers, which ``ds.mixture`` shows. If
+      these would add up to more than 65,536, they are rounded to that sum (up to 2**20, if the
+      smallest needs it).
     - ``end``: how long an epoch is. ``"first"``: until one of the sources has delivered as many
       samples as it has. ``"last"``: until each of them has, while others begin again.
       ``"cycle"``: as many samples as all sources have together. ``len()`` of the mixture is that

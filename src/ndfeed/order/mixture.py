@@ -11,24 +11,15 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from ndfeed.errors import ResumeError
 from ndfeed.order.epoch import Cut, Share
-from ndfeed.order.period import period_of
 from ndfeed.order.permutation import Ints, key_of
 from ndfeed.order.protocol import Data, Plain, Progress, Spec, Traits, check_length
-from ndfeed.order.streams import (
-    MixtureEpoch,
-    MixtureWalk,
-    Source,
-    SourceData,
-    Stream,
-    cut_counts,
-)
-
-End = Literal["first", "last", "cycle"]
-Stages = tuple[tuple[int, tuple[int, ...]], ...]  # from which epoch on, and the weights
+from ndfeed.order.streams import MixtureEpoch, Source, SourceData, Stream, cut_counts
+from ndfeed.order.weighting import End, Layout, Stages, lay_out, list_changes, list_weights
 
 _LARGEST = 1 << 124  # of a position: more than any number of epochs leads to
 _MOST_TEXT = 200  # characters in a state, for what can be told by a digest
@@ -45,10 +36,11 @@ class Start(NamedTuple):
 class Mixture(Plain):
     """Sources whose rows lie one after the other, interleaved in exact proportions.
 
-    ``stages`` has weights and the epoch from which on they hold. ``end`` says how long an epoch is:
-    as long as no source's share is more than it has (``"first"``), until the share of each is at
-    least that (``"last"``), or as many positions as all sources have rows (``"cycle"``). After a
-    change of weights within an epoch, ``start`` is where they began to hold.
+    ``stages`` has weights, and the epoch and the sample of it from which on they hold. ``end`` says
+    how long an epoch is: as long as no source's share is more than it has (``"first"``), until the
+    share of each is at least that (``"last"``), or as many positions as all sources have rows
+    (``"cycle"``). Where a state of other weights was loaded, ``start`` is where these began to
+    hold.
     """
 
     sources: tuple[Source, ...]
@@ -78,23 +70,25 @@ class Mixture(Plain):
 
     def cut(self, share: Share, seed: int, epoch: int) -> Cut:
         """Cut the positions of an epoch into batches of one size."""
-        return replace(share, n=check_length(self._length(self._weights(epoch))))
+        return replace(share, n=check_length(self._lay_out(epoch).n))
 
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> "MixtureEpoch":
         """Make one epoch. ``counts`` are the rows of all files, source after source."""
-        weights = self._weights(epoch)
-        period, bases = period_of(weights), self._find_bases(epoch)
+        bases = self._find_bases(epoch)
         streams, at = [], 0
         for number, source in enumerate(self.sources):
             files = None if counts is None else cut_counts(counts, at, at + source.rows)
             key = key_of(f"mixture:{source.name}", seed, 0)
             streams.append(Stream(source, at, key, bases[number], files))
             at += source.rows
-        return MixtureEpoch(MixtureWalk(self._length(weights), period, streams))
+        return MixtureEpoch(self._lay_out(epoch), streams)
 
     def spec(self) -> Spec:
         """Say which order this is, for JSON; compared on resume."""
-        weights = ";".join(f"{epoch}:{','.join(map(str, own))}" for epoch, own in self.stages)
+        weights = ";".join(
+            f"{epoch}{f'+{samples}' if samples else ''}:{','.join(map(str, own))}"
+            for (epoch, samples), own in self.stages
+        )
         orders = {source.name: source.order.spec() for source in self.sources}
         first = next(iter(orders.values()))
         alike = all(order == first for order in orders.values())
@@ -113,9 +107,8 @@ class Mixture(Plain):
 
     def describe(self, n: int, epoch: int, samples: int) -> Spec:
         """Say where each source stands: how many of its rows were delivered, in all epochs."""
-        period = period_of(self._weights(epoch))
-        bases = self._find_bases(epoch)
-        return {"sources": self._name([b + period.count(s, samples) for s, b in enumerate(bases)])}
+        layout, bases = self._lay_out(epoch), self._find_bases(epoch)
+        return {"sources": self._name([b + layout.count(s, samples) for s, b in enumerate(bases)])}
 
     def resume(self, found: Progress) -> "tuple[Mixture, int] | None":
         """Return the mixture that continues at a position, and the samples of it that are over.
@@ -151,19 +144,10 @@ class Mixture(Plain):
         more = f", {len(self.stages)} stages" if len(self.stages) > 1 else ""
         return f"Mixture({', '.join(told)}, end={self.end!r}{more})"
 
-    def _weights(self, epoch: int) -> tuple[int, ...]:
-        """Return the weights of an epoch."""
-        return [weights for first, weights in self.stages if first <= max(epoch, 0)][-1]
-
-    def _length(self, weights: tuple[int, ...]) -> int:
-        """Return how many positions an epoch of these weights has."""
-        if self.end == "cycle":
-            return sum(source.length for source in self.sources)
-        total = sum(weights)
-        used = [(source.length * total, k) for source, k in zip(self.sources, weights, strict=True)]
-        if self.end == "first":
-            return min(rows // k for rows, k in used if k)
-        return max(-(-rows // k) for rows, k in used if k)
+    def _lay_out(self, epoch: int) -> Layout:
+        """Return the stretches of an epoch."""
+        lengths = [source.length for source in self.sources]
+        return lay_out(list_weights(self.stages, max(epoch, 0)), lengths, self.end)
 
     def _find_bases(self, epoch: int) -> list[int]:
         """Return where each source stands at the beginning of an epoch."""
@@ -171,12 +155,9 @@ class Mixture(Plain):
         if start is None or epoch < start.epoch:
             start = Start(0, (0,) * len(self.sources))
         bases = list(start.positions)
-        ends = [*(first for first, _ in self.stages[1:]), epoch]
-        for (first, weights), end in zip(self.stages, ends, strict=True):
-            epochs = min(end, epoch) - max(first, start.epoch)
-            if epochs > 0:
-                period, length = period_of(weights), self._length(weights)
-                bases = [b + epochs * period.count(s, length) for s, b in enumerate(bases)]
+        for first, end in pairwise(list_changes(self.stages, start.epoch, epoch)):
+            layout = self._lay_out(first)
+            bases = [b + (end - first) * layout.count(s, layout.n) for s, b in enumerate(bases)]
         return bases
 
     def _name(self, positions: Sequence[int]) -> dict[str, int]:
