@@ -29,13 +29,14 @@ class Proportions:
     """What a dataset is mixed of: ``ds.mixture``.
 
     ``stages`` has for some places, an epoch and a sample of it, the weights that hold from there
-    on. The first of them is ``(0, 0)``.
+    on. The first of them is ``(0, 0)``. ``prints`` are the fingerprints of the sources.
     """
 
     names: tuple[str, ...]
     rows: tuple[int, ...]
     stages: Stages
     end: End
+    prints: tuple[str, ...] = ()
 
     @property
     def weights(self) -> dict[str, int]:

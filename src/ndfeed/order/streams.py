@@ -34,13 +34,22 @@ _STRETCHES = 4  # stretches of an epoch that are remembered
 class Source:
     """A source: its name, how many rows it has, and their order.
 
-    ``length`` is how many positions a pass of the order has, once that is known.
+    ``length`` is how many positions a pass of the order has, once that is known. ``data`` is the
+    fingerprint of the rows. If they became more during a pass, ``grown`` is the order with that
+    pass in it.
     """
 
     name: str
     rows: int
     order: Order
     length: int = 0
+    data: str = ""
+    grown: Order | None = None
+
+    @property
+    def in_use(self) -> Order:
+        """The order that passes follow."""
+        return self.order if self.grown is None else self.grown
 
 
 def cut_counts(counts: Ints, start: int, end: int) -> Ints:
@@ -200,7 +209,10 @@ class MixtureWalk(ScatteredWalk):
 
 
 class StretchesWalk(ScatteredWalk):
-    """The walk of an epoch in which weights change: in each stretch that of its weights."""
+    """The walk of an epoch of several stretches, or of the rest of one: that of each stretch.
+
+    Positions before the first stretch are the same pattern continued backwards: nobody needs them.
+    """
 
     def __init__(self, layout: Layout, streams: Sequence[Stream]) -> None:
         self.n = layout.n
@@ -238,8 +250,9 @@ class MixtureEpoch:
     def __init__(self, layout: Layout, streams: Sequence[Stream]) -> None:
         used = np.any([stretch.weights for stretch in layout.stretches], axis=0)
         walk: Walk = StretchesWalk(layout, streams)
-        if len(layout.stretches) == 1:
-            walk = MixtureWalk(layout.n, period_of(layout.stretches[0].weights), streams)
+        start, stop, weights, _ = layout.stretches[0]
+        if (start, stop) == (0, layout.n):
+            walk = MixtureWalk(stop, period_of(weights), streams)
         self._epoch = WalkEpoch(walk)
         self.windows: Sequence[Window] = [
             _SourceWindow(layout, number, stream)

@@ -47,32 +47,43 @@ class Layout:
         return before[source] + period_of(weights).count(source, position - start)
 
 
-def list_weights(stages: Stages, epoch: int) -> list[tuple[int, Weights]]:
-    """Return the weights of an epoch, and from which of its positions on they should hold.
+def list_weights(stages: Stages, epoch: int, position: int = 0) -> list[tuple[int, Weights]]:
+    """Return the weights of an epoch from a position on, and from where on they should hold.
 
     A change that lies beyond the end of its epoch counts from the next one on.
     """
-    first = bisect_right(stages, (epoch, 0), key=itemgetter(0)) - 1
+    first = bisect_right(stages, (epoch, position), key=itemgetter(0)) - 1
     end = bisect_left(stages, (epoch + 1, 0), key=itemgetter(0))
     changes = [(place[1], weights) for place, weights in stages[first + 1 : end]]
-    return [(0, stages[first][1]), *changes]
+    return [(position, stages[first][1]), *changes]
 
 
 def list_changes(stages: Stages, since: int, until: int) -> list[int]:
-    """Return epochs from ``since`` to ``until``, between which all epochs are alike."""
-    found = {since, until}
+    """Return epochs from ``since`` to ``until``, between which all epochs are alike.
+
+    The first of them is on its own: it may have been taken up in the middle.
+    """
+    found = {since, since + 1, until}
     for (epoch, samples), _ in stages:
         found.update((epoch, epoch + 1) if samples else (epoch,))
     return sorted(epoch for epoch in found if since <= epoch <= until)
 
 
-def lay_out(weights: Sequence[tuple[int, Weights]], lengths: Sequence[int], end: End) -> Layout:
+def lay_out(
+    weights: Sequence[tuple[int, Weights]],
+    lengths: Sequence[int],
+    end: End,
+    delivered: Sequence[int] = (),
+) -> Layout:
     """Lay out an epoch of sources that have so many rows in a pass.
 
     ``weights`` are listed with the positions from which on they should hold; those that lie beyond
-    the end of the epoch are left out.
+    the end of the epoch are left out. Where the first of them is not 0, ``delivered`` is how many
+    rows of each source have come in the epoch before: they count for its end.
     """
     counts = (0,) * len(lengths)
+    if delivered:
+        lengths = [rows - count for rows, count in zip(lengths, delivered, strict=True)]
     found: list[Stretch] = []
     for number, (start, own) in enumerate(weights):
         left = [rows - count for rows, count in zip(lengths, counts, strict=True)]
