@@ -418,6 +418,7 @@ def test_damaged_states_are_refused(two):
     for change in (
         {"samples": -1},
         {"samples": 11},
+        {"samples": 100, "delivered": {"a": 95, "b": 5}},
         {"delivered": {"a": 10, "b": 1}},
         {"passes": {"a": [0, 50]}},
         {"passes": {"a": [0]}},

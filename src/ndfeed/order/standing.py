@@ -8,11 +8,12 @@ grown does: how many rows there were, how many of the pass had been delivered, a
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 Generations = tuple[tuple[int, int, str], ...]  # rows, samples delivered, fingerprint
 
 _LARGEST = 1 << 124  # of a position: more than any number of epochs leads to
+_LONGEST = 1 << 60  # samples of an epoch
 
 
 class Pass(NamedTuple):
@@ -78,11 +79,11 @@ def parse_start(epoch: object, told: Mapping[str, Any], names: Sequence[str]) ->
     good = _is_count(epoch) and _is_count(samples)
     if not good or positions is None or delivered is None or passes is None:
         return None
-    if samples and sum(delivered) != samples:
+    if samples and (sum(delivered) != samples or samples > _LONGEST):
         return None
     if any(one.begin > position for one, position in zip(passes, positions, strict=False)):
         return None
-    return Start(int(str(epoch)), positions, samples, delivered, passes)
+    return Start(cast(int, epoch), positions, samples, delivered, passes)
 
 
 def _name(names: Sequence[str], values: Sequence[int]) -> dict[str, int]:

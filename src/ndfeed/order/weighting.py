@@ -106,10 +106,10 @@ def _find_room(left: Sequence[int], weights: Sequence[Weights], end: End) -> int
     later in the epoch.
     """
     if end == "cycle":
-        return sum(left)
+        return max(sum(left), 0)
     own, total = weights[0], sum(weights[0])
     if end == "first":
-        return min(rows * total // k for rows, k in zip(left, own, strict=True) if k)
+        return max(min(rows * total // k for rows, k in zip(left, own, strict=True) if k), 0)
     room = 0
     for number, rows in enumerate(left):
         if rows > 0 and own[number]:
