@@ -20,7 +20,7 @@ from ndfeed.dataset.grown import (
 from ndfeed.dataset.sampling import Missing
 from ndfeed.errors import Error, ResumeError, SchemaError
 from ndfeed.loading.facts import Facts
-from ndfeed.loading.mixture_growth import find_asked, settle_passes
+from ndfeed.loading.mixture_growth import find_asked
 from ndfeed.loading.options import Request, stored_fields
 from ndfeed.loading.plan import Plan, make_plan
 from ndfeed.loading.setup import Setup
@@ -68,7 +68,7 @@ def leave(setup: Setup, epoch: int) -> Setup:
     order = setup.request.shuffle
     if isinstance(order, Grown) and order.epoch != epoch:
         return setup.with_order(order.asked)
-    return settle_passes(setup, epoch)
+    return setup
 
 
 def resume(setup: Setup, found: State, grown: bool | Dataset) -> Setup | None:

@@ -38,15 +38,17 @@ _Find = Callable[[int, int, str], Past]  # of a source: the samples that it had,
 
 
 def continue_mixture(before: Setup, coming: Setup, epoch: int) -> Setup:
-    """Return the setup of an epoch that begins with the data of another one, which has grown.
+    """Return the setup of an epoch that begins with the data of another one, which may have grown.
 
-    Sources continue where they stand in the setup before. Any other setup is returned as it is.
+    Sources of a mixture continue where they stand in the setup before. Passes that have grown and
+    are over then are left out.
     """
     old, new = before.plan.order, coming.plan.order
     if not isinstance(old, Mixture) or not isinstance(new, Mixture):
         return coming
     if before.request.ds.fingerprint == coming.request.ds.fingerprint:
-        return coming
+        settled = new.settle(epoch)
+        return coming if settled is new else coming.with_order(settled)
     made = old.grow(new, epoch, 0)
     if made.start is None or not any(made.start.positions):
         return coming  # nothing was delivered yet
@@ -103,13 +105,6 @@ def follow(setup: Setup, order: Order) -> Setup:
     if isinstance(order, Mixture) and order.start is not None and order.start.grown:
         order = _add_passes(setup, order, _make_finder(setup.request.ds, True))
     return setup.with_order(order)
-
-
-def settle_passes(setup: Setup, epoch: int) -> Setup:
-    """Return the setup for an epoch, without passes that have grown and are over then."""
-    order = setup.request.shuffle
-    settled = order.settle(epoch) if isinstance(order, Mixture) else order
-    return setup if settled is order else setup.with_order(settled)
 
 
 def find_asked(shuffle: Shuffle) -> Shuffle:
