@@ -21,6 +21,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -486,11 +487,11 @@ class Shifted:
         return positions + 1
 
 
+@dataclass
 class Turned:
     """An order of one's own that has an attribute, and expects at least one position."""
 
-    def __init__(self, by):
-        self.by = by
+    by: int
 
     def length(self, n):
         return n
@@ -534,8 +535,25 @@ def a_source_of_tensorflow():
     """The function behind a dataset, as TensorFlow calls it in the process that it was sent to."""
     importlib.import_module("ndfeed.tf")
     data = ndfeed.tf.dataset(a_state()["ds"], 2)
-    function = importlib.import_module("ndfeed.tf.generator").GeneratorSource(data.passes)
+    made = importlib.import_module("ndfeed.tf.generator").GeneratorSource
+    function = made(data.passes, None)
     return {"function": function, "sent": np.zeros(256, np.uint8), "data": data}
+
+
+def a_folder_that_tensorflow_reads():
+    """More files since a dataset was derived: what TensorFlow calls for a pass over that one."""
+    module = importlib.import_module("ndfeed.tf")
+    generator = importlib.import_module("ndfeed.tf.generator")
+    made = importlib.import_module("ndfeed.tf.batch_format").BatchFormat
+    ds, state = a_folder()["ds"], module.State()
+    data = module.dataset(ds, 5, state=state)
+    form = made(ds, data.passes.loader.request.options, "ragged", 5, full=True, joint=True)
+    derived, any_number = (generator.GeneratorSource(data.passes, form, most) for most in (6, None))
+    rows = np.zeros((10, 4), "f4")
+    np.save("data/8.npy", rows)
+    function = importlib.import_module("tensorflow").function
+    names = {"data": data, "derived": derived, "any_number": any_number, "function": function}
+    return names | {"state": state, "more": lambda: np.save("data/9.npy", rows[:3])}
 
 
 def fields_of_x():
@@ -596,13 +614,12 @@ def more_files():
     return made
 
 
-def newest_files():
+def more_files_for_an_order():
     made = a_folder()
-    recent = ndfeed.Recent(4)
-    loader = ndfeed.loader(made["ds"], 2, shuffle=recent)
+    loader = ndfeed.loader(made["ds"], 2, shuffle=Turned(3))
     next(iter(loader))
     npy("data/8.npy")
-    now = ndfeed.loader(ndfeed.open("data", sample="row"), 2, shuffle=recent)
+    now = ndfeed.loader(ndfeed.open("data", sample="row"), 2, shuffle=Turned(3))
     return {"state": loader.state_dict(), "now": now}
 
 
@@ -908,6 +925,34 @@ STOPS = [
     Stop(errors.MissingError, "reading a file that is gone", a_vanished_file, "ds[:]"),
     Stop(errors.ChangedError, "a file rewritten while others come", one_rewritten, "ds.refresh()"),
     Stop(errors.SchemaError, "new files of another shape", another_kind, "loader.refresh()"),
+    Stop(
+        RuntimeError,
+        "more batches than TensorFlow was told of",
+        a_folder_that_tensorflow_reads,
+        "data.refresh(), next(derived())",
+        needs="tensorflow",
+    ),
+    Stop(
+        RuntimeError,
+        "a batch shorter than TensorFlow was told of",
+        a_folder_that_tensorflow_reads,
+        "more(), data.refresh(), next(any_number())",
+        needs="tensorflow",
+    ),
+    Stop(
+        RuntimeError,
+        "refresh() in a graph",
+        a_folder_that_tensorflow_reads,
+        "function(data.refresh, autograph=False)()",
+        needs="tensorflow",
+    ),
+    Stop(
+        RuntimeError,
+        "more batches than fit asked for",
+        a_folder_that_tensorflow_reads,
+        "setattr(state, 'in_fit', True), data.refresh()",
+        needs="tensorflow",
+    ),
     Stop(ValueError, "a split that should follow its files", a_folder, "ds.split(.5)[0].refresh()"),
     Stop(ValueError, "what to do with missing files", a_folder, "ds.refresh(missing='ignore')"),
     Stop(errors.ResumeError, "more files than before", more_files, "now.load_state_dict(state)"),
@@ -925,8 +970,8 @@ STOPS = [
     ),
     Stop(
         errors.ResumeError,
-        "the newest samples of an epoch of others",
-        newest_files,
+        "new samples in an epoch of an order of one's own",
+        more_files_for_an_order,
         "now.load_state_dict(state, grown=True)",
     ),
     Stop(
@@ -1327,6 +1372,12 @@ STOPS = [
     Stop(
         ValueError, "windows after a map", a_state, "ds.map(lambda batch: batch).windows(2)"
     ),
+    Stop(
+        TypeError,
+        "offsets of two kinds",
+        two_fields,
+        "ds.windows(offsets={'x': range(-3, 1), 'y': 0})",
+    ),
     Stop(errors.SchemaError, "a crop larger than the case", a_state, "ds.crops({'data': (96,)})"),
     Stop(errors.FieldError, "crops of an unknown field", a_state, "ds.crops({'image': (2,)})"),
     Stop(ValueError, "crops in different axes", two_fields, "ds.crops({'x': (2, 2), 'y': (2,)})"),
@@ -1335,6 +1386,18 @@ STOPS = [
         "crops of fields of two sizes",
         two_fields,
         "ds.crops({'x': (2,), 'y': (2,)})",
+    ),
+    Stop(
+        ValueError,
+        "crops that are filled up with different values",
+        a_state,
+        "ds.crops({'data': (9,)}, pad=0) + ds.crops({'data': (9,)}, pad=1)",
+    ),
+    Stop(
+        ValueError,
+        "a condition on random crops",
+        a_state,
+        "ds.crops({'data': (2,)}, each=4).where(lambda batch: batch['data'].any(1))",
     ),
     Stop(IndexError, "a corner too far", a_state, "ds.crops({'data': (2,)}, at=[[0, 3]])"),
 ]  # fmt: skip

@@ -685,7 +685,8 @@ class LoaderContract(IteratorContract):
             ndfeed.loader(ds, 10, shuffle=True)
         )
 
-    def test_data_that_grows(self, tmp_path):
+    @pytest.mark.parametrize("shuffle", [True, ndfeed.Sorted("data", reverse=True)], ids=str)
+    def test_data_that_grows(self, tmp_path, shuffle):
         """Files that come are seen between epochs, and after a resume in the middle of one."""
         write(tmp_path, 10, 20, 30)
 
@@ -693,19 +694,19 @@ class LoaderContract(IteratorContract):
             batches = itertools.islice(loader, count)
             return [x for batch in batches for x in np.asarray(batch["data"]).tolist()]
 
-        loader = self.package.loader(ndfeed.open(tmp_path, sample="row"), 3, shuffle=True)
+        loader = self.package.loader(ndfeed.open(tmp_path, sample="row"), 3, shuffle=shuffle)
         seen = take(loader, 2)
         state = json.loads(json.dumps(loader.state_dict()))
         write(tmp_path, 5, 40)
         assert loader.refresh() == 8
         assert sorted(take(loader)) == numbers_in(5, 10, 20, 30, 40)
         ds = ndfeed.open(tmp_path, sample="row")
-        arrays, other = (p.loader(ds, 4, shuffle=True) for p in (ndfeed, self.package))
+        arrays, other = (p.loader(ds, 4, shuffle=shuffle) for p in (ndfeed, self.package))
         for one in (arrays, other):
             one.load_state_dict(state, grown=True)
         rest = take(other, 1)
         assert other.state_dict() == (take(arrays, 1) and arrays.state_dict())
-        last = self.package.loader(ds, 5, shuffle=True)
+        last = self.package.loader(ds, 5, shuffle=shuffle)
         last.load_state_dict(other.state_dict())
         assert sorted(seen + rest + take(last)) == numbers_in(5, 10, 20, 30, 40)
 

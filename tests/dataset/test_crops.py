@@ -288,17 +288,15 @@ def test_only_the_bytes_of_a_box_are_read(tmp_path):
         (lambda ds: ds.crops({"image": (3, 3, 3)}, at=[[0, 7, 0, 0]]), "corner [7, 0, 0] in case"),
         (lambda ds: ds.crops({"image": (3, 3, 3), "label": (3, 3, 3)}), "fewer axes than crops"),
         (lambda ds: ds.map(lambda b: b).crops({"image": (3, 3, 3)}), "comes before map()"),
-        (lambda ds: 2 * [ds.crops({"image": (3, 3, 3)})], ""),
+        (lambda ds: ds.crops({"image": (3, 3, 3)}, grid=1.5), "grid= must be a whole number"),
+        (lambda ds: ds.crops({"image": (3, 3, 3)}, each=2**70), "each must be at most"),
+        (lambda ds: ds.crops({"image": (2**70, 3, 3)}, pad=0), "must be at most"),
+        (lambda ds: ds.crops({"image": (2**40, 3, 2**40)}, pad=0), "281,474,976,710,656 elements"),
     ],
 )
 def test_what_makes_no_crops_is_refused(volumes, call, words):
     """In one line that says what to change."""
     ds, _ = volumes
-    if not words:
-        one, other = call(ds)
-        with pytest.raises(ValueError, match="add datasets first"):
-            one + other
-        return
     with pytest.raises((ValueError, TypeError, IndexError, SchemaError, FieldError)) as caught:
         call(ds)
     assert words in str(caught.value)
@@ -334,13 +332,141 @@ def test_crops_of_crops_are_refused(tmp_path):
             == crops[3]["data"][1:3, 2:4]).all()  # fmt: skip
 
 
-def test_places_of_crops_cannot_be_added(tmp_path):
-    """They are computed from numbers that a sum does not have."""
-    np.save(tmp_path / "x.npy", np.arange(240).reshape(2, 12, 10))
-    case = ndfeed.open(tmp_path / "x.npy").crops({"data": (4, 5)}, grid=0).select("case")
-    assert set(case[:]["case"].tolist()) == {0, 1}
-    with pytest.raises(ValueError, match="add datasets first"):
-        case + case
+def sources_of_one_shape(tmp_path):
+    """Crops of every kind, and samples that have their size from the start."""
+    rng = np.random.default_rng(0)
+    for coding in ("npy", "deflated"):
+        (tmp_path / coding).mkdir()
+        write(tmp_path / coding, coding, [rng.random((n, 7, 2)) for n in (4, 9, 6)])
+        ds = open_cases(tmp_path / coding, coding).select("image")
+        yield ds.crops({"image": (3, 4)}, each=3)
+        yield ds.take([2, 0]).crops({"image": (3, 4)}, each=2).take([3, 0, 0])
+        yield ds.crops({"image": (3, 4)}, grid=1, place=False)
+        yield ds.crops({"image": (3, 4)}, at=[[2, 1, 1], [0, 0, 3], [1, 5, 0]], place=False)
+    yield ds.crops({"image": (3, 4, 2)}, each=2)
+    np.savez(tmp_path / "rows.npz", image=rng.random((6, 3, 4, 2)))
+    rows = ndfeed.open(tmp_path / "rows.npz")
+    yield from (rows, rows.take([4, 4, 1]), rows.in_memory())
+    (tmp_path / "files").mkdir()
+    write(tmp_path / "files", "npy", rng.random((3, 3, 4, 2)))
+    yield open_cases(tmp_path / "files", "npy")
+
+
+def test_sums_have_the_crops_of_each(tmp_path):
+    """Whatever the other dataset is; views of sums, too, and in another process."""
+    sources = list(sources_of_one_shape(tmp_path))
+    values = [one[:]["image"] for one in sources]
+    rng = np.random.default_rng(0)
+    for i, first in enumerate(sources):
+        for j, second in enumerate(sources):
+            k = int(rng.integers(len(sources)))
+            both = first + second
+            every = np.concatenate([values[i], values[j], values[k]])
+            rows = rng.integers(0, len(every), 9)
+            for one in (both + sources[k], first + (second + sources[k])):
+                assert len(one) == len(every)
+                assert (one[:]["image"] == every).all()
+                assert (one.take(rows)[:]["image"] == every[rows]).all()
+                assert (pickle.loads(pickle.dumps(one))[:]["image"] == every).all()
+
+
+@pytest.fixture
+def two_kinds(tmp_path):
+    """Random crops and chosen ones of other files, and the cases of both."""
+    rng, cases = np.random.default_rng(3), {}
+    for name, coding in (("all", "stored"), ("some", "deflated")):
+        (tmp_path / name).mkdir()
+        cases[name] = [rng.integers(0, 10**6, (n, 40)) for n in (30, 41, 35)]
+        write(tmp_path / name, coding, cases[name])
+    box = {"image": (5, 6), "mask": (5, 6)}
+    random = open_cases(tmp_path / "all", "stored").crops(box, each=8, place=True)
+    at = [[i % 3, i, 2 * i] for i in range(12)]
+    return random, open_cases(tmp_path / "some", "deflated").crops(box, at=at), cases
+
+
+def batches_of(ds, state=None, **options):
+    """The batches of two epochs, or of the rest of one."""
+    with ndfeed.loader(ds, 4, shuffle=True, seed=5, **options) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+            return list(loader)
+        return [batch for _ in range(2) for batch in loader]
+
+
+def same_batches(some, others):
+    for one, other in zip(some, others, strict=True):
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_random_crops_of_sums_and_mixtures_are_drawn(two_kinds, mixed):
+    """By position, as those of one dataset: for any threads and processes, and after a resume."""
+    random, chosen, cases = two_kinds
+    together = random + chosen
+    if mixed:
+        together = ndfeed.mix({"all": random, "some": chosen}, weights=[1, 2], source="source")
+    made = batches_of(together)
+    corners = []
+    for batch in made:
+        for i, image in enumerate(batch["image"]):
+            place = int(batch["case"][i]), *batch["corner"][i].tolist()
+            box = box_of(place[1:], (5, 6))
+            fits = [name for name in cases if (cases[name][place[0]][box] == image).all()]
+            assert len(fits) == 1
+            assert not mixed or fits == [["all", "some"][batch["source"][i]]]
+            corners += [place] if fits == ["all"] else []
+        assert (batch["mask"] == batch["image"] % 3).all()
+    assert len(set(corners)) > 0.9 * len(corners) > 10
+    same_batches(made, batches_of(together, threads=3))
+    same_batches(made, batches_of(together, processes=2))
+    with ndfeed.loader(together, 4, shuffle=True, seed=5) as loader:
+        next(iter(loader))
+        rest = batches_of(together, loader.state_dict())
+    same_batches(made[1 : len(made) // 2], rest)
+
+
+def test_places_of_sums_are_those_of_each(two_kinds, tmp_path):
+    """Cases are numbered in each dataset; packs, maps and copies in memory have them, too."""
+    random, chosen, _ = two_kinds
+    both = random.map(halve) + chosen.map(keep)
+    for one in (both, both.in_memory(), ndfeed.pack(both, tmp_path / "packed")):
+        batch = one[:]
+        for name in ("case", "corner", "label"):
+            expected = np.concatenate([random[:][name], chosen[:][name]])
+            np.testing.assert_array_equal(batch[name], expected)
+        assert (batch["image"][: len(random)] == random[:]["image"] // 2).all()
+        assert (batch["image"][len(random) :] == chosen[:]["image"]).all()
+
+
+def halve(batch):
+    return batch | {"image": batch["image"] // 2}
+
+
+def keep(batch):
+    return batch
+
+
+def test_crops_that_cannot_be_added(tmp_path):
+    """What fills them up must be the same, and what says where they lie."""
+    np.save(tmp_path / "x.npy", np.arange(240.0).reshape(2, 12, 10))
+    ds = ndfeed.open(tmp_path / "x.npy")
+    padded = ds.crops({"data": (14, 4)}, pad=0)
+
+    assert len(padded + ds.crops({"data": (14, 4)}, pad=0)) == 4
+    for other in (ds.crops({"data": (14, 4)}, pad=1), ds.crops({"data": (15, 4)}, pad=0)):
+        with pytest.raises(ValueError, match="differ in pad= or in size"):
+            padded + other
+    placed = ds.crops({"data": (3, 4)}, grid=0)
+    with pytest.raises(ValueError, match=r"'case' says where crops lie .* leave it out"):
+        placed + placed.in_memory()
+    assert len(placed.select("data") + placed.in_memory().select("data")) == 2 * len(placed)
+    with pytest.raises(SchemaError, match=r"expected fields .* select the ones both have"):
+        placed + ds.crops({"data": (3, 4)}, each=2)
+    later = placed.select("data").with_labels(np.arange(len(placed)))
+    before = ds.with_labels([0, 1]).crops({"data": (3, 4)}, each=2)
+    with pytest.raises(ValueError, match=r"with_labels\(\) before crops"):
+        later + before
 
 
 @pytest.mark.parametrize("mapped", [True, False])
@@ -406,3 +532,85 @@ def test_crops_of_compressed_rows_are_packed(tmp_path, size):
     packed = ndfeed.pack(crops, tmp_path / "packed", progress=False)
     for name, values in crops[:].items():
         assert np.array_equal(packed[:][name], values)
+
+
+def test_cases_that_were_left_out_may_be_small(tmp_path):
+    """As the error says that they may, whatever the selection looks like."""
+    rng = np.random.default_rng(0)
+    cases = [rng.random((n, 12)) for n in (12, 3, 9, 3, 20)]
+    write(tmp_path, "npy", cases)
+    ds = open_cases(tmp_path, "npy")
+
+    with pytest.raises(SchemaError, match="exclude it with take"):
+        ds.crops({"image": (8, 8)})
+    for rows in ([4, 0], [2, 2], range(4, -1, -2), np.array([True, False, True, False, True])):
+        taken = ds.take(rows)
+        crops = taken.crops({"image": (8, 8)}, each=2, place=True)
+        chosen = [cases[i] for i in np.arange(5)[rows]]
+        check(crops[:], chosen, (8, 8))
+        check(taken.crops({"image": (8, 8)}, grid=0)[:], chosen, (8, 8))
+        assert crops.nbytes == len(crops) * (64 + 1 + 2) * 8
+    with pytest.raises(SchemaError, match=r"001.npy: field 'image' is \(3, 12\)"):
+        ds.take([0, 1]).crops({"image": (8, 8)})
+
+
+@pytest.mark.parametrize("coding", ["npy", "deflated"])
+@pytest.mark.parametrize("size", [(None, 5), (8, 2)])
+def test_crops_of_several_shapes_are_packed(tmp_path, coding, size):
+    """An axis that is kept whole, or one behind those that are cut, differs from case to case."""
+    rng = np.random.default_rng(0)
+    cases = [rng.random((n, 12, 1 + n % 3)).astype("f4") for n in (12, 4, 8)]
+    (tmp_path / "cases").mkdir()
+    write(tmp_path / "cases", coding, cases)
+    ds = open_cases(tmp_path / "cases", coding).select("image")
+    random = ds.crops({"image": size}, each=3, pad=0)
+    grid = ds.crops({"image": size}, grid=1, pad=1)
+    for i, crops in enumerate((random, grid)):
+        packed = ndfeed.pack(crops, tmp_path / f"packed {i}")
+        for stored, crop in zip(packed[:]["image"], crops[:]["image"], strict=True):
+            np.testing.assert_array_equal(stored, crop, strict=True)
+
+
+def test_conditions_on_what_is_drawn_anew_are_refused(volumes):
+    """The crops that met them would not be those that a loader delivers."""
+    ds, _ = volumes
+    crops = ds.crops({"image": (3, 3, 3), "mask": (3, 3, 3)}, each=4, place=True)
+    for condition in (
+        {"condition": lambda batch: batch["mask"].any((1, 2, 3))},
+        {"condition": lambda batch: batch["mask"].any((1, 2, 3)), "fields": ("mask", "label")},
+        {"condition": lambda batch: batch["corner"][:, 0] > 3, "fields": "corner"},
+    ):
+        with pytest.raises(ValueError, match="differs in every epoch; name fields that are not"):
+            crops.where(**condition)
+
+    assert crops.where(lambda batch: batch["label"] == 1, fields="label")[:]["label"].all()
+    assert len(crops.where(lambda batch: batch["case"] == 1, fields="case")) == 4
+    chosen = ds.crops({"mask": (1, 1, 2)}, grid=0).where(lambda b: b["mask"].all((1, 2, 3)))
+    assert len(chosen) > 0
+    assert chosen[:]["mask"].all()
+
+
+def test_crops_of_rows_that_are_joined_are_refused(tmp_path):
+    """Windows at uneven offsets are put together when they are read."""
+    np.save(tmp_path / "x.npy", np.arange(120).reshape(20, 6))
+    windows = ndfeed.open(tmp_path / "x.npy").windows(offsets=[0, 1, 3])
+
+    with pytest.raises(ValueError, match="give offsets= evenly spaced"):
+        windows.crops({"data": (None, 3)})
+
+
+def test_more_crops_than_can_be_numbered_are_refused(tmp_path):
+    """Their numbers would begin again at crops of another place."""
+    np.save(tmp_path / "x.npy", np.zeros((400, 400), "u1"))
+    ds = ndfeed.open(tmp_path / "x.npy", sample="file")
+
+    assert ds.crops({"data": (1, 1)}, each=2**45)[2**45 - 1]["data"] == 0
+    with pytest.raises(ValueError, match="are too many to be numbered"):
+        ds.crops({"data": (1, 1)}, each=2**46)
+
+
+def test_no_crops_at_all(volumes):
+    """A list of places may be empty."""
+    ds, _ = volumes
+
+    assert ds.crops({"image": (3, 3, 3)}, at=[])[:]["image"].shape == (0, 3, 3, 3)

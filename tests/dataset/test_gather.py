@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 import ndfeed
 from ndfeed.dataset import gather as ways
+from ndfeed.dataset.map_places import find_pieces
 from ndfeed.dataset.reader import reader_of
 
 
 @settings(max_examples=examples(40), deadline=None)
 @given(
-    width=st.sampled_from([1, 3, 7, 128, 4095, 4096, 4097, 17_000]),
+    width=st.sampled_from([1, 3, 7, 128, 1536, 3072, 4095, 4096, 4097, 12_288, 17_000]),
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),
     stored=st.booleans(),
     seed=st.integers(0, 2**32),
@@ -38,6 +39,8 @@ def test_gather_equals_concatenation(tmp_path_factory, width, lengths, stored, s
 
     np.testing.assert_array_equal(ds.read(asked)["data"], whole[asked])
     np.testing.assert_array_equal(out, whole[asked])
+    for batch in ndfeed.loader(ds.take(asked), len(asked)):
+        np.testing.assert_array_equal(batch["data"], whole[asked])
 
 
 @pytest.mark.parametrize("rows", [[3, 4, 5], [5, 4, 3], [3, 5, 5], [3], [0, 1]])
@@ -80,6 +83,57 @@ def test_fortran_order_warns_once_with_its_cost(tmp_path):
         ds = ndfeed.open(tmp_path / "x.npy")
 
     np.testing.assert_array_equal(ds.read([7, 999])["data"], data[[7, 999]])
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    width=st.sampled_from([8, 24, 512, 768, 1536, 3072, 8192]),
+    before=st.lists(st.sampled_from([0, 1, 8, 512, 4096, 5000]), min_size=2, max_size=5),
+    seed=st.integers(0, 2**32),
+)
+def test_rows_that_begin_at_other_places_in_every_file(tmp_path_factory, width, before, seed):
+    """What divides the rows of some files need not divide the distances between others."""
+    folder = tmp_path_factory.mktemp("rows")
+    rng = np.random.default_rng(seed)
+    parts = [rng.integers(0, 256, (9, width)).astype(np.uint8) for _ in before]
+    for i, (part, skipped) in enumerate(zip(parts, before, strict=True)):
+        # The same members everywhere, of which the first moves the others.
+        np.savez(folder / f"{i}.npz", a=np.zeros((9, skipped), np.uint8), data=part, n=part[:, 0])
+    ds = ndfeed.open(folder, sample="row", cache=False).select("data", "n")
+    whole = np.concatenate(parts)
+
+    for rows in rng.integers(0, len(whole), (3, 40)):
+        for batch in ndfeed.loader(ds.take(rows), 40, threads=2):
+            np.testing.assert_array_equal(batch["data"], whole[rows])
+            np.testing.assert_array_equal(batch["n"], whole[rows, 0])
+
+
+@pytest.mark.parametrize(
+    ("width", "before", "size"),
+    [
+        (3072, (0, 0, 0), 3072),
+        (3072, (0, 1024, 4096), 3072),
+        (3072, (0, 512, 0), 0),  # pages cannot make up for half a kilobyte; six pieces are too many
+        (1536, (0, 512, 256), 0),
+        (1024, (0, 512, 0), 512),
+        (3001, (0, 4, 8), 3001),  # an odd size leaves any remainder
+        (3000, (0, 8, 16), 3000),
+        (3000, (0, 4, 8), 0),
+        (16_384, (0, 1024, 0), 0),
+        (16_383, (0, 1024, 0), 16_383),
+        (17_000, (0, 0, 0), 0),  # copied row by row
+        (8, (0, 8, 16), 8),
+    ],
+)
+def test_rows_of_many_files_form_one_array_where_pages_allow_it(tmp_path, width, before, size):
+    """They are gathered without the GIL, so that all cores do it, into memory of the pool."""
+    for i, skipped in enumerate(before):
+        data = np.full((4, width), i, np.uint8)
+        np.savez(tmp_path / f"{i}.npz", a=np.zeros((4, skipped // 4), np.uint8), data=data)
+    (group,) = ndfeed.open(tmp_path, sample="row").select("data").groups
+    found = find_pieces(group.columns[0], reader_of(group).maps)
+
+    assert (found.size if found else 0) == size
 
 
 class _Interrupted(np.ndarray):

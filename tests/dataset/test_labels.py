@@ -732,3 +732,106 @@ def test_labels_of_chosen_crops_take_memory_for_these_alone(tmp_path):
         assert one[:][field].tolist() == [7, 8, 9, 7]
         assert one.take([2, 0])[:][field].tolist() == [9, 7]
     assert ndfeed.pack(ds, tmp_path / "p", progress=False)[:]["label"].tolist() == [7, 8, 9, 7]
+
+
+NUMBERS = {
+    "19 digits": (["9223372036854775807", "9223372036854775806", "-1"], np.int64),
+    "decimal comma": (["0,5", "1,25", "3"], np.float64),
+    "floats": (["1e5", ".5", "-3"], np.float64),
+}
+
+
+@pytest.fixture
+def three(tmp_path):
+    """Three files, and a function that writes their labels into a table."""
+    (tmp_path / "three").mkdir()
+    for name in "abc":
+        np.save(tmp_path / "three" / f"{name}.npy", np.zeros(2))
+
+    def write(cells, separator=",", more=()):
+        rows = [f"{name}{separator}{cell}" for name, cell in zip("abc", cells, strict=True)]
+        text = "\n".join([f"id{separator}y", *rows, *more])
+        (tmp_path / "t.csv").write_text(text, encoding="utf-8")
+        return tmp_path / "t.csv"
+
+    return ndfeed.open(tmp_path / "three", sample="file"), write
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_numbers_in_tables_are_exact(three, case):
+    """Two long numbers stay two, and half a kilo is no class called 0,5."""
+    ds, write = three
+    cells, dtype = NUMBERS[case]
+    made = ds.with_labels(write(cells, ";" if case == "decimal comma" else ","))
+
+    assert made[:]["label"].dtype == dtype
+    assert made[:]["label"].tolist() == [dtype(cell.replace(",", ".")) for cell in cells]
+
+
+def test_numbers_that_no_dtype_holds_are_names(three):
+    """As floats, different ones would be the same."""
+    ds, write = three
+    cells = ["92233720368547758070", "92233720368547758071", "9" * 5000]
+    made = ds.with_labels(write(cells))
+
+    assert [made.classes["label"][code] for code in made[:]["label"]] == cells
+
+
+@pytest.mark.parametrize("missing", ["", "NA", "nan", "N/A", "NULL", "None"])
+def test_what_stands_for_no_number_is_no_label(three, missing):
+    """It used to make classes of all other numbers."""
+    ds, write = three
+    for others in (["1", "2"], ["0.5", "2"]):
+        with pytest.raises(ndfeed.SchemaError, match=r"1 of 3 files have no label, .*: 'c'"):
+            ds.with_labels(write([*others, missing]))
+    if missing:  # a name among names
+        assert missing in ds.with_labels(write(["x", "y", missing])).classes["label"]
+
+
+def test_rows_without_a_name_are_of_no_file(three, tmp_path):
+    """Spreadsheets save empty rows as commas."""
+    ds, write = three
+    for more in ([",", " , ", ","], [",7", ",8"]):
+        assert ds.with_labels(write(["1", "2", "3"], more=more))[:]["label"].tolist() == [1, 2, 3]
+    path = write_parquet(tmp_path / "t.parquet", id=["a", None, "b", None, "c"], y=range(5))
+    assert ds.with_labels(path)[:]["label"].tolist() == [0, 2, 4]
+
+
+def test_lists_with_empty_cells(three, tmp_path):
+    """The error is one of ours."""
+    ds, _ = three
+    path = write_parquet(tmp_path / "t.parquet", id=list("abc"), y=[[1, 2], [None, 3], [4, 5]])
+    with pytest.raises(ndfeed.SchemaError, match=r"t\.parquet: lists of column 'y' have empty"):
+        ds.with_labels(path)
+
+
+class Series:
+    """What pandas has: values and their index."""
+
+    def __init__(self, values, index):
+        self.values, self.index = np.array(values, object), np.array(index)
+
+    def __len__(self):
+        return len(self.values)
+
+    def __iter__(self):
+        return iter(self.values)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+    def to_dict(self):
+        return dict(zip(self.index.tolist(), self.values.tolist(), strict=True))
+
+
+def test_an_index_of_labels_is_not_ignored(three):
+    """Labels would silently be those of other files."""
+    ds, _ = three
+    by_name = Series([10, 20, 30], ["c", "a", "b"])
+
+    for values in ([10, 20, 30], ["x", "y", "z"]):
+        for index in (["c", "a", "b"], [2, 0, 1], [3, 4, 5]):
+            with pytest.raises(TypeError, match=r"pass labels.to_dict\(\) to match them"):
+                ds.with_labels(Series(values, index))
+    assert ds.with_labels(by_name.to_dict())[:]["label"].tolist() == [20, 30, 10]
+    assert ds.with_labels(Series(["x", "y", "z"], range(3)))[:]["label"].tolist() == [0, 1, 2]

@@ -110,7 +110,6 @@ def test_views_of_other_samples_are_refused(sources, view):
 def test_what_is_no_mixture(sources, tmp_path):
     """Each in one line with a remedy, when it is made."""
     web, code = sources.values()
-    cropped = code.crops({"image": (2, 2, 3)})
     other, mixed = numbers(tmp_path, 5), ndfeed.mix(sources)
     for error, text, call in (
         (TypeError, "mix takes a dict of names and datasets", lambda: ndfeed.mix([web, code])),
@@ -124,7 +123,6 @@ def test_what_is_no_mixture(sources, tmp_path):
         (ValueError, "end must be", lambda: ndfeed.mix(sources, end="never")),
         (ValueError, "source='label' is a field", lambda: ndfeed.mix(sources, source="label")),
         (TypeError, "source must be the name", lambda: ndfeed.mix(sources, source=3)),
-        (ValueError, "'b' has crops", lambda: ndfeed.mix({"a": web, "b": cropped})),
         (ndfeed.SchemaError, "expected .*; select", lambda: ndfeed.mix({"a": web, "b": other})),
     ):  # fmt: skip
         with pytest.raises(error, match=text) as caught:

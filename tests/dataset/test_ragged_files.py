@@ -1,6 +1,7 @@
 """One long array and offsets beside it: read in place, exact, and refused where they are wrong."""
 
 import gzip
+import itertools
 import os
 import pickle
 
@@ -383,3 +384,80 @@ def test_offsets_of_a_raw_file_that_ends_within_a_row(tmp_path):
     assert ds[1]["data"].tolist() == [4, 5, 6, 7, 8, 9]
     with pytest.raises(ndfeed.FormatError, match="tail="):
         ndfeed.open(tmp_path / "x.bin", **options)
+
+
+def write_shards(folder, codings):
+    """A long file of values for each coding, and offsets of its own; returns the samples."""
+    rng, samples = np.random.default_rng(0), []
+    for i, coding in enumerate(codings):
+        lengths = np.append(rng.integers(0, 40, 60), [9000, 0, 7000])
+        offsets = np.append(0, np.cumsum(rng.permutation(lengths)))
+        values = rng.integers(0, 99, (offsets[-1], 2)).astype(">i4" if coding == "big" else "<i4")
+        save = np.savez_compressed if coding in ("deflated", "big") else np.savez
+        save(folder / f"v{i}.npz", text=values)
+        np.save(folder / f"o{i}.npy", offsets)
+        samples += [values[a:b].astype("<i4") for a, b in itertools.pairwise(offsets)]
+    return samples
+
+
+def same_samples(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other, strict=True)
+
+
+@pytest.mark.parametrize("codings", [["deflated"], ["deflated", "big"], ["big", "raw", "deflated"]])
+@pytest.mark.parametrize("mapped", [True, False])
+def test_compressed_values_are_decoded_when_they_are_read(tmp_path, codings, mapped):
+    """In every form of a batch, and in any order; files of both kinds go together."""
+    expected = write_shards(tmp_path, codings)
+    ds = ndfeed.open(tmp_path / "v*.npz", offsets=tmp_path / "o*.npy", mapped=mapped)
+    same_samples(ds[:]["text"], expected)
+    rows = np.random.default_rng(1).permutation(len(ds))
+    same_samples(ds.read(rows)["text"], [expected[row] for row in rows])
+    for ragged in ("list", "pad", "packed"):
+        for shuffle in (False, True):
+            found = {}
+            labelled = ndfeed.open({"text": ds, "row": np.arange(len(ds))})
+            for batch in ndfeed.loader(labelled, 7, shuffle=shuffle, ragged=ragged, memory="16MB"):
+                values = batch["text"]
+                if ragged == "pad":
+                    values = [one[:n] for one, n in zip(values, batch["text_length"], strict=True)]
+                if ragged == "packed":
+                    values = np.split(values, batch["text_offsets"][1:-1])
+                found |= dict(zip(batch["row"].tolist(), values, strict=True))
+            same_samples([found[row] for row in range(len(ds))], expected)
+    packed = ndfeed.pack(ds, tmp_path / "packed", progress=False)
+    same_samples(packed[:]["text"], expected)
+
+
+def test_opening_decodes_nothing(tmp_path):
+    """A damaged byte is found when a sample is read, and other files do not suffer."""
+    expected = write_shards(tmp_path, ["deflated", "deflated"])
+    data = bytearray((tmp_path / "v1.npz").read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    (tmp_path / "v1.npz").write_bytes(data)
+    ds = ndfeed.open(tmp_path / "v*.npz", offsets=tmp_path / "o*.npy")
+
+    half = len(expected) // 2
+    same_samples(ds[:half]["text"], expected[:half])
+    with pytest.raises(ndfeed.FormatError, match=r"v1\.npz"):
+        ds[half + 60 : half + 63]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_stream_larger_than_the_memory_of_a_loader(tmp_path, shuffle):
+    """It goes through a window, or a file on disk, and is not held."""
+    lengths = np.full(2000, 1500)
+    values = np.arange(lengths.sum(), dtype=np.int64)
+    np.savez_compressed(tmp_path / "v.npz", text=values)
+    offsets = np.append(0, np.cumsum(lengths))
+    ds = ndfeed.open(tmp_path / "v.npz", offsets=offsets)
+    assert ds.nbytes == 24_000_000
+
+    seen = []
+    for batch in ndfeed.loader(ds, 50, shuffle=shuffle, memory="8MB"):
+        for text in batch["text"]:
+            seen.append(int(text[0]) // 1500)
+            assert (text == np.arange(text[0], text[0] + 1500)).all()
+    assert sorted(seen) == list(range(2000))
+    assert (seen == sorted(seen)) is not shuffle

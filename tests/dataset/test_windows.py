@@ -338,6 +338,19 @@ def test_files_that_are_not_mapped_have_windows_too(tmp_path):
         (lambda ds: ds.windows(3, offsets=[0, 1]), "with a length, offsets= takes a dict"),
         (lambda ds: ds.windows(offsets={"a": 0.5}), "offsets= takes whole numbers, got 0.5"),
         (lambda ds: ds.windows(offsets="now"), "offsets= takes a dict or a sequence"),
+        (
+            lambda ds: ds.windows(offsets={"a": [0, 1], "b": 0}),
+            "got a sequence for 'a'; give every name one",
+        ),
+        (lambda ds: ds.windows(2, offsets={"a": [0, 1]}), "and no length: offsets={"),
+        (lambda ds: ds.windows(2**63), "length takes at most 281,474,976,710,656 rows"),
+        (lambda ds: ds.windows(2, stride=2**64), "stride takes at most"),
+        (lambda ds: ds.windows(offsets={"a": 0, "b": -(2**70)}), "offsets= takes at most"),
+        (
+            lambda ds: ds.windows(3, bounds=np.array([2**64 - 5], np.uint64)),
+            "must be in [0, 20], got 18446744073709551611 to 18446744073709551611",
+        ),
+        (lambda ds: ds.take([]).windows(3), "there are no rows to make windows of"),
         (lambda ds: ds.map(lambda b: b).windows(3), "windows() comes before map()"),
     ],
 )
@@ -443,3 +456,33 @@ def test_windows_that_go_back_are_packed_from_compressed_rows(tmp_path):
     packed = ndfeed.pack(windows, tmp_path / "packed", progress=False)
     expected = np.arange(0, 38, 5)[:, None] + [2, 1, 0]
     assert (packed[:]["data"] == expected).all()
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint64, ">i4"])
+def test_bounds_of_any_integer_dtype(tmp_path, dtype):
+    """And none at all, as a list without elements."""
+    np.save(tmp_path / "x.npy", np.arange(20))
+    ds = ndfeed.open(tmp_path / "x.npy")
+
+    assert len(ds.windows(3, bounds=np.array([0, 10, 10, 20], dtype))) == 16
+    assert len(ds.windows(3, bounds=[])) == 18
+
+
+def test_missing_values_are_one_sequence(tmp_path):
+    """NaN is the same as NaN, as for ``split(by=...)``."""
+    episode = np.array([1, np.nan, np.nan, np.nan, 2, 2])
+    np.savez(tmp_path / "x.npz", step=np.arange(6), episode=episode)
+    ds = ndfeed.open(tmp_path / "x.npz").windows(2, by="episode")
+
+    assert ds[:]["step"].tolist() == [[1, 2], [2, 3], [4, 5]]
+
+
+def test_two_fields_of_one_name_are_refused(tmp_path):
+    """One of them would silently be the other."""
+    np.savez(tmp_path / "x.npz", **{"x": np.arange(5), "offset 0/x": np.arange(5) / 2})
+    ds = ndfeed.open(tmp_path / "x.npz")
+
+    with pytest.raises(ValueError, match="would make two fields 'offset 0/x'"):
+        ds.windows(offsets={"x": [0, 2, 3]})
+    renamed = ds.rename({"offset 0/x": "half"}).windows(offsets={"x": [0, 2, 3]})
+    assert renamed[0]["x"].tolist() == [0, 2, 3]

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import count
 
 from faults.changing import CHANGES, Changer
+from faults.endings import failing_loops, interrupted_programs, killed_programs, killed_workers
 from faults.packs import PACKS, Case
 from faults.power_loss import STATES, record
 from faults.reads import READS, open_read
@@ -239,4 +240,8 @@ CAMPAIGNS = {
     "sources changed at every call of a pack": changes_of_packs,
     "stopped while files change": stops,
     "loaders and their workers ended": ended_workers,
+    "programs with workers killed": killed_programs,
+    "programs with workers interrupted": interrupted_programs,
+    "loops over batches of workers failing": failing_loops,
+    "workers killed": killed_workers,
 }

@@ -95,7 +95,7 @@ def _run(kind, event, folder, tally, rng):
         tally.bad("hung", f"{what}: after {PATIENCE} s")
         program.kill()
         program.communicate()
-    left = _wait_for_none(program.pid)
+    left = wait_for_none(program.pid)
     if left:
         tally.bad("lost", f"{what}: {len(left)} processes are left")
         for pid in left:
@@ -103,19 +103,19 @@ def _run(kind, event, folder, tally, rng):
 
 
 def _happen(event, program, rng):
-    others = [pid for pid in _session(program) if pid != program]
+    others = [pid for pid in session(program) if pid != program]
     server = [pid for pid in others if _parent(pid) == program and "process_server" in _words(pid)]
     if event == "kill the program":
         os.kill(program, signal.SIGKILL)
     elif event == "interrupt it":
         os.kill(program, signal.SIGINT)
     elif event == "kill a worker":
-        _kill_one([pid for pid in others if pid not in server], rng)
+        kill_one([pid for pid in others if pid not in server], rng)
     elif event == "kill the server":
-        _kill_one(server or others, rng)
+        kill_one(server or others, rng)
 
 
-def _kill_one(pids, rng):
+def kill_one(pids, rng):
     if pids:
         try:
             os.kill(rng.choice(pids), signal.SIGKILL)
@@ -138,7 +138,7 @@ def _judge(event, status, out, err, what, tally):
         tally.bad(kind, f"{what}: status {status}: {last[0]}")
 
 
-def _session(leader):
+def session(leader):
     """Processes of a session that run."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -165,8 +165,8 @@ def _words(pid):
         return ""
 
 
-def _wait_for_none(leader):
+def wait_for_none(leader):
     until = time.monotonic() + GONE
-    while (left := _session(leader)) and time.monotonic() < until:
+    while (left := session(leader)) and time.monotonic() < until:
         time.sleep(0.02)
     return left

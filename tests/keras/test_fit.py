@@ -1,10 +1,14 @@
 """``fit`` with every backend: which samples it sees, in which order, whatever else is going on."""
 
+from itertools import islice
+from math import ceil
+
 import numpy as np
 import pytest
 
 pytest.importorskip("keras")
 
+from growing import expected, write
 from loading.making import chained, images, ragged
 from tf_making import run_imported
 
@@ -184,6 +188,66 @@ print(json.dumps(found))
 """
 )
 
+GROWING = (
+    MODEL
+    + """
+from pathlib import Path
+from growing import write
+
+folder = Path(sys.argv[2])
+
+
+def opened():
+    return ndfeed.open(folder, sample="row").map(
+        lambda b: {"x": b["label"].astype("float32")[:, None], "y": b["label"]})
+
+
+class Grow(Lengths):
+    "A file more behind every epoch, or behind a batch of one."
+    def __init__(self, data, numbers, within=None):
+        super().__init__()
+        self.data, self.numbers, self.within, self.steps = data, numbers, within, []
+    def grow(self):
+        write(folder, *self.numbers.pop(0), save=lambda p, v: np.savez(p, label=v), suffix=".npz")
+        self.data.refresh()
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(batch, logs)
+        if batch == self.within:
+            self.grow()
+    def on_epoch_end(self, epoch, logs=None):
+        self.steps.append(self.params["steps"])
+        if self.within is None:
+            self.grow()
+
+
+def grown(numbers, within=None, resume=True, **words):
+    data = ndfeed.keras.dataset(opened(), 3, shuffle=True, fields=("x", "y"))
+    model, growing = Recorder(), Grow(data, numbers, within)
+    first = [ndfeed.keras.Resume(data)] if resume else []
+    model.fit(data, verbose=0, callbacks=[*first, growing], **words)
+    return model.trained, growing.found, growing.steps, data.epoch, len(data)
+
+
+found["between"] = grown([[5], [40], []], epochs=3)
+found["within"] = grown([[41], [6]], within=2, resume=False, epochs=2)
+found["within, counted"] = grown([[42], [7]], within=2, epochs=2)
+found["with steps"] = grown([[43], [44], [45], [], []], epochs=5, steps_per_epoch=7)
+data = ndfeed.keras.dataset(opened(), 3, shuffle=True, fields=("x", "y"))
+
+
+class Lose(Lengths):
+    def on_epoch_end(self, epoch, logs=None):
+        (folder / "020.npz").unlink(missing_ok=True)
+        data.refresh(missing="skip")
+
+
+model, lost = Recorder(), Lose()
+model.fit(data, epochs=2, verbose=0, callbacks=[ndfeed.keras.Resume(data), lost])
+found["fewer"] = model.trained, lost.found
+print(json.dumps(found))
+"""
+)
+
 RAGGED = (
     MODEL
     + """
@@ -210,6 +274,10 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def ds(tmp_path_factory):
     return images(tmp_path_factory.mktemp("images"))
+
+
+def save_labels(path, values):
+    np.savez(path, label=values)
 
 
 def whole(ds, size, epochs, name="label"):
@@ -260,6 +328,44 @@ def test_fit_goes_on_where_it_was(ds, backend):
     assert second == expected[30:]
     first, second = found["restored with steps"]
     assert (first, second) == (expected[:13] + expected[10:13], expected[10:20])
+
+
+@each_backend
+def test_fit_takes_in_files_that_came(ds, tmp_path, backend):
+    """From a callback: each epoch has all samples that there were when it began."""
+    pytest.importorskip(backend)
+    write(tmp_path, 10, 20, 30, save=save_labels, suffix=".npz")
+    found, _ = run_imported(GROWING, ds.files[0], tmp_path, KERAS_BACKEND=backend)
+
+    def epochs(trained, lengths):
+        batches = iter(trained)
+        return [sorted(chained(islice(batches, length))) for length in lengths]
+
+    trained, lengths, steps, epoch, coming = found["between"]
+    files = [10, 20, 30]
+    assert epochs(trained, lengths) == [
+        expected(*sorted(files + new)) for new in ([], [5], [5, 40])
+    ]
+    assert (lengths, steps, epoch, coming) == ([4, 6, 7], [4, 6, 7], 3, 7)
+
+    files = [5, 10, 20, 30, 40]
+    for name, new in (("within", [41, 6]), ("within, counted", [42, 7])):
+        trained, lengths, steps, epoch, _ = found[name]
+        then = sorted([*files, new[0]])
+        counts = [ceil(4 * len(files) / 3), ceil(4 * len(then) / 3)]
+        assert (lengths, steps, epoch) == (counts, counts, 2)
+        assert epochs(trained, lengths) == [expected(*files), expected(*then)]
+        files = sorted([*files, *new])
+
+    trained, lengths, steps, epoch, _ = found["with steps"]
+    assert (lengths, steps) == ([7] * 5, [7] * 5)
+    assert epochs(trained, [12, 14]) == [expected(*files), expected(*files, 43)]
+    assert epoch == 2
+
+    trained, lengths = found["fewer"]
+    files = [*files, 43, 44, 45]
+    left = [number for number in files if number != 20]
+    assert epochs(trained, lengths) == [expected(*files), expected(*left)]
 
 
 @each_backend

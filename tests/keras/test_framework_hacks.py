@@ -68,6 +68,24 @@ def test_an_adapter_that_is_not_known_asks_for_batches_by_number(data, monkeypat
     assert sorted(by_batch(shuffled.seen)) == sorted(expected(data, 1))
 
 
+def test_an_iterator_that_is_not_known_takes_as_many_batches_from_each_epoch(tmp_path, monkeypatch):
+    """If Keras kept the number elsewhere: the same batches, and errors where that is wrong."""
+    sources = {"a": images(tmp_path / "a", 60), "b": images(tmp_path / "b", 20)}
+    ds = ndfeed.mix(sources, weights={0: [2, 1], 2: [1, 1]}, end="last")
+    data = ndfeed.keras.dataset(ds, 10, shuffle=True)
+    kind = type(PyDatasetAdapter(data))
+    own = kind.on_epoch_begin
+    monkeypatch.setattr(kind, "on_epoch_begin", lambda self: own(self))
+    model = Recorder()
+    with pytest.raises(
+        ValueError, match=r"differ in their number of batches, .* fit once for each"
+    ):
+        model.fit(data, epochs=3, verbose=0)
+    assert by_batch(model.seen) == expected(data, 2)
+    with pytest.raises(ValueError, match=r"know this version of Keras .* for steps_per_epoch"):
+        model.fit(data, steps_per_epoch=3, verbose=0)
+
+
 WITHOUT_TORCH = """
 import json, sys
 sys.modules["torch"] = None

@@ -12,7 +12,7 @@ import keras
 from growing import expected, write
 from keras_recorder import Recorder
 from loader_contract import ArgumentContract, EpochContract, Feed
-from loading.making import MADE, compressed, epoch_of, images, labels, made, noisy, numbers
+from loading.making import MADE, chained, compressed, epoch_of, images, labels, made, noisy, numbers
 from tf_making import run_imported, same
 
 import ndfeed
@@ -88,16 +88,15 @@ def mixture(folder, weights, end="last"):
     return ndfeed.mix(sources, weights=weights, end=end)
 
 
-def test_epochs_of_different_lengths_need_a_fit_each(tmp_path):
-    """Keras would take as many batches from each as from the first, and leave out the others."""
+def test_epochs_of_different_lengths_in_one_fit(tmp_path):
+    """Keras is told how many batches each of them has."""
     weights = {0: [2, 1], 2: [1, 1]}
-    data = ndfeed.keras.dataset(mixture(tmp_path, weights), 10, shuffle=True)
-    with pytest.raises(ValueError, match="call fit once for each epoch"):
-        Recorder().fit(data, epochs=3, verbose=0)
-
-    even, model = ndfeed.keras.dataset(mixture(tmp_path, weights, "cycle"), 10), Recorder()
-    model.fit(even, epochs=3, verbose=0)
-    assert len(model.seen) == 24
+    ds, model = mixture(tmp_path, weights), Recorder()
+    data, numpy = (make(ds, 10, shuffle=True) for make in (ndfeed.keras.dataset, ndfeed.loader))
+    model.fit(data, epochs=3, verbose=0)
+    epochs = [list(numpy) for _ in range(3)]
+    assert len({len(epoch) for epoch in epochs}) == 2
+    same(model.seen, chained(epochs))
 
 
 def test_batches_by_number_follow_other_weights(tmp_path):

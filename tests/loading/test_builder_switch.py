@@ -400,3 +400,75 @@ with loader_of(f, fields=("data", "thing")) as loader:
     print(bool(loader.report().obstacle))
 """
     assert outcome(code, tmp_path) == ["True"]
+
+
+# Epochs of six batches: less than starting a process takes.
+SHORT = """
+import psutil
+np.save(args[0] + "/x.npy", np.arange(24, dtype="<i8"))
+def pids():
+    return {one.pid for one in psutil.Process().children()}
+"""
+
+
+def test_processes_live_from_one_short_epoch_to_the_next(tmp_path):
+    """Forked once, as long as nothing changes that functions refer to; with pauses, too."""
+    code = """
+factor = np.ones(3)
+def f(batch):
+    wait(1000)
+    return {"data": batch["data"] * factor[0]}
+with loader_of(f) as loader:
+    until(loader)
+    before = pids()
+    found = [np.concatenate([b["data"] for b in loader]) for _ in range(20)]
+    time.sleep(0.1)
+    found += [np.concatenate([b["data"] for b in loader]) for _ in range(20)]
+    print(loader.report().processes, len(before), pids() == before)
+    factor[0] = 2
+    changed = np.concatenate([b["data"] for b in loader])
+    print(loader.report().processes, len(pids() & before))
+print(all((one == np.arange(24)).all() for one in found), (changed == 2 * np.arange(24)).all())
+"""
+    assert outcome(SHORT + code, tmp_path) == ["4 4 True", "4 0", "True True"]
+
+
+def test_a_change_that_nobody_can_see_is_found_by_comparing(tmp_path):
+    """A variable of an installed package; from then on, every epoch has processes of its own."""
+    code = """
+import calendar
+def f(batch):
+    wait(1000)
+    return {"data": batch["data"] * 0 + calendar.firstweekday()}
+def chosen(report):
+    return report.processes and loader._runtimes.every[0].snapshot().tried
+with loader_of(f) as loader:
+    until(loader, condition=chosen)
+    found, used = [], []
+    for day in (0, 3, 5, 6, 2, 1):
+        calendar.setfirstweekday(day)
+        found.append({int(x) for batch in loader for x in batch["data"]})
+        used.append(loader.report().processes)
+    print(found, used[0], used[-1], loader.report().obstacle)
+"""
+    assert outcome(SHORT + code, tmp_path) == ["[{0}, {3}, {5}, {6}, {2}, {1}] 4 4 "]
+
+
+def test_what_the_program_changes_is_not_taken_for_a_change_by_the_map(tmp_path):
+    """A curriculum with short epochs: the choice is made all the same."""
+    code = """
+class Curriculum:
+    epoch = 0
+    def __call__(self, batch):
+        wait(1000)
+        return {"data": batch["data"] * 0 + self.epoch}
+f = Curriculum()
+right = True
+with loader_of(f) as loader:
+    at = time.monotonic()
+    while not loader.report().processes and time.monotonic() - at < 60:
+        f.epoch += 1
+        right &= {int(x) for batch in loader for x in batch["data"]} == {f.epoch}
+    print(right, loader.report().processes, loader.report().obstacle)
+"""
+    assert outcome(SHORT + code, tmp_path) == ["True 4 "]

@@ -6,6 +6,7 @@ import os
 import pickle
 import threading
 import time
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -392,7 +393,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("order", OTHERS.values(), ids=OTHERS)
 def test_orders_by_facts_follow_files_from_epoch_to_epoch(three, order):
-    """They ask for the facts of new samples; the rest of an epoch takes in none."""
+    """They ask for the facts of new samples."""
     ds = ndfeed.open(three, sample="file").with_labels(name_of)
     loader = ndfeed.loader(ds, 1, shuffle=order)
     list(loader)
@@ -400,11 +401,8 @@ def test_orders_by_facts_follow_files_from_epoch_to_epoch(three, order):
     assert loader.refresh() == 2
     assert {5, 10, 20, 30, 40} == {y for batch in loader for y in batch["label"].tolist()}
     next(iter(loader))
-    state = loader.state_dict()
     write(three, 50)
     loader.refresh()
-    with pytest.raises(ResumeError, match=r"cannot take in what is new.*loader\.epoch = 3"):
-        loader.load_state_dict(state, grown=True)
     loader.epoch = 3
     assert 50 in {y for batch in loader for y in batch["label"].tolist()}
 
@@ -546,26 +544,338 @@ def test_an_array_for_an_order_does_not_grow_with_the_data(three, order):
     assert again.refresh() == ROWS
 
 
-OTHER_ORDERS = {
-    "sorted": ndfeed.Sorted("data"),
-    "buckets": ndfeed.Buckets("data", (15, 25)),
-    "weighted": ndfeed.Weighted("data"),
-    "recent": ndfeed.Recent(8),
+def find_values(folder):
+    """What an order by value goes by, as an array: the rows of files, which are numbers."""
+    return np.concatenate([np.load(path) for path in sorted(folder.glob("*.npy"))])
+
+
+# Orders that need to know something of samples, made for the files there are; and whether an array
+# says it.
+BY_VALUE = {
+    "sorted": lambda folder: ndfeed.Sorted("data", reverse=True),
+    "sorted by an array": lambda folder: ndfeed.Sorted(find_values(folder), reverse=True),
+    "sorted in stages": lambda folder: ndfeed.Sorted("data", stages=3),
+    "recent": lambda folder: ndfeed.Recent(10_000),
+    "buckets": lambda folder: ndfeed.Buckets("data"),
+    "buckets of an array": lambda folder: ndfeed.Buckets(find_values(folder), (60, 120)),
 }
 
 
-@pytest.mark.parametrize("shuffle", OTHER_ORDERS.values(), ids=OTHER_ORDERS)
-def test_other_orders_take_in_new_files_from_epoch_to_epoch(three, shuffle):
-    """An epoch of theirs is fixed by all samples that it began with."""
-    (loader,) = load(three, shuffle=shuffle)
+@pytest.mark.parametrize("order", BY_VALUE.values(), ids=BY_VALUE)
+@pytest.mark.parametrize("worlds", [(1, 1), (2, 1), (2, 3)])
+def test_orders_by_value_take_in_new_files_within_an_epoch(three, order, worlds):
+    """Again and again: what was seen stays seen, what is new comes, and nothing comes twice."""
+    numbers, seen, state = [10, 20, 30], [], None
+    for step, new in enumerate([(5,), (40, 41), (7, 42)]):
+        loaders = load(three, 1 + step, order(three), worlds[0])
+        for loader in loaders if state else ():
+            loader.load_state_dict(state, grown=True)
+        seen += take(loaders, 2)
+        state = through_json(loaders[0].state_dict())
+        write(three, *new)
+        for number in new:
+            age(three / f"{number:03}.npy", 500 - 10 * step)
+        numbers += new
+    after = load(three, 2, order(three), worlds[1])
+    with pytest.raises(ResumeError, match="pass grown=True if there are more now"):
+        after[0].load_state_dict(state)
+    for loader in after:
+        loader.load_state_dict(state, grown=True)
+    middle = take(after, 2)
+    later = through_json(after[0].state_dict())
+    assert len(json.dumps(later)) < 700
+    for loader in after:
+        loader.load_state_dict(later)
+    rest = take(after)
+    assert sorted(seen + middle + rest) == sorted(expected(*numbers))
+    again = load(three, 5, order(three))
+    again[0].load_state_dict(later)
+    twins = pickle.loads(pickle.dumps(again[0])), copy.copy(again[0])
+    found = take(again)
+    assert sorted(found) == sorted(rest)
+    assert [take([twin]) for twin in twins] == [found, found]
+    assert after[0].epoch == 1
+    (plain,) = load(three, 5, order(three))
+    plain.epoch = 1
+    assert take(again) == take([plain])  # the next epoch is one like any other
+
+
+def write_texts(folder, *numbers):
+    """Write nine texts of several lengths each, whose words tell which text they are of."""
+    for number in numbers:
+        for row in range(9):
+            path = folder / f"{number:03}-{row}.npy"
+            np.save(path, np.full(1 + 7 * (number + row) % 20, 100 * number + row))
+            age(path)
+
+
+def load_texts(folder, tokens, world=1):
+    """The loaders of all ranks, for batches of so many tokens."""
+    ds = ndfeed.open(folder, sample="file")
+    return [
+        ndfeed.loader(ds, tokens=tokens, shuffle=True, shard=(rank, world)) for rank in range(world)
+    ]
+
+
+def take_texts(loaders, tokens, count=None):
+    """Which texts all ranks get; no batch is over the budget."""
+    found = []
+    for batches in zip(*(islice(loader, count) for loader in loaders), strict=True):
+        for batch in batches:
+            assert max(map(len, batch["data"]), default=0) * len(batch["data"]) <= tokens
+            found += [int(words[0]) for words in batch["data"]]
+    return found
+
+
+@pytest.mark.parametrize("worlds", [(1, 1), (2, 1), (2, 3)])
+def test_batches_of_tokens_take_in_new_files_within_an_epoch(tmp_path, worlds):
+    """No batch is over the budget, on any rank, and a state says for which one it was made."""
+    write_texts(tmp_path, 10, 20, 30)
+    before = load_texts(tmp_path, 50, worlds[0])
+    seen = take_texts(before, 50, 2)
+    state = through_json(before[0].state_dict())
+    write_texts(tmp_path, 5, 40)
+    now = load_texts(tmp_path, 40, worlds[1])
+    for loader in now:
+        loader.load_state_dict(state, grown=True)
+    assert len({len(loader) for loader in now}) == 1
+    seen += take_texts(now, 40, 2)
+    later = through_json(now[0].state_dict())
+    assert later["more"] == {
+        "grown": [[27, state["samples"], state["data"], {"ranks": worlds[0], "tokens": 50}]],
+        "ranks": worlds[1],
+        "tokens": 40,
+    }
+    rests = []
+    for tokens, world in ((40, worlds[1]), (33, 2), (100, 1)):
+        loaders = load_texts(tmp_path, tokens, world)
+        for loader in loaders:
+            loader.load_state_dict(later)
+        rests.append(take_texts(loaders, tokens))
+    assert rests[0] == rests[1] == rests[2]
+    texts = [100 * number + row for number in (5, 10, 20, 30, 40) for row in range(9)]
+    assert sorted(seen + rests[0]) == texts
+    assert sorted(take_texts(now, 40)) == texts  # the next epoch
+
+
+def test_a_text_over_the_budget_is_refused_when_it_comes(tmp_path):
+    """As in any epoch."""
+    write_texts(tmp_path, 10)
+    (loader,) = load_texts(tmp_path, 20)
+    take_texts([loader], 20, 1)
+    np.save(tmp_path / "020.npy", np.arange(21))
+    with pytest.raises(ValueError, match="tokens must hold the longest sample"):
+        loader.refresh()
+
+
+@pytest.mark.parametrize("damage", [{}, {"ranks": 0, "tokens": 3}, {"ranks": "2", "tokens": 9}])
+def test_a_damaged_history_of_buckets_is_refused(tmp_path, damage):
+    """In one line."""
+    write_texts(tmp_path, 10)
+    (loader,) = load_texts(tmp_path, 20)
+    take_texts([loader], 20, 2)
+    state = loader.state_dict()
+    write_texts(tmp_path, 20)
+    (now,) = load_texts(tmp_path, 20)
+    now.load_state_dict(state, grown=True)
+    good = now.state_dict()
+    for more in (
+        {"grown": good["more"]["grown"]} | damage,
+        good["more"] | {"grown": [[*good["more"]["grown"][0][:3], damage]]},
+        good["more"] | {"grown": [[*good["more"]["grown"][0][:3], 5]]},
+    ):
+        with pytest.raises(ResumeError, match="damaged"):
+            now.load_state_dict(good | {"more": more})
+
+
+def load_kinds(folder, size, world=1):
+    """The loaders of all ranks, whose samples have as many classes as there are tens of files."""
+    ds = ndfeed.open(folder, sample="row").with_labels(kind_of, field="kind")
+    return [
+        ndfeed.loader(ds, size, shuffle=ndfeed.Balanced("kind"), shard=(rank, world))
+        for rank in range(world)
+    ]
+
+
+def kind_of(path):
+    """A class that other processes know."""
+    return name_of(path) // 10
+
+
+@pytest.mark.parametrize("worlds", [(1, 1), (2, 1), (2, 3)])
+def test_balanced_classes_stay_even_when_files_and_classes_come(three, worlds):
+    """The round is finished; then all classes take turns, with what each has not had first."""
+    write(three, 11, 12)  # the first class has 12 samples, the others 4
+    before = load_kinds(three, 2, worlds[0])
+    seen = take(before, 1)
+    state = through_json(before[0].state_dict())
+    write(three, 5, 13)
+    now = load_kinds(three, 3, worlds[1])
+    for loader in now:
+        loader.load_state_dict(state, grown=True)
+    assert len({len(loader) for loader in now}) == 1
+    middle = take(now, 1)
+    later = through_json(now[0].state_dict())
+    assert len(json.dumps(later)) < 500
+    rests = []
+    for size, world in ((3, worlds[1]), (4, 2), (1, 3)):
+        loaders = load_kinds(three, size, world)
+        for loader in loaders:
+            loader.load_state_dict(later)
+        rests.append(take(loaders))
+    assert sorted(rests[0]) == sorted(rests[1]) == sorted(rests[2])
+    found = take_in_order(three, later)
+    end = -(-len(seen) // 3) * 3 - len(seen) - len(middle)  # of the round that was begun
+    assert len(found) == len(rests[0])
+    assert end <= 0 or len({value // (10 * ROWS) for value in found[:end]}) == end
+    for begin in range(end % 4, len(found) - 3, 4):
+        assert {value // (10 * ROWS) for value in found[begin : begin + 4]} == {0, 1, 2, 3}
+    first = [value for value in seen + middle + rests[0] if 1 <= value // (10 * ROWS) < 2]
+    assert len(first) == len(set(first))  # 16 samples: none comes again before all have come
+    assert len(seen + middle + rests[0]) >= 7 * ROWS
+
+
+def take_in_order(folder, state):
+    """The rest of an epoch as one rank has it."""
+    (loader,) = load_kinds(folder, 1)
+    loader.load_state_dict(state)
+    return take([loader])
+
+
+@pytest.mark.parametrize(
+    "order", [ndfeed.Buckets("data"), ndfeed.Balanced("data"), ndfeed.Sorted("data")], ids=str
+)
+def test_the_rest_keeps_its_order_when_batches_change(three, order):
+    """A loader whose share is set anew, and a pass over the epoch from its beginning."""
+    (loader,) = load(three, 2, order)
+    seen, state = take([loader], 1), through_json(loader.state_dict())
+    write(three, 5, 40)
+    (now,) = load(three, 2, order)
+    now.load_state_dict(state, grown=True)
+    state = now.state_dict()
+    now.share = replace(now.share, batch_size=5)
+    assert now.state_dict() == state
+    seen += take([now], 1)
+    (other,) = load(three, 3, order)
+    other.load_state_dict(now.state_dict())
+    whole = [value for batch in other.at(0) for value in batch["data"].tolist()]
+    assert seen + take([other]) == whole
+
+
+def test_sorted_in_reverse_has_what_is_new_in_its_place(three):
+    """The rest of the epoch is sorted, what came included."""
+    (loader,) = load(three, shuffle=ndfeed.Sorted("data", reverse=True))
+    seen = take([loader], 2)
+    state = through_json(loader.state_dict())
+    write(three, 5, 40)
+    (now,) = load(three, shuffle=ndfeed.Sorted("data", reverse=True))
+    now.load_state_dict(state, grown=True)
+    assert len(now) == 7
+    rest = take([now])
+    assert rest == sorted(set(expected(5, 10, 20, 30, 40)) - set(seen), reverse=True)
+    now.load_state_dict(state, grown=True)
+    take([now], 1)
+    now.epoch = 0  # the epoch from its beginning: one like any other
+    assert take([now]) == sorted(expected(5, 10, 20, 30, 40), reverse=True)
+    now.load_state_dict(state, grown=True)
+    assert now.order.mixing.part == "value"
+
+
+@pytest.mark.parametrize("by_array", [False, True])
+def test_weighted_draws_from_what_there_is(three, by_array):
+    """From the position on: no draw depends on another, so that a state is one like any other."""
+
+    def make():
+        weights = find_values(three).astype(float)
+        return ndfeed.Weighted(weights if by_array else "data")
+
+    loaders = load(three, 2, make(), 2)
+    seen = take(loaders, 2)
+    state = through_json(loaders[0].state_dict())
+    write(three, 5, 900)
+    (now,) = load(three, 3, make())
+    now.load_state_dict(state, grown=True)
+    later = now.state_dict()
+    assert (later["samples"], later["rows"]) == (8, 5 * ROWS)
+    assert "more" not in later
+    rest = take([now])
+    (plain,) = load(three, 3, make())
+    assert take([plain])[8:] == rest
+    assert len(seen + rest) == 5 * ROWS
+    assert 900 in {value // ROWS for value in rest}
+    (again,) = load(three, 5, make())
+    again.load_state_dict(later)
+    assert take([again]) == rest
+
+
+@pytest.mark.parametrize("rows", [5, 100])
+def test_weighted_with_a_number_of_rows_draws_as_many(three, rows):
+    """Also more than there are samples."""
+    (loader,) = load(three, 2, ndfeed.Weighted("data", rows=rows))
+    take([loader], 2 if rows == 5 else 20)
+    state = through_json(loader.state_dict())
+    write(three, 40)
+    (now,) = load(three, 2, ndfeed.Weighted("data", rows=rows))
+    now.load_state_dict(state, grown=True)
+    assert len(take([now])) == rows - state["samples"]
+
+
+@pytest.mark.parametrize("order", [ndfeed.Weighted, ndfeed.Sorted, ndfeed.Balanced])
+def test_an_array_says_the_same_of_samples_that_were_there(three, order):
+    """Else the state is that of another order."""
+    (loader,) = load(three, 2, order(find_values(three)))
+    take([loader], 2)
+    state = through_json(loader.state_dict())
+    write(three, 40)
+    for values in (find_values(three)[::-1], [*range(3 * ROWS, 0, -1), 1, 2, 3, 4]):
+        (now,) = load(three, 2, order(values))
+        with pytest.raises(ResumeError, match="the state belongs to another order"):
+            now.load_state_dict(state, grown=True)
+
+
+def test_weights_may_be_0_for_all_samples_there_were(three):
+    """Which says that they are others."""
+    (loader,) = load(three, 2, ndfeed.Weighted("data"))
     take([loader], 2)
     write(three, 40)
-    (later,) = load(three, shuffle=shuffle)
-    text = r"cannot take in what is new, .*; start the next epoch: loader\.epoch = 1"
+    (now,) = load(three, 2, ndfeed.Weighted(np.arange(4 * ROWS) // (3 * ROWS)))
+    with pytest.raises(ResumeError, match="the state belongs to another order"):
+        now.load_state_dict(loader.state_dict(), grown=True)
+
+
+class Backwards:
+    """An order that somebody wrote."""
+
+    def length(self, n):
+        return n
+
+    def rows(self, positions, n, seed, epoch):
+        return n - 1 - positions
+
+
+def test_an_order_of_your_own_takes_in_new_files_from_epoch_to_epoch(three):
+    """Nobody knows which samples it has left within an epoch."""
+    (loader,) = load(three, shuffle=Backwards())
+    take([loader], 2)
+    write(three, 40)
+    (later,) = load(three, shuffle=Backwards())
+    text = r"cannot take in what is new: .*; start the next epoch: loader\.epoch = 1"
     with pytest.raises(ResumeError, match=text):
         later.load_state_dict(through_json(loader.state_dict()), grown=True)
     later.epoch = 1
-    assert take([later])
+    assert sorted(take([later])) == expected(10, 20, 30, 40)
+
+
+@pytest.mark.parametrize("samples", [13, 100])
+def test_a_state_with_more_samples_than_there_were_is_damaged(three, samples):
+    """Whatever there are now."""
+    (loader,) = load(three, shuffle=ndfeed.Sorted("data"))
+    take([loader], 2)
+    state = loader.state_dict() | {"samples": samples}
+    write(three, 40)
+    (now,) = load(three, shuffle=ndfeed.Sorted("data"))
+    with pytest.raises(ResumeError, match=f"damaged: {samples} of 12 samples"):
+        now.load_state_dict(state, grown=True)
 
 
 def test_a_state_of_a_view_that_cannot_grow(three):

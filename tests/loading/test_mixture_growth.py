@@ -16,6 +16,7 @@ from growing import age
 
 import ndfeed
 from ndfeed.errors import ResumeError
+from ndfeed.loading.loader import look_anew
 
 CASES = 96
 LARGE = 10_000  # numbers of a source
@@ -387,6 +388,15 @@ def test_files_that_vanish_in_the_middle_of_a_pass(two):
         loader.refresh(missing="skip")
     (two / "a" / "5.npz").unlink()
     write(two / "b", 5, first=1000)
+
+
+def test_a_loader_that_knows_nothing_of_epochs_before_is_refused(two):
+    """TensorFlow and Keras begin another one, in which samples would come again."""
+    loader = ndfeed.loader(mix(two), 8, shuffle=True)
+    assert look_anew(loader, "raise", 60)[0] is loader
+    write(two / "a", 4)
+    with pytest.raises(ValueError, match="load a state into it with grown=True"):
+        look_anew(loader, "raise", 60)
 
 
 def test_a_mixture_in_memory_does_not_grow(two):

@@ -155,3 +155,26 @@ def test_the_choice_changes_no_batch(tmp_path):
         while time.monotonic() < until:
             loader.epoch = 0
             assert_same(list(loader), expected)
+
+
+@pytest.mark.parametrize(("processes", "chosen"), [(3000, True), (2100, False)])
+def test_epochs_with_pauses_between_them_are_added_up(monkeypatch, processes, chosen):
+    """Each is shorter than what is measured for, and what happens in a pause does not count."""
+    clock, pool, threads = [0.0], Pool(), []
+    monkeypatch.setattr(process_choice.time, "perf_counter", lambda: clock[0])
+    trial = Trial(Switch(None, None, pool, careful=False), pool, (), 2, threads.append)
+    rows = waited = 0.0
+    for _ in range(200):
+        trial.resume(int(rows), waited)
+        clock[0] += 0.2
+        rows += 0.2 * [2000, processes][pool.wanted]
+        waited += 0.2
+        if not trial.over:
+            trial.look(int(rows), waited, 10)
+        trial.pause(int(rows), waited)
+        clock[0] += 3  # the next batches are prefetched, and the consumer does something else
+        rows += 100
+        while pool.starting and not pool.ready:  # a thread starts them
+            time.sleep(0.001)
+
+    assert (trial.over, pool.wanted) == (True, chosen)

@@ -436,3 +436,18 @@ def test_a_death_under_skip_is_still_an_error(tmp_path):
         pytest.raises(ndfeed.WorkerError, match="rows 0, 1, 2, 3, 4"),
     ):
         next(iter(loader))
+
+
+def test_processes_share_a_short_epoch(tmp_path):
+    """Small batches are asked for several at a time, but not so many that one process has most."""
+
+    def slowly(batch):
+        time.sleep(0.01)
+        return {"pid": np.full(len(batch["data"]), os.getpid())}
+
+    with ndfeed.loader(numbers(tmp_path, 240).map(slowly), 4, processes=3) as loader:
+        list(loader)
+        pids = [int(batch["pid"][0]) for batch in loader]
+
+    assert len(set(pids)) == 3
+    assert max(map(pids.count, pids)) <= 40

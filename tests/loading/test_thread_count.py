@@ -27,6 +27,17 @@ def test_inflating_and_large_copies_take_all_cores(tmp_path):
     assert guess_threads(numbers(tmp_path, 10, width=100)) == min(platform_calls.cores(), 16)
 
 
+@pytest.mark.parametrize("several", [True, False])
+def test_small_rows_of_many_files_take_all_cores_if_they_release_the_gil(tmp_path, several):
+    """Rows that begin at odd places in some files are gathered by one thread at a time."""
+    for i in range(3):
+        before = np.zeros((4, 0 if several else i), np.uint8)
+        np.savez(tmp_path / f"{i}.npz", a=before, data=np.zeros((4, 3072), np.uint8))
+    ds = ndfeed.open(tmp_path, sample="row", fields=("data",))
+
+    assert guess_threads(ds) == (min(3, platform_calls.cores()) if several else 1)
+
+
 def test_maps_take_two_at_least(tmp_path):
     """One reads while the other computes."""
     ds = made(tmp_path / "a", "an npy a sample").map(doubled)

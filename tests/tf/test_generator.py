@@ -17,6 +17,7 @@ from tf_making import recorder, run_imported  # noqa: E402
 import ndfeed  # noqa: E402
 import ndfeed.keras  # noqa: E402
 import ndfeed.tf  # noqa: E402
+from ndfeed.tf.batch_format import BatchFormat  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,8 @@ def test_a_short_pass_takes_nothing_from_the_next(ds):
     state = ndfeed.tf.State()
     state.load_state_dict(ndfeed.loader(ds, 10, shuffle=True).state_dict() | {"samples": 70})
     data = ndfeed.tf.dataset(ds, 10, shuffle=True, state=state)
-    list(data.passes.arrays())  # all that TensorFlow asks for, and no more
+    form = BatchFormat(ds, data.passes.loader.request.options, "ragged", 10, full=True, joint=True)
+    list(data.passes.arrays(form))  # all that TensorFlow asks for, and no more
     state.advance(3)
 
     assert used(data, state) == whole(ds, 10, 2)[10:]
@@ -426,3 +428,100 @@ def test_a_checkpoint_goes_on_with_more_files(tmp_path):
         again.advance()
     assert sorted(seen + rest) == expected(5, 10, 20, 30, 40)
     assert sorted(x for batch in data for x in batch.numpy().tolist()) == sorted(seen + rest)
+
+
+def test_a_state_counts_the_epochs_that_were_begun(tmp_path):
+    """Refreshed within one: its rest, its position and its states are of what it began with."""
+    write(tmp_path, 10, 20, 30)
+    state = ndfeed.tf.State()
+    ds = ndfeed.open(tmp_path, sample="row")
+    data = ndfeed.tf.dataset(ds, 3, shuffle=True, fields="data", state=state)
+    found = []
+    for number, batch in enumerate(data):
+        found += batch.numpy().tolist()
+        state.advance()
+        if number == 1:
+            write(tmp_path, 5)
+            assert data.refresh() == 4
+            assert (state.samples, state.left) == (6, 2)
+            saved = state.state_dict()
+            assert saved["rows"] == 12
+    assert sorted(found) == expected(10, 20, 30)
+    assert (state.epoch, state.samples, state.left) == (1, 0, 6)
+    assert state.state_dict()["rows"] == 16
+    assert sorted(chained(used_values(data, state))) == expected(5, 10, 20, 30)
+
+    again = ndfeed.tf.State(grown=True)
+    rest = ndfeed.tf.dataset(
+        ndfeed.open(tmp_path, sample="row"), 3, shuffle=True, fields="data", state=again
+    )
+    again.load_state_dict(saved)
+    left = found[:6] + chained(used_values(rest, again))
+    assert sorted(left) == expected(5, 10, 20, 30)
+    write(tmp_path, 40)
+    assert rest.refresh() == 4
+    assert sorted(chained(used_values(rest, again))) == expected(5, 10, 20, 30, 40)
+
+
+def used_values(data, state):
+    """The values of batches, each counted when it was used."""
+    found = []
+    for batch in data:
+        found.append(batch.numpy().tolist())
+        state.advance()
+    return found
+
+
+@pytest.mark.parametrize("at", [0, 1, 5, 11])
+def test_a_chain_of_epochs_counts_what_it_began(tmp_path, at):
+    """TensorFlow is ahead, perhaps in the next epoch already, which then ends as it began."""
+    write(tmp_path, 10, 20, 30)
+    state = ndfeed.tf.State()
+    ds = ndfeed.open(tmp_path, sample="row")
+    data = ndfeed.tf.dataset(ds, 2, shuffle=True, fields="data", state=state, epochs=4)
+    found = {}
+    for number, batch in enumerate(data):
+        found.setdefault(state.epoch, []).extend(batch.numpy().tolist())
+        state.advance()
+        if number == at:
+            write(tmp_path, 5)
+            data.refresh()
+    assert sorted(found[0]) == expected(10, 20, 30)
+    lengths = [len(one) for one in found.values()]
+    assert lengths in ([12, 16, 16, 16], [12, 12, 16, 16], [12, 12, 12, 16])
+    assert sorted(found[3]) == expected(5, 10, 20, 30)
+    assert (state.epoch, state.samples) == (4, 0)
+
+
+def test_fit_is_told_when_it_would_leave_out_what_came(tmp_path):
+    """It asked how many batches there are; between two calls of fit, it asks again."""
+    write(tmp_path, 10, 20, 30, save=save_labels, suffix=".npz")
+    state, model = ndfeed.tf.State(), recorder(run_eagerly=True)
+    data = ndfeed.tf.dataset(ndfeed.open(tmp_path, sample="row"), 3, shuffle=True, state=state)
+
+    class Grow(tf.keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            write(tmp_path, 40, save=save_labels, suffix=".npz")
+            data.refresh()
+
+    resume = ndfeed.keras.Resume(state)
+    with pytest.raises(RuntimeError, match=r"call fit for each epoch, or use ndfeed.keras.dataset"):
+        model.fit(data, epochs=2, verbose=0, shuffle=False, callbacks=[resume, Grow()])
+    model.fit(data, epochs=1, verbose=0, shuffle=False, callbacks=[resume])
+    assert sorted(chained(model.seen[:4])) == expected(10, 20, 30)
+    assert sorted(chained(model.seen[4:])) == expected(10, 20, 30, 40)
+
+
+@pytest.mark.parametrize(("at", "drop_last"), [(100, False), (90, True)])
+def test_an_epoch_with_nothing_left_is_over(ds, at, drop_last):
+    """Its state, of a loader that had not ended or had smaller batches, begins the next one."""
+    state = ndfeed.tf.State()
+    state.load_state_dict(ndfeed.loader(ds, 10, shuffle=True).state_dict() | {"samples": at})
+    data = ndfeed.tf.dataset(ds, 30, shuffle=True, drop_last=drop_last, state=state)
+    assert (state.epoch, state.samples) == (1, 0)
+    expected_batches = whole(ds, 30, 2, drop_last=drop_last)
+    assert used(data, state) == expected_batches[len(expected_batches) // 2 :]
+
+
+def save_labels(path, values):
+    np.savez(path, label=values)

@@ -3,12 +3,14 @@
 import gc
 import itertools
 import os
+import weakref
 
 import numpy as np
 import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+from growing import expected, write  # noqa: E402
 from hypothesis import example, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from loader_contract import SHARES, ArgumentContract, EpochContract, Feed  # noqa: E402
@@ -28,6 +30,7 @@ from tf_making import as_arrays, recorder, run, run_imported, same  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.tf  # noqa: E402
+from ndfeed.tf.batch_format import BatchFormat  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Fortran")
 
@@ -197,7 +200,10 @@ def test_small_batches_of_maps_are_handed_over_together(tmp_path):
         data = ndfeed.tf.dataset(mapped, 4, epochs=epochs, **words)
 
         same(data, [batch for _ in range(epochs) for batch in loader])
-        given = list(data.passes.arrays())
+        options = data.passes.loader.request.options
+        full = bool(drop_last)
+        form = BatchFormat(mapped, options, "ragged", 4, full=full, joint=True)
+        given = list(data.passes.arrays(form))
         assert len(given) < len(loader)
 
 
@@ -736,3 +742,121 @@ def test_fit_takes_inputs_by_name_and_weights(tmp_path):
         ].tolist()
         == (3 * n[:, 0]).tolist()
     )
+
+
+# Files that come
+
+
+def data_of(batches):
+    """The values of all batches, those of each epoch in order."""
+    return sorted(value for batch in batches for value in batch["data"].numpy().tolist())
+
+
+def folder_dataset(folder, size=5, **words):
+    return ndfeed.tf.dataset(ndfeed.open(folder, sample="row"), size, shuffle=True, **words)
+
+
+def test_the_next_pass_has_the_files_there_are_then(tmp_path):
+    """Loops, fit and functions of TensorFlow: with the number of batches and the shapes of now."""
+    write(tmp_path, 10, 20, 30)
+    data = folder_dataset(tmp_path, 4)
+    assert data.element_spec["data"].shape == (4,)
+    assert data_of(data) == expected(10, 20, 30)
+    np.save(tmp_path / "005.npy", np.arange(3))
+    assert data.refresh() == 3
+    assert data.refresh() == 0
+    assert len(data) == 4
+    assert data.element_spec["data"].shape == (None,)
+    found = list(data)
+    assert data_of(found) == [0, 1, 2, *expected(10, 20, 30)]
+    numpy = ndfeed.loader(ndfeed.open(tmp_path, sample="row"), 4, shuffle=True)
+    numpy.epoch = 1
+    assert [batch["data"].numpy().tolist() for batch in found] == [
+        batch["data"].tolist() for batch in numpy
+    ]
+    assert data_of(data.map(lambda batch: batch)) == [0, 1, 2, *expected(10, 20, 30)]
+    assert data.epoch == 3
+
+    @tf.function
+    def total(batches):
+        return batches.reduce(np.int64(0), lambda sum_, batch: sum_ + tf.reduce_sum(batch["data"]))
+
+    assert int(total(data)) == 3 + sum(expected(10, 20, 30))
+    with pytest.raises(RuntimeError, match="would run once, when it is traced; call it outside"):
+        tf.function(data.refresh)()
+
+
+def test_a_pass_in_progress_ends_as_it_began(tmp_path):
+    """Or takes in what is new from its next epoch on, if it has several."""
+    write(tmp_path, 10, 20, 30)
+    one, chain, endless = (folder_dataset(tmp_path, epochs=epochs) for epochs in (1, 3, None))
+    begun = [iter(data) for data in (one, chain, endless)]
+    found = [[next(batches)] for batches in begun]
+    write(tmp_path, 5, 40)
+    for data in (one, chain, endless):
+        assert data.refresh() == 8
+    assert data_of([*found[0], *begun[0]]) == expected(10, 20, 30)
+    assert data_of(one) == expected(5, 10, 20, 30, 40)
+    old, new = expected(10, 20, 30), expected(5, 10, 20, 30, 40)
+    rest = [*found[1], *begun[1]]
+    assert data_of(rest[:3]) == old
+    # TensorFlow prefetches, and had perhaps begun the second epoch, or the third.
+    assert data_of(rest[3:]) in (sorted(new + new), sorted(old + new), sorted(old + old))
+    rest = [*found[2], *itertools.islice(begun[2], 20)]
+    assert data_of(rest[:3]) == old
+    assert any(data_of(rest[start : start + 4]) == new for start in (3, 6, 9))
+    assert len(chain) == 12
+
+
+def test_what_was_derived_before_says_that_it_is_too_short(tmp_path):
+    """TensorFlow was told how many batches there are; it would leave out the rest in silence."""
+    write(tmp_path, 10, 20, 30)
+    data, endless = folder_dataset(tmp_path), folder_dataset(tmp_path, epochs=None)
+    derived, forever = (one.map(lambda batch: batch) for one in (data, endless))
+    chain = folder_dataset(tmp_path, epochs=2).map(lambda batch: batch)
+    batches = iter(chain)
+    assert data_of(derived) == expected(10, 20, 30)
+    write(tmp_path, 5)
+    data.refresh()
+    endless.refresh()
+    with pytest.raises(tf.errors.OpError, match="4 batches are left of the pass, and this data"):
+        list(derived)
+    assert data_of(data.map(lambda batch: batch)) == expected(5, 10, 20, 30)
+    assert data_of(forever.take(4)) == expected(5, 10, 20, 30)
+    assert len(list(batches)) == 6
+
+    full = folder_dataset(tmp_path, 4)
+    derived = full.map(lambda batch: batch)
+    (tmp_path / "030.npy").unlink()
+    np.save(tmp_path / "007.npy", np.arange(3))
+    assert full.refresh(missing="skip") == 3
+    with pytest.raises(tf.errors.OpError, match="15 samples are not a multiple of batch_size 4"):
+        list(derived)
+    assert len(list(full)) == 4
+
+
+def test_a_chain_that_grew_within_says_that_it_is_too_short(tmp_path):
+    """From the epoch on that would not be delivered whole."""
+    write(tmp_path, 10, 20, 30)
+    data = folder_dataset(tmp_path, epochs=3)
+    batches = iter(data.map(lambda batch: batch))
+    found = [next(batches)]
+    write(tmp_path, 40)
+    data.refresh()
+    with pytest.raises(tf.errors.OpError, match=r"batches are left of the pass, .* made for"):
+        found += batches
+    assert data_of(data)[-1] == 163
+
+
+def test_threads_and_memory_of_the_data_before_are_released(tmp_path):
+    """A dataset that follows a folder for weeks has those of one loader."""
+    write(tmp_path, 10)
+    data = folder_dataset(tmp_path)
+    before = None
+    for number in range(20, 30):
+        list(data)
+        gone, before = before, weakref.ref(data.passes.loader)
+        write(tmp_path, number)
+        data.refresh()
+        gc.collect()
+        assert gone is None or gone() is None

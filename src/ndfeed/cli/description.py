@@ -13,6 +13,7 @@ import numpy as np
 from ndfeed.dataset import samples
 from ndfeed.dataset.column import Column, columns_of, total_bytes
 from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.origins import is_memory
 from ndfeed.dataset.reader import reader_of
 from ndfeed.errors import shown_size
 from ndfeed.formats.description import CODINGS, DEFLATE, GZIP, LATIN1, RAW
@@ -116,9 +117,9 @@ def _describe(
         bytes=reading["bytes"] if reading else None,
         fields=reading["fields"] if reading else None,
         readings=readings,
-        files=sum(table.files for table in tables),
+        files=sum(int((~is_memory(table)).sum()) for table in tables),
         formats=_count_formats(tables),
-        bytes_on_disk=sum(int(table.identity[:, 2].sum()) for table in tables),
+        bytes_on_disk=sum(int(table.identity[~is_memory(table), 2].sum()) for table in tables),
         remarks=remarks,
         remarks_total=sum(table.remarked for table in tables),
         ignored=ignored[:_LISTED],
@@ -135,14 +136,14 @@ def _tables(ds: Dataset) -> list[Table]:
 
 
 def _count_formats(tables: Sequence[Table]) -> dict[str, int]:
-    """Count the files of each format."""
+    """Count the files of each format; decoded offsets are in none."""
     found: dict[str, int] = {}
     for table in tables:
         for name, count in zip(
             table.formats, np.bincount(table.format, minlength=len(table.formats)), strict=True
         ):
             found[name] = found.get(name, 0) + int(count)
-    return {name: count for name, count in found.items() if count}
+    return {name: count for name, count in found.items() if count and name != "memory"}
 
 
 def _describe_reading(ds: Dataset) -> Reading:

@@ -108,3 +108,16 @@ def hold_array(array: Array, name: str) -> Held:
         room[name][...] = values  # type: ignore[call-overload]
 
     return hold([field], len(values), {}, fill)
+
+
+def without_index(source: Any) -> object:  # noqa: ANN401 - whatever a caller gave
+    """Return the values of a pandas Series, unless its index says more than their order."""
+    index = getattr(source, "index", None)
+    if index is None or callable(index) or not hasattr(source, "to_dict"):
+        return source
+    if not np.array_equal(np.asarray(index), np.arange(len(index))):
+        raise TypeError(
+            "labels have an index, which could name files: pass labels.to_dict() to match them by "
+            "name, or labels.to_numpy() if they are in the order of the samples"
+        )
+    return np.asarray(source)

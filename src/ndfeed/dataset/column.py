@@ -107,6 +107,7 @@ class Column:
     lead: int = 1
     pad: float | None = None  # what crops are filled up with
     computed: Computed | None = None
+    cut: bool = False  # do the crops of a case differ?
 
     @lazy
     def first(self) -> Ints:
@@ -203,6 +204,15 @@ class Column:
             if length is not None:
                 made[:, axis] = length
         return made
+
+
+def sample_shapes(column: Column, part: Ints) -> Ints:
+    """Return the shape of one sample of each part, a row each; all have the field's rank."""
+    dims = column.table.dims[column.table.shape[column.arrays[part]]]
+    skipped = np.where(column.whole[part], 1, 1 + column.lead)
+    axes = skipped[:, None] + np.arange(len(column.field.shape or ()))
+    found = np.take_along_axis(dims, axes, axis=1)
+    return found if column.pad is None else column._fill_up(found)
 
 
 def total_bytes(column: Column, starts: Ints) -> int:

@@ -1,5 +1,6 @@
 """What crops to make: checks what ``Dataset.crops`` was given."""
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,6 +10,8 @@ from numpy.typing import ArrayLike
 
 from ndfeed.dataset.row_selection import Travelling
 from ndfeed.index.table import Ints
+
+_MOST = 1 << 48  # elements of a crop, or crops of a case: products of few stay below 2**63
 
 Sizes = Mapping[str, Sequence[int | None]]
 
@@ -89,21 +92,31 @@ def _as_box(name: str, box: object) -> tuple[int | None, ...]:
     found = tuple(None if n is None else _as_positive(f"the size of {name!r}", n) for n in box)
     if all(n is None for n in found):
         raise ValueError(f"crops(): the size of {name!r} must have a number, got {box!r:.80}")
+    if math.prod(n for n in found if n is not None) > _MOST:
+        raise ValueError(f"crops(): {found} of {name!r} are more than {_MOST:,} elements")
     return found
 
 
-def _as_positive(name: str, value: Any) -> int:  # noqa: ANN401 - whatever a caller gave
+def _as_whole(name: str, value: Any) -> int:  # noqa: ANN401 - whatever a caller gave
     try:
-        found = operator.index(value)
+        return operator.index(value)
     except TypeError:
         raise TypeError(f"crops(): {name} must be a whole number, got {value!r:.80}") from None
+
+
+def _as_positive(name: str, value: object) -> int:
+    found = _as_whole(name, value)
     if found < 1:
         raise ValueError(f"crops(): {name} must be at least 1, got {found}")
+    if found > _MOST:
+        raise ValueError(f"crops(): {name} must be at most {_MOST:,}, got {found}")
     return found
 
 
 def _as_corners(at: ArrayLike, axes: int) -> Ints:
     found = np.asarray(at)
+    if found.shape == (0,):
+        return np.zeros(0, np.int64)
     if found.ndim != 2 or found.shape[1] != 1 + axes or found.dtype.kind not in "iu":
         raise ValueError(
             f"at= takes rows of {1 + axes} whole numbers, the case and its corner, got "
@@ -114,9 +127,10 @@ def _as_corners(at: ArrayLike, axes: int) -> Ints:
 
 def _as_overlap(grid: int | Sequence[int], box: Sequence[int | None]) -> tuple[int, ...]:
     sizes = [n for n in box if n is not None]
-    given = [grid] * len(sizes) if isinstance(grid, int | np.integer) else list(grid)
-    if len(given) != len(sizes) or not all(0 <= a < n for a, n in zip(given, sizes, strict=False)):
+    given = list(grid) if isinstance(grid, Sequence | np.ndarray) else [grid] * len(sizes)
+    found = [_as_whole("grid=", one) for one in given]
+    if len(found) != len(sizes) or not all(0 <= a < n for a, n in zip(found, sizes, strict=True)):
         raise ValueError(
             f"grid= is how far neighbours overlap, from 0 to less than {tuple(sizes)}, got {grid!r}"
         )
-    return tuple(int(n) for n in given)
+    return tuple(found)

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ndfeed.dataset.choosing import check_unmixed
-from ndfeed.dataset.column import Column, Computed, Field, Group, Place, columns_of, has_crops
+from ndfeed.dataset.column import Column, Field, Group, Place, columns_of, has_crops
 from ndfeed.dataset.crop_options import Spec
-from ndfeed.dataset.in_memory import make_constant
+from ndfeed.dataset.crop_places import CASE, CORNER, make_places
 from ndfeed.dataset.origins import Origin
 from ndfeed.dataset.overlapping import Overlap, axes_of, cuts_of, overlay, row_step
 from ndfeed.dataset.remake import Change, not_growing, remade_by, remake
-from ndfeed.dataset.row_selection import Drawn, Rows, Runs, freeze, select_rows
+from ndfeed.dataset.row_selection import Draw, Drawn, Rows, Runs, find_used, freeze, select_rows
+from ndfeed.dataset.windows import Stack
 from ndfeed.errors import FieldError, SchemaError
 from ndfeed.formats.description import INLINE
 from ndfeed.formats.dtypes import EXTENDED, can_hold
@@ -31,8 +32,6 @@ from ndfeed.index.table import Ints
 
 if TYPE_CHECKING:
     from ndfeed.dataset.dataset import Dataset
-
-CASE, CORNER = "case", "corner"
 
 
 def _make_again(change: Change, ds: "Dataset", spec: Spec) -> "Dataset":
@@ -49,7 +48,7 @@ def make_crops(ds: "Dataset", spec: Spec) -> "Dataset":
     groups = _make_groups(ds.groups, spec, runs)
     names = ds.names
     if spec.place:
-        groups.append(_make_places(ds, spec, runs))
+        groups.append(make_places(runs, ds.rows, spec.axes))
         names = (*names, CASE, CORNER)
     rows = _select(ds, spec, runs)
     identity = hashlib.sha256(f"{ds.fingerprint} {spec._replace(at=None)}".encode())
@@ -69,6 +68,11 @@ def make_crops(ds: "Dataset", spec: Spec) -> "Dataset":
 
 def _check_stored(ds: "Dataset", spec: Spec) -> None:
     check_unmixed(ds, "crops()")
+    if any(isinstance(step, Stack) for step in ds.steps):
+        raise ValueError(
+            "crops() of windows whose offsets are not even: give offsets= evenly spaced, such as "
+            "range(-6, 1, 2), or cut the crops in a map"
+        )
     if ds.steps:
         raise ValueError("crops() comes before map(): a map then gets batches of crops")
     if isinstance(ds.rows, Drawn):
@@ -112,12 +116,14 @@ def _check_pad(field: Field, pad: float) -> None:
 def _find_runs(ds: "Dataset", spec: Spec) -> Runs:
     """Divide the cases into runs; refuses fields whose crops would lie in other places."""
     count = len(ds.groups[0])
-    if not count:
+    if not len(ds):
         raise ValueError("crops() of a dataset without samples")
     cuts = [cuts_of(group)[:-1] for group in ds.groups]
     cuts += [origin.find_breaks() for origin in ds.all_origins()]
-    first = np.unique(np.concatenate(cuts))
-    first = first[first < count]
+    starts = np.unique(np.append(np.concatenate(cuts), count))
+    starts = starts[starts <= count]
+    used = find_used(ds.rows, starts)  # cases that were left out may be too small
+    first = starts[used]
     shapes: dict[str, Ints] = {}
     places = None
     boxes = dict(spec.sizes)
@@ -133,7 +139,7 @@ def _find_runs(ds: "Dataset", spec: Spec) -> Runs:
                 places = own
     if places is None:
         raise FieldError(spec.sizes[0][0], ds.names, ds.first_file)
-    return Runs.of(np.append(first, count), places)
+    return Runs.of(first, starts[used + 1] - first, places)
 
 
 def _case_shapes(ds: "Dataset", column: Column, part: Ints, box: Sequence[int | None]) -> Ints:
@@ -194,7 +200,7 @@ def _make_groups(groups: Sequence[Group], spec: Spec, runs: Runs) -> list[Group]
     boxes = dict(spec.sizes)
     overlaps: list[Overlap] = []
     for group in groups:
-        place = group.locate(runs.first[:-1])
+        place = group.locate(runs.first)
         for column in group.columns:
             box = boxes.get(column.field.name)
             overlaps.append(_overlap(column, place, runs, box, row_step(group)))
@@ -210,7 +216,8 @@ def _make_groups(groups: Sequence[Group], spec: Spec, runs: Runs) -> list[Group]
             if box is not None:
                 field = _crop_field(field, box)
             pad = dict(spec.pad).get(field.name)
-            columns.append(Column(field, table, places, whole, lead=lead, pad=pad))
+            cut = box is not None
+            columns.append(Column(field, table, places, whole, lead=lead, pad=pad, cut=cut))
         made.append(Group(runs.starts, tuple(columns), group.mapped, None, "crop"))
     return made
 
@@ -243,7 +250,7 @@ def _overlap(
     # Without the axis of the rows, where there is one.
     if lengths.shape[1] != rank:
         lengths, steps = lengths[:, 1:], steps[:, 1:]
-    cases = np.diff(runs.first)[:, None]
+    cases = runs.cases[:, None]
     if box is None:
         counts = runs.places.prod(axis=1, keepdims=True)
         lead = cases, counts
@@ -261,59 +268,6 @@ def _overlap(
     )  # fmt: skip
 
 
-class Corners:
-    """Computes where crops start from their numbers."""
-
-    def __init__(self, places: Ints) -> None:
-        self._places = places
-
-    def __call__(self, place: Place) -> Ints:
-        """Return the corner of each crop."""
-        rest, found = place.row, []
-        for axis in reversed(range(self._places.shape[1])):
-            rest, at = np.divmod(rest, self._places[place.part, axis])
-            found.append(at)
-        return np.stack(found[::-1], axis=1)
-
-
-class Cases:
-    """Computes which case crops are of from their numbers."""
-
-    def __init__(self, runs: Runs, rows: Rows) -> None:
-        self._runs = runs
-        self._rows = None if rows is None else select_rows(rows, np.arange(len(rows)))
-        self._order = None if self._rows is None else np.argsort(self._rows, kind="stable")
-
-    def __call__(self, place: Place) -> Ints:
-        """Return the row of each crop's case, in the dataset that the crops were made of."""
-        case: Ints = self._runs.first[place.part] + place.row // self._runs.counts[place.part]
-        if self._rows is None or self._order is None:
-            return case
-        at = np.searchsorted(self._rows, case, sorter=self._order)
-        return self._order[at]
-
-
-def _make_places(ds: "Dataset", spec: Spec, runs: Runs) -> Group:
-    """Make the fields that say which case a crop is of, and where it starts."""
-    fields = (
-        Field(CASE, np.dtype(np.int64), (), "<i8"),
-        Field(CORNER, np.dtype(np.int64), (spec.axes,), "<i8"),
-    )
-    made = make_constant(fields, 1, 0)
-    ways: tuple[Computed, ...] = Cases(runs, ds.rows), Corners(runs.places)
-    count = len(runs.starts) - 1
-    columns = tuple(
-        replace(
-            column,
-            arrays=np.repeat(column.arrays, count),
-            whole=np.zeros(count, bool),
-            computed=way,
-        )
-        for column, way in zip(made.columns, ways, strict=True)
-    )
-    return Group(runs.starts, columns, kind="crop")
-
-
 def _select(ds: "Dataset", spec: Spec, runs: Runs) -> Rows:
     """Return which of all crops there are."""
     rows = freeze(ds.rows)
@@ -323,7 +277,7 @@ def _select(ds: "Dataset", spec: Spec, runs: Runs) -> Rows:
         return _chosen(ds, given, runs)
     if spec.overlap is not None:
         return _grid(cases, spec, runs)
-    return Drawn(runs, cases, spec.each, range(len(cases) * spec.each))
+    return Drawn([Draw(runs, cases, spec.each)], range(len(cases) * spec.each))
 
 
 def _chosen(ds: "Dataset", given: Ints, runs: Runs) -> Ints:
@@ -367,6 +321,6 @@ def _grid(cases: range | Ints, spec: Spec, runs: Runs) -> Ints:
 
 
 def _origin(origin: Origin, runs: Runs) -> Origin:
-    place = origin.locate(runs.first[:-1])
+    place = origin.locate(runs.first)
     apart = np.stack([place.row, origin.steps_of(place.part), runs.counts], axis=1)
     return Origin(origin.table, runs.starts, origin.files[place.part], False, None, apart)

@@ -4,8 +4,9 @@ Rows of one size from raw files are copied as opaque bytes, in one NumPy call fo
 of files:
 
 - one file: ``np.take`` of records of a row's size, straight into the batch;
-- many files, small rows: the maps' addresses make one record array over the whole address
-  span, with a stride of one byte, indexed with each row's address;
+- many files, small rows: the same, if files are mapped such that rows lie whole rows apart;
+- many files, other small rows: the maps' addresses make one record array over the whole address
+  span, with a stride of one byte, indexed with each row's address, which holds the GIL;
 - many files, large rows: one copy per row, which releases the GIL.
 
 Without maps, rows are sorted by place and neighbours read together.
@@ -31,6 +32,7 @@ from ndfeed.dataset.decoding import (
 )
 from ndfeed.dataset.destination import Destination
 from ndfeed.dataset.large_members import largest_stream, stream_size
+from ndfeed.dataset.map_places import LARGE_ROW, Pieces
 from ndfeed.dataset.overlapping import Boxes
 from ndfeed.dataset.read_timing import inflating, reading, spent
 from ndfeed.dataset.row_selection import stretches
@@ -39,27 +41,53 @@ from ndfeed.files.maps import Maps
 from ndfeed.formats.description import RAW
 from ndfeed.index.table import Ints
 
-# Above this one copy per row beats one call that holds the GIL.
-LARGE_ROW = 16 << 10
 _MOST_TOGETHER = 64 << 20
 _SMALL_CROP = 256  # bytes up to which many are copied in one call
 
 
-def gather(column: Column, place: Place, target: Destination, maps: Maps) -> None:
+def gather(
+    column: Column, place: Place, target: Destination, maps: Maps, pieces: Pieces | None
+) -> None:
     """Copy rows of one size from several mapped files."""
     size = column.size
     file = column.file[place.part]
-    start = column.first[place.part] + place.row * column.pitch
 
     def copy() -> None:
+        if pieces is not None:
+            from_many(column, place, file, maps, pieces, target.array)
+            return
         if size <= LARGE_ROW:
-            target.adopt(by_address(maps, file, start, size))
+            target.adopt(from_many(column, place, file, maps, None))
             return
         out = target.flat.reshape(-1, size)
+        start = column.first[place.part] + place.row * column.pitch
         for i, (f, at) in enumerate(zip(file.tolist(), start.tolist(), strict=True)):
             out[i] = maps.bytes(f)[at : at + size]
 
     maps.read(file, copy)
+
+
+def from_many(
+    column: Column,
+    place: Place,
+    file: Ints,
+    maps: Maps,
+    pieces: Pieces | None,
+    room: NDArray[Any] | None = None,
+) -> NDArray[Any]:
+    """Return rows from files that were entered: in ``room`` if they consist of pieces."""
+    start = place.row * column.pitch
+    start += column.first[place.part]
+    if pieces is None:
+        return by_address(maps, file, start, column.size)
+    low, records = maps.records(pieces.size, pieces.size, pieces.remainder)
+    start += maps.address[file]
+    start -= low
+    start //= pieces.size
+    if len(pieces.steps) > 1:
+        start = (start[:, None] + pieces.steps).reshape(-1)
+    out = np.empty(len(start), records.dtype) if room is None else room.reshape(-1)
+    return records.take(start, out=out.view(records.dtype), mode="clip")
 
 
 def by_address(maps: Maps, file: Ints, start: Ints, size: int) -> NDArray[np.void]:

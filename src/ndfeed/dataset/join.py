@@ -8,14 +8,16 @@ memory: no step uses them there.
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ndfeed.dataset.block_checks import join_checks
-from ndfeed.dataset.column import Column, Field, Group, columns_of, has_crops
+from ndfeed.dataset.column import Column, Computed, Field, Group, Place, columns_of
 from ndfeed.dataset.in_memory import make_constant
 from ndfeed.dataset.map_steps import Route, Routed, Step, hidden
+from ndfeed.dataset.overlapping import add_places
 from ndfeed.dataset.row_selection import PartNumbers, Rows, join_rows
 from ndfeed.dataset.stored import MEMORY
 from ndfeed.errors import FieldError, SchemaError
@@ -37,14 +39,37 @@ def join_groups(first: Sequence[Group], second: Sequence[Group]) -> tuple[Group,
         )
     if [set(group) for group in names] != [set(group) for group in others]:
         first, second = _split_columns(first), _split_columns(second)
+    pairs = [_match_places(a, b) for a, b in zip(first, second, strict=True)]
     # Groups may share a table: it is joined once for all of them.
     tables: dict[tuple[int, int], Table] = {}
-    for a, b in zip(first, second, strict=True):
+    for a, b in pairs:
         key = id(a.table), id(b.table)
         tables[key] = tables.get(key) or concat([a.table, b.table])
-    return tuple(
-        _join(a, b, tables[id(a.table), id(b.table)]) for a, b in zip(first, second, strict=True)
-    )
+    return tuple(_join(a, b, tables[id(a.table), id(b.table)]) for a, b in pairs)
+
+
+def _match_places(first: Group, second: Group) -> tuple[Group, Group]:
+    """Return the groups with as many axes that count places, where one has crops."""
+    others = {column.field.name: column for column in second.columns}
+    every = [(column, others[column.field.name]) for column in first.columns]
+    if all(a.lead == b.lead for a, b in every):
+        return first, second
+    leads = {a.field.name: max(a.lead, b.lead) for a, b in every}
+    return _add_places(first, leads), _add_places(second, leads)
+
+
+def _add_places(group: Group, leads: Mapping[str, int]) -> Group:
+    wanted = [leads[column.field.name] for column in group.columns]
+    if all(c.lead == lead for c, lead in zip(group.columns, wanted, strict=True)):
+        return group
+    for column in group.columns:
+        if column.offsets is not None or column.field.shape is None:
+            raise SchemaError(
+                _name_file(column.table, int(column.file[0])),
+                f"field {column.field.name!r} cannot be added to crops",
+                remedy="use in_memory() or pack() first, or crop it in a map",
+            )
+    return add_places(group, wanted)
 
 
 def _name_file(table: Table, number: int = 0) -> str:
@@ -71,10 +96,23 @@ def _join(first: Group, second: Group, table: Table) -> Group:
     if isinstance(first.rows, PartNumbers) and isinstance(second.rows, PartNumbers):
         rows = PartNumbers(np.concatenate([first.rows.starts, second.rows.starts[1:] + len(first)]))
     else:
+        _check_listed(first, second)
         rows = join_rows(first.rows, len(first), second.rows, len(second), int(first.starts[-1]))
     checks = join_checks(first.checks, len(first.starts) - 1, second.checks, len(second.starts) - 1)
     kind = first.kind if first.kind == second.kind else ""
     return Group(starts, columns, first.mapped and second.mapped, checks, kind, rows)
+
+
+def _check_listed(first: Group, second: Group) -> None:
+    """Refuse to list all crops that are possible, beside samples that are listed."""
+    sides = first, second
+    listed = any(one.rows is not None for one in sides)
+    if listed and any(one.rows is None and one.kind == "crop" for one in sides):
+        names = ", ".join(repr(column.field.name) for column in first.columns)
+        raise ValueError(
+            f"{names}: crops cannot be added to samples of other sources of a dict, or to labels "
+            "that were given after crops(); call in_memory() first, or with_labels() before crops()"
+        )
 
 
 def _column(a: Column, b: Column, table: Table, shift: int) -> Column:
@@ -89,14 +127,52 @@ def _column(a: Column, b: Column, table: Table, shift: int) -> Column:
             f"{b.field.shape_text}",
             remedy="samples of packed datasets need one number of dimensions",
         )
-    if has_crops(a) or has_crops(b):
-        raise ValueError("add datasets first, then call crops()")
+    pad, computed = _join_crops(a, b)
     arrays = np.concatenate([a.arrays, b.arrays + shift])
     whole = np.concatenate([a.whole, b.whole])
     offsets, extents = (
         _places(getattr(a, name), getattr(b, name), a, b, shift) for name in ("offsets", "extents")
     )
-    return Column(field, table, arrays, whole, offsets, extents, a.lead, a.pad)
+    cut = a.cut or b.cut
+    return Column(field, table, arrays, whole, offsets, extents, a.lead, pad, computed, cut)
+
+
+def _join_crops(a: Column, b: Column) -> tuple[float | None, Computed | None]:
+    """Return what crops of two columns are filled up with, and what computes their places."""
+    name = a.field.name
+    if (a.computed is None) != (b.computed is None):
+        raise ValueError(
+            f"field {name!r} says where crops lie in one dataset and is stored in the other; leave "
+            "it out with select()"
+        )
+    sizes = a.field.shape, b.field.shape
+    pads = {pad for pad in (a.pad, b.pad) if pad is not None}
+    if len(pads) > 1 or ((pads or a.computed) and sizes[0] != sizes[1]):
+        raise ValueError(
+            f"crops of {name!r} differ in pad= or in size: pad={a.pad} of {a.field.shape_text} and "
+            f"pad={b.pad} of {b.field.shape_text}; give both the same, to add or mix them"
+        )
+    pad = pads.pop() if pads else None
+    if a.computed is None or b.computed is None:
+        return pad, None
+    return pad, JoinedPlaces(a.computed, b.computed, len(a.arrays))
+
+
+class JoinedPlaces:
+    """Computes where crops of one dataset and then those of another lie."""
+
+    def __init__(self, first: Computed, second: Computed, parts: int) -> None:
+        self._ways = first, second
+        self._parts = parts
+
+    def __call__(self, place: Place) -> NDArray[Any]:
+        """Return what each dataset says of its own crops."""
+        mine = place.part < self._parts
+        own = self._ways[0](Place(place.part[mine], place.row[mine]))
+        found = np.empty((len(mine), *own.shape[1:]), own.dtype)
+        found[mine] = own
+        found[~mine] = self._ways[1](Place(place.part[~mine] - self._parts, place.row[~mine]))
+        return found
 
 
 def _refuse_types(a: Column, b: Column) -> NoReturn:

@@ -1,8 +1,9 @@
 """Reads tables of labels: the columns of CSV and Parquet files.
 
 A CSV file has no types. A column whose cells are all whole numbers, written as Python writes them,
-holds integers; one of numbers holds floats; anything else is text, and so is ``007``. An empty cell
-is a label that is missing.
+holds integers; one of numbers holds floats; anything else is text, and so are ``007`` and whole
+numbers that int64 cannot hold. An empty cell is a label that is missing, and among numbers so are
+``NA`` and ``nan``. Where cells are separated by semicolons, decimals may have a comma.
 """
 
 import importlib
@@ -18,7 +19,10 @@ from ndfeed.dataset.label_names import looks_like_names
 from ndfeed.errors import FormatError, SchemaError, UnsupportedError
 from ndfeed.files.file import File
 
-_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+_INTEGER = re.compile(r"0|-?[1-9][0-9]*")
+_LONGEST = 20  # characters of an int64
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+_MISSING = ("na", "n/a", "nan", "null", "none")  # what programs write for it among numbers
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
@@ -70,7 +74,8 @@ def _open_csv(path: str, separator: str, as_text: bool) -> LabelTable:
         raise FormatError(path, problem, error.start, remedy="save it as UTF-8") from None
     rows = _parse(path, text, separator)
     if rows and len(rows[0]) == 1 and ";" in rows[0][0]:  # as spreadsheets write it in Europe
-        rows = _parse(path, text, ";")
+        separator = ";"
+        rows = _parse(path, text, separator)
     if not rows:
         raise SchemaError(path, "the table is empty", remedy="its first line must name the columns")
     names = tuple(name.strip() for name in rows[0])
@@ -88,7 +93,8 @@ def _open_csv(path: str, separator: str, as_text: bool) -> LabelTable:
         return [row[at].strip() for row in rows[1:]]
 
     def values(name: str) -> list[Any]:
-        return [cell or None for cell in cells(name)] if as_text else _infer(cells(name))
+        found = cells(name)
+        return [cell or None for cell in found] if as_text else _infer(found, separator == ";")
 
     return LabelTable(path, names, cells, values)
 
@@ -97,7 +103,7 @@ def _parse(path: str, text: str, separator: str) -> list[list[str]]:
     csv = importlib.import_module("csv")  # only who has labels in a table waits for it
     try:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-        return [row for row in reader if row]
+        return [row for row in reader if any(map(str.strip, row))]
     except csv.Error as error:
         raise FormatError(path, f"not a CSV table: {error}", remedy="save it again") from None
 
@@ -109,15 +115,18 @@ def _check_header(path: str, names: Sequence[str]) -> None:
         raise SchemaError(path, f"two columns have the same name: {listed}", remedy="rename one")
 
 
-def _infer(cells: Sequence[str]) -> list[Any]:
+def _infer(cells: Sequence[str], decimal_comma: bool) -> list[Any]:
     """Return numbers where all cells are numbers, otherwise the text."""
-    known = [cell for cell in cells if cell]
-    kind: type = str
-    if all(map(_INTEGER.fullmatch, known)):
-        kind = int
-    elif all(map(_NUMBER.fullmatch, known)) and not any(map(_has_leading_zero, known)):
-        kind = float
-    return [kind(cell) if cell else None for cell in cells]
+    numbers = ["" if cell.casefold() in _MISSING else cell for cell in cells]
+    if decimal_comma:
+        numbers = [cell.replace(",", ".") for cell in numbers]
+    known = [cell for cell in numbers if cell]
+    if known and all(map(_INTEGER.fullmatch, known)):
+        if all(len(cell) <= _LONGEST and _LEAST <= int(cell) <= _MOST for cell in known):
+            return [int(cell) if cell else None for cell in numbers]
+    elif known and all(map(_NUMBER.fullmatch, known)) and not any(map(_has_leading_zero, known)):
+        return [float(cell) if cell else None for cell in numbers]
+    return [cell or None for cell in cells]
 
 
 def _has_leading_zero(cell: str) -> bool:
@@ -148,15 +157,24 @@ def _open_parquet(path: str) -> LabelTable:
             column = file.read(columns=[name]).column(name)
         except (arrow.ArrowInvalid, OSError) as error:
             raise FormatError(path, f"column {name!r} cannot be read: {error}") from None
-        if arrow.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        convert = _converter(arrow.types, column.type)
-        return [None if one is None or one == "" else convert(one) for one in column.to_pylist()]
+        return _convert(arrow.types, column, path, name)
 
     def texts(name: str) -> list[str]:
         return ["" if one is None else str(one) for one in values(name)]
 
     return LabelTable(path, names, texts, values)
+
+
+def _convert(types: Any, column: Any, path: str, name: str) -> list[Any]:  # noqa: ANN401
+    """Return the values of a column; ``None`` where one is missing."""
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    convert = _converter(types, column.type)
+    try:
+        return [None if one is None or one == "" else convert(one) for one in column.to_pylist()]
+    except TypeError:
+        problem = f"lists of column {name!r} have empty cells"
+        raise SchemaError(path, problem, remedy="fill them, or leave these rows out") from None
 
 
 def _converter(types: Any, kind: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - of pyarrow
@@ -196,4 +214,6 @@ def choose_columns(
             problem = "no column of labels" if not others else "several columns may have the labels"
             raise SchemaError(table.path, problem, remedy=table.suggest("column"))
         column = others[0]
-    return names, table.values(column)
+    values = table.values(column)
+    kept = [at for at, name in enumerate(names) if name]  # a row without one is of no file
+    return [names[at] for at in kept], [values[at] for at in kept]

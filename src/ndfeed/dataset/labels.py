@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
-from ndfeed.dataset.arrays import Array, as_array, hold_array, is_array
+from ndfeed.dataset.arrays import Array, as_array, hold_array, is_array, without_index
 from ndfeed.dataset.choosing import Choosing, check_fixed
 from ndfeed.dataset.column import Field
 from ndfeed.dataset.in_memory import Held, Room, hold
@@ -25,9 +25,8 @@ from ndfeed.dataset.label_names import (
 )
 from ndfeed.dataset.label_tables import choose_columns, open_label_table
 from ndfeed.dataset.map_steps import Beside, Step
-from ndfeed.dataset.origins import Origin
 from ndfeed.dataset.remake import Change, Given, not_growing, remade_by, remake
-from ndfeed.dataset.row_selection import PartNumbers, select_rows
+from ndfeed.dataset.row_selection import PartNumbers, find_used, select_rows
 from ndfeed.errors import SchemaError
 from ndfeed.formats.dtypes import EXTENDED
 from ndfeed.index.table import Ints
@@ -207,6 +206,7 @@ def _check_classes(classes: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def _label_samples(ds: Labelled, source: object, classes: tuple[str, ...] | None) -> _Labels:
+    source = without_index(source)
     if isinstance(source, Iterable) and not is_array(source):
         # Also an array of text, which is a list of names elsewhere.
         values = source.tolist() if isinstance(source, np.ndarray) else list(source)
@@ -246,7 +246,7 @@ def _find_places(ds: Labelled) -> _Places:
     by_part = not origin.each and origin.rows is None
     if by_part:
         # All samples of a part share their label: one for each part takes hardly any memory.
-        used = _find_parts(ds, origin)
+        used = find_used(ds.rows, origin.starts)
         file = origin.files[used, 0]
     else:
         file = origin.files_of(select_rows(ds.rows, np.arange(len(ds))))
@@ -259,16 +259,6 @@ def _find_places(ds: Labelled) -> _Places:
         number, own = np.zeros(len(origin.files), np.int64), number
         number[used] = own
     return _Places(list(known), number, by_part)
-
-
-def _find_parts(ds: Labelled, origin: Origin) -> Ints:
-    """Return the parts that samples lie in, without a list of all samples where that is simple."""
-    rows = ds.rows
-    if rows is None or (isinstance(rows, range) and rows.step == 1):
-        first, end = (0, len(origin)) if rows is None else (rows.start, rows.stop)
-        starts, ends = origin.starts[:-1], origin.starts[1:]
-        return np.flatnonzero((starts < ends) & (starts < end) & (ends > first) & (first < end))
-    return np.unique(origin.locate(select_rows(rows, np.arange(len(ds)))).part)
 
 
 class _How(NamedTuple):

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ndfeed.dataset.choosing import check_unnumbered
-from ndfeed.dataset.column import Field, columns_of, has_crops
+from ndfeed.dataset.column import Field
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.in_memory import make_constant
 from ndfeed.dataset.map_steps import Beside
 from ndfeed.dataset.proportions import ENDS, End, Proportions, Stages, make_stages
 from ndfeed.dataset.remake import Change, not_growing, remade_by, remake
-from ndfeed.dataset.row_selection import Drawn
 from ndfeed.errors import SchemaError
 from ndfeed.index.open import Opened
 
@@ -189,11 +188,6 @@ def _check_source(name: str, ds: Dataset) -> None:
         raise ValueError(
             f"source {name!r} is a mixture itself; mix all sources at once, with weights that are "
             "the products"
-        )
-    if isinstance(ds.rows, Drawn) or any(map(has_crops, columns_of(ds.groups))):
-        raise ValueError(
-            f"source {name!r} has crops, which cannot be mixed; mix datasets of whole samples, and "
-            "crop them in a map"
         )
 
 

@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 from ndfeed.dataset import gather
 from ndfeed.dataset.arguments import computed_once
 from ndfeed.dataset.column import Column, Place, lengths
-from ndfeed.dataset.decoding import Decoded
 from ndfeed.dataset.destination import Destination, Laid
 from ndfeed.dataset.read_timing import reading
 from ndfeed.errors import FormatError, shown
 from ndfeed.files import platform_calls
 from ndfeed.files.file import File
 from ndfeed.files.maps import Maps
-from ndfeed.formats.description import MOST_BYTES
+from ndfeed.formats.description import MOST_BYTES, RAW
 from ndfeed.formats.dtypes import itemsize
 from ndfeed.index.build import folder_of
 from ndfeed.index.table import Ints
@@ -53,8 +52,10 @@ class Spans(NamedTuple):
 def _files(column: Column, part: Ints) -> Ints:
     """Return every file that samples of these parts need."""
     parts = np.unique(part) if len(column.arrays) > 1 else part[:1]
-    places = [column.arrays, column.offsets, column.extents]
-    arrays: Ints = np.concatenate([p[parts] for p in places if p is not None])
+    # Streams that are decoded are not mapped.
+    places = [column.arrays[parts[column.coding[parts] == RAW]]]
+    places += [p[parts] for p in (column.offsets, column.extents) if p is not None]
+    arrays: Ints = np.concatenate(places)
     return column.table.file[arrays[arrays >= 0]].astype(np.int64)
 
 
@@ -222,7 +223,7 @@ def _refuse(column: Column, arrays: Ints, place: Place, at: int, found: str) -> 
 
 def shapes(column: Column, place: Place, maps: Maps | None) -> Ints | list[Shape]:
     """Return the shape of each sample of a ragged column: a row each where all are located."""
-    located = _have_offsets(column, place)
+    located = have_offsets(column, place)
     if located.all():
         return where(column, place, maps).shape
     found = column.shapes(place.part)
@@ -234,7 +235,7 @@ def shapes(column: Column, place: Place, maps: Maps | None) -> Ints | list[Shape
     return found
 
 
-def _have_offsets(column: Column, place: Place) -> NDArray[np.bool_]:
+def have_offsets(column: Column, place: Place) -> NDArray[np.bool_]:
     """Which samples are found by offsets?"""
     if column.offsets is None:
         return np.zeros(len(place.part), bool)
@@ -248,32 +249,12 @@ def where(column: Column, place: Place, maps: Maps | None) -> Spans:
     return maps.read(_files(column, place.part), lambda: _spans(column, place, maps))
 
 
-def fill(
-    column: Column, place: Place, target: Destination, maps: Maps | None, decoded: Decoded
-) -> None:
-    """Copy samples of a column with located parts; the others are read like arrays."""
-    located = _have_offsets(column, place)
-    if located.all():
-        _fill(column, place, target, maps)
-        return
-    if not target.given:
-        dtype = column.field.dtype
-        target.hold([np.empty(shape, dtype) for shape in shapes(column, place, maps)])
-    arrays = target.ragged
-    for which in (np.flatnonzero(located), np.flatnonzero(~located)):
-        some = Place(place.part[which], place.row[which])
-        own = Destination(column, some.part, [arrays[i] for i in which.tolist()])
-        if len(which) and located[which[0]]:
-            _fill(column, some, own, maps)
-        elif len(which):
-            gather.from_parts(column, some, own, maps, decoded)
-
-
-def _fill(column: Column, place: Place, target: Destination, maps: Maps | None) -> None:
+def fill_mapped(column: Column, place: Place, target: Destination, maps: Maps | None) -> None:
+    """Copy samples of parts that are not decoded, from maps or by position."""
 
     def fetch() -> tuple[Room, Ints]:
         found = _spans(column, place, maps)
-        room = _room(target, found)
+        room = make_room(target, found)
         if maps is None:
             _read(column, found, room)
         else:
@@ -282,10 +263,10 @@ def _fill(column: Column, place: Place, target: Destination, maps: Maps | None) 
 
     got = fetch() if maps is None else maps.read(_files(column, place.part), fetch)
     if column.any_swapped:
-        _swap(column, *got, column.swapped[place.part])
+        swap(column, *got, column.swapped[place.part])
 
 
-def _swap(column: Column, room: Room, nbytes: Ints, swapped: NDArray[np.bool_]) -> None:
+def swap(column: Column, room: Room, nbytes: Ints, swapped: NDArray[np.bool_]) -> None:
     """Swap the bytes of the elements of some samples."""
     memories: list[memoryview]
     if not isinstance(room, Laid):
@@ -300,7 +281,7 @@ def _swap(column: Column, room: Room, nbytes: Ints, swapped: NDArray[np.bool_]) 
             np.frombuffer(memory, column.field.dtype).byteswap(inplace=True)
 
 
-def _room(target: Destination, found: Spans) -> Room:
+def make_room(target: Destination, found: Spans) -> Room:
     """Return where the samples go: allocated here, unless there is memory already."""
     if target.laid is not None:
         return target.laid

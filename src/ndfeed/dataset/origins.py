@@ -167,13 +167,13 @@ def _files_of(groups: Sequence[Group]) -> Ints:
         columns.append(column.file)
         for at in others:
             file = column.table.file[at]
-            columns.append(np.where((at < 0) | _is_memory(column.table)[file], column.file, file))
+            columns.append(np.where((at < 0) | is_memory(column.table)[file], column.file, file))
     first = columns[0]
     more = [one for one in columns[1:] if one is not first and not np.array_equal(one, first)]
     return np.stack([first, *more], axis=1)
 
 
-def _is_memory(table: Table) -> NDArray[np.bool_]:
+def is_memory(table: Table) -> NDArray[np.bool_]:
     """Per file: is it memory of ours, and no file?"""
     if "memory" not in table.formats:
         return np.zeros(table.files, bool)

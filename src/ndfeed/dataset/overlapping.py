@@ -86,6 +86,38 @@ def overlay(overlaps: Sequence[Overlap]) -> list[tuple[Table, Ints]]:
     return made
 
 
+def add_places(group: Group, leads: Sequence[int]) -> Group:
+    """Return a group whose parts number their samples along as many axes; new ones have length 1.
+
+    The samples of a column must have the same number of axes.
+    """
+    every = [
+        [np.flatnonzero(kind) for kind in (column.whole, ~column.whole) if kind.any()]
+        for column in group.columns
+    ]
+    pairs = list(zip(group.columns, leads, strict=True))
+    todo = zip(pairs, every, strict=True)
+    made = iter(overlay([_longer(*pair, parts) for pair, own in todo for parts in own]))
+    columns = []
+    for (column, lead), own in zip(pairs, every, strict=True):
+        arrays = np.empty(len(column.arrays), np.int64)
+        table = column.table
+        for parts in own:
+            table, arrays[parts] = next(made)
+        whole = np.zeros(len(arrays), bool)
+        columns.append(replace(column, table=table, arrays=arrays, whole=whole, lead=lead))
+    return replace(group, columns=tuple(columns))
+
+
+def _longer(column: Column, lead: int, parts: Ints) -> Overlap:
+    """Make some parts, all of them whole or none, with axes of length 1 before those of samples."""
+    lengths, steps = axes_of(column, parts)
+    whole = bool(column.whole[parts].any())
+    at = np.zeros(lead, np.int64) if whole else np.full(lead - column.lead, column.lead)
+    longer = np.insert(lengths, at, 1, axis=1), np.insert(steps, at, 0, axis=1)
+    return Overlap(column, parts, np.zeros(len(parts), np.int64), *longer)
+
+
 def _make_table(table: Table, overlaps: Sequence[Overlap]) -> Table:
     sources: Ints = np.concatenate([one.column.arrays[one.parts] for one in overlaps])
     dims: list[Ints] = []

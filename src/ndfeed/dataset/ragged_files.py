@@ -3,8 +3,8 @@
 They become columns with ``offsets``, which are read in place like the ragged fields of packed
 datasets. ``ragged_formats`` opens formats of files that have offsets of their own.
 
-Values that cannot be read in part (compressed, or strided) are decoded into shared memory when
-they are opened, and their offsets with them.
+Compressed values are decoded when samples of them are first read, like the rows of any compressed
+array; their offsets are in shared memory. Values in another order are decoded when they are opened.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from ndfeed.dataset.remake import Change, fixed, remade_by, remake
 from ndfeed.errors import FormatError, ResourceError, SchemaError, shown, shown_size
 from ndfeed.files.file import File
 from ndfeed.files.shared_memory import Shared
-from ndfeed.formats.description import Array, Description
+from ndfeed.formats.description import DEFLATE, GZIP, RAW, Array, Description
 from ndfeed.index.build import make_table
 from ndfeed.index.table import Ints, Table, concat
 
@@ -137,7 +137,7 @@ def locate(values: Dataset, ends: Ends, *, why: str = "", spare: bool = False) -
         ends = ends._replace(rows=ends.rows.in_memory())
     _check_ends(values, ends, counts, spare)
     why = why or _reason(ends)
-    if not in_place:
+    if not all(map(_is_in_order, columns_of(values.groups))):
         values, why = _decode(values), f"{why}; values decoded into memory"
     return _locate(values, counts, ends, why, spare)
 
@@ -150,6 +150,12 @@ def _reason(ends: Ends) -> str:
 
 def _is_raw(column: Column) -> bool:
     return not column.coding.any() and not column.strided.any()
+
+
+def _is_in_order(column: Column) -> bool:
+    """Do the rows of every part follow each other in its file, or in a stream to be decoded?"""
+    known = np.isin(column.coding, (RAW, DEFLATE, GZIP))
+    return bool(known.all() and not column.strided.any())
 
 
 def _check_values(values: Dataset, ends: Ends) -> tuple[int, ...]:

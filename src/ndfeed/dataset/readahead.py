@@ -104,7 +104,9 @@ def _spans(group: Group, samples: Ints) -> Iterator[tuple[Column, Span]]:
 
 def _locate(group: Group, column: Column, offsets: Ints, place: Place) -> Span:
     """Locate samples by their offsets, which are read for it: they are few bytes."""
-    kept = np.flatnonzero(offsets[place.part] >= 0)
+    kept = np.flatnonzero((offsets[place.part] >= 0) & (column.coding[place.part] == RAW))
+    if not len(kept):
+        return _NONE, _NONE, _NONE
     some = Place(place.part[kept], place.row[kept])
     with contextlib.suppress(Error, OSError):  # the reader will raise the same error
         found = reader_of(group).spans(group, column, some)

@@ -13,11 +13,12 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.dataset import destination, gather, offsets
+from ndfeed.dataset import destination, gather, offsets, ranges
 from ndfeed.dataset.column import Column, Group, Place, is_converted
 from ndfeed.dataset.decoding import Decoded, kept_by_default
 from ndfeed.dataset.destination import Arrays, Destination
 from ndfeed.dataset.large_members import make_cache
+from ndfeed.dataset.map_places import LARGE_ROW, Pieces, find_pieces, place_files
 from ndfeed.dataset.row_selection import select_rows
 from ndfeed.dataset.whole_files import WholeFiles
 from ndfeed.errors import ChangedError, MissingError, SourceError
@@ -50,16 +51,16 @@ class Reader:
         alone = len(group.starts) == 2
         self._alone = int(group.columns[0].file[0]) if alone else None
         self._rows = group.rows if alone else None  # else ``group.locate`` selects them
-        row = sum(int(c.nbytes[0]) for c in group.columns if c.even)
+        self._row = sum(int(c.nbytes[0]) for c in group.columns if c.even)
         # Samples for which the available memory is checked.
-        self._many = -(-platform_calls.LARGE // max(row, 1))
-        self._row = row
+        self._many = -(-platform_calls.LARGE // max(self._row, 1))
         # Do samples overlap, or lie apart? Then one call gathers them into memory of its own.
         self._apart = any(c.plain and c.pitch != c.size for c in group.columns)
         self._short = maps is not None and all(
-            c.plain and c.size and not c.any_swapped and (alone or c.size <= gather.LARGE_ROW)
+            c.plain and c.size and not c.any_swapped and (alone or c.size <= LARGE_ROW)
             for c in group.columns
         )
+        self._pieces = [find_pieces(c, maps) for c in group.columns]
 
     def check(self, group: Group, samples: Ints) -> None:
         """Compare checksums, for code that bypasses this reader; here there are none."""
@@ -120,13 +121,15 @@ class Reader:
     ) -> None:
         """Read ``samples``, which are in range, into ``batch``, in memory that ``room`` lends.
 
-        It has an array for every field. Samples that one call gathers from many files come in
-        memory that this call allocates: copying them again would take as long as gathering them.
+        It has an array for every field. What is gathered by address comes in memory of NumPy's.
         """
         many = self._short and (self._apart or self._alone is None) and len(samples)
         chosen = self._apart or group.rows is not None
         scattered = many and (chosen or not gather.consecutive(samples))
         gathers = self._read_scattered if self._alone is None else self._read_one
+        if scattered and self._alone is None and any(self._pieces):
+            lent = zip(room().items(), self._pieces, strict=True)
+            batch.update(one for one, pieces in lent if pieces is not None)
         if scattered and self._try_shortcut(gathers, group, samples, batch):
             return
         arrays = room()
@@ -175,10 +178,9 @@ class Reader:
         maps.read(file, self._copy_scattered, maps, place, file, batch)
 
     def _copy_scattered(self, maps: Maps, place: Place, file: Ints, batch: dict[str, Any]) -> None:
-        for (name, dtype, shape), column in zip(self._names, self._columns, strict=True):
-            start = place.row * column.pitch
-            start += column.first[place.part]
-            found = gather.by_address(maps, file, start, column.size)
+        every = zip(self._names, self._columns, self._pieces, strict=True)
+        for (name, dtype, shape), column, pieces in every:
+            found = gather.from_many(column, place, file, maps, pieces, batch.get(name))
             batch[name] = found.view(dtype).reshape(shape)
 
     def fill(
@@ -200,11 +202,11 @@ class Reader:
             if self._whole is not None:
                 self._whole.fill(place.part, targets)
                 return targets
-            for column, target in zip(self._columns, targets, strict=True):
+            for pieces, target in zip(self._pieces, targets, strict=True):
                 try:
-                    self._fill_column(group, column, place, target, self.maps, decoded)
+                    self._fill_column(group, place, target, self.maps, decoded, pieces)
                 except Unmappable:
-                    self._fill_column(group, column, place, target, None, decoded)
+                    self._fill_column(group, place, target, None, decoded)
         except (ChangedError, MissingError):
             doubt(group.table)
             raise
@@ -213,14 +215,15 @@ class Reader:
     def _fill_column(
         self,
         group: Group,
-        column: Column,
         place: Place,
         target: Destination,
         maps: Maps | None,
         decoded: Decoded | None,
+        pieces: Pieces | None = None,
     ) -> None:
+        column = target.column
         if column.offsets is not None:
-            offsets.fill(column, place, target, maps, decoded or self._own_decoded(group))
+            ranges.fill(column, place, target, maps, decoded or self._own_decoded(group))
             return
         if not column.plain:
             gather.from_parts(column, place, target, maps, decoded or self._own_decoded(group))
@@ -232,7 +235,7 @@ class Reader:
         elif self._alone is not None:
             gather.gather_one(column, place.row, target, maps)
         else:
-            gather.gather(column, place, target, maps)
+            gather.gather(column, place, target, maps, pieces)
         if column.any_swapped:
             target.swap(column.swapped[place.part])
 
@@ -380,7 +383,8 @@ def _make_reader(group: Group) -> Reader:
     maps = _process.maps.get(id(table))
     if maps is None:
         try:
-            maps = _process.maps[id(table)] = Maps(table, guarded=not table.sealed)
+            maps = Maps(table, guarded=not table.sealed, places=place_files(group))
+            _process.maps[id(table)] = maps
         except SourceError:
             maps = None  # more files than may be open: read by position
     return kind(group, maps, _process.token)

@@ -1,7 +1,8 @@
 """Selections of rows: what callers may write, how they compose, how they are pickled."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, SupportsIndex, Union, overload
 
 import numpy as np
@@ -13,6 +14,7 @@ from ndfeed.index.table import Ints
 Rows = Union[range, Ints, "Drawn", None]  # None: all of them
 
 _SMALL = 1024
+_MOST_NUMBERED = (1 << 63) - 1
 _INT64 = np.dtype(np.int64)
 _UINT64 = np.dtype(np.uint64)
 
@@ -141,9 +143,10 @@ def compose(
 
 
 class Runs(NamedTuple):
-    """Consecutive cases with as many crops each: where runs start, and by axis their places.
+    """Consecutive cases with as many crops each: the first case of every run, and places by axis.
 
-    ``counts`` are the crops of every case of a run, and ``starts`` the number of its first crop.
+    ``counts`` are the crops of every case of a run, and ``starts`` the number of its first crop,
+    and the end. Cases between runs have no crops.
     """
 
     first: Ints
@@ -152,10 +155,15 @@ class Runs(NamedTuple):
     starts: Ints
 
     @classmethod
-    def of(cls, first: Ints, places: Ints) -> "Runs":
-        """Return runs that start at these cases, and the end."""
+    def of(cls, first: Ints, cases: Ints, places: Ints) -> "Runs":
+        """Return runs of so many cases each."""
         counts: Ints = places.prod(axis=1)
-        return cls(first, places, counts, np.append(0, np.cumsum(counts * np.diff(first))))
+        return cls(first, places, counts, np.append(0, np.cumsum(counts * cases)))
+
+    @property
+    def cases(self) -> Ints:
+        """The number of cases of every run."""
+        return np.diff(self.starts) // self.counts
 
     def find(self, cases: Ints) -> Ints:
         """Return the run of each case."""
@@ -168,50 +176,126 @@ class Runs(NamedTuple):
         return found
 
 
+def find_used(rows: Rows, starts: Ints) -> Ints:
+    """Return the parts that some rows lie in, given the first row of each part, and the end."""
+    first, ends = starts[:-1], starts[1:]
+    if rows is None:
+        return np.flatnonzero(first < ends)
+    if isinstance(rows, range):
+        rising = rows if rows.step > 0 else rows[::-1]
+        ahead = -((rising.start - first) // rising.step)  # the first of the rows in each part
+        next_row = rising.start + np.maximum(ahead, 0) * rising.step
+        return np.flatnonzero(next_row < np.minimum(ends, rising.stop))
+    every = select_rows(rows, np.arange(len(rows)))
+    return np.unique(np.searchsorted(starts, every, side="right") - 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """What some rows stand for: any crop of a case, with ``each`` rows for every one of ``cases``.
+
+    Without ``runs`` a row stands for one sample, and ``cases`` are their numbers. ``shift`` is how
+    many samples come before these in a sum of datasets.
+    """
+
+    runs: Runs | None
+    cases: "range | Ints"
+    each: int = 1
+    shift: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return len(self.cases) * self.each
+
+    @property
+    def most(self) -> int:
+        """The most samples that a row may stand for."""
+        return 1 if self.runs is None else int(self.runs.counts.max(initial=1))
+
+    def counts(self, rows: Ints) -> Ints:
+        """Return how many samples each row may stand for."""
+        if self.runs is None:
+            return np.ones_like(rows)
+        return self.runs.counts[self.runs.find(select_rows(self.cases, rows // self.each))]
+
+    def number(self, rows: Ints, drawn: Ints) -> Ints:
+        """Return the numbers of samples: of each row the one that ``drawn`` counts from 1 on.
+
+        Where it is 0 the sample is fixed by the row.
+        """
+        case = select_rows(self.cases, rows // self.each)
+        if self.runs is None:
+            return case + self.shift
+        fixed = _draw(rows, _FIXED, self.runs.counts[self.runs.find(case)])
+        return self.runs.number(case, np.where(drawn > 0, drawn - 1, fixed)) + self.shift
+
+    def describe(self) -> bytes:
+        """Return what identifies these rows."""
+        kind = "chosen" if self.runs is None else f"drawn {self.each}"
+        return kind.encode() + np.asarray(self.cases, np.int64).tobytes()
+
+
 class Drawn:
     """Rows that stand for any of the crops of a case, drawn when they are read.
 
     Row ``i + len * (1 + k)`` is crop ``k`` of the case of row ``i``. Row ``i`` itself is a crop
-    that is fixed by ``i``, for those who read it without a seed. Every case of ``cases`` has
-    ``each`` rows, of which ``rows`` are chosen.
+    that is fixed by ``i``, for those who read it without a seed. ``rows`` are those chosen of all
+    that ``draws`` describe, which lie one after the other.
     """
 
-    def __init__(self, runs: Runs, cases: "range | Ints", each: int, rows: "range | Ints") -> None:
-        self._runs = runs
-        self._cases = cases
-        self._each = each
+    def __init__(self, draws: Sequence[Draw], rows: "range | Ints") -> None:
+        self.draws = tuple(draws)
         self.rows = rows
+        self._starts = np.cumsum([0, *(one.count for one in draws)])
+        if len(rows) * (1 + max(one.most for one in draws)) > _MOST_NUMBERED:
+            raise ValueError("crops() are too many to be numbered; use a smaller each=")
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def all(self) -> int:
+        """How many rows there are, chosen or not."""
+        return int(self._starts[-1])
 
     def choose(self, further: "range | Ints") -> "Drawn":
         """Return some of the rows."""
         chosen = compose(self.rows, further)
         if isinstance(chosen, Drawn):
             raise TypeError("rows of rows that are drawn")
-        return Drawn(self._runs, self._cases, self._each, chosen)
+        return Drawn(self.draws, chosen)
 
-    def _find_cases(self, rows: Ints) -> Ints:
-        return select_rows(self._cases, select_rows(self.rows, rows) // self._each)
+    def _divide(self, rows: Ints) -> "Iterator[tuple[Draw, slice | Ints, Ints]]":
+        """Yield for every draw which of ``rows`` are its own, and their numbers in it."""
+        numbers = select_rows(self.rows, rows)
+        if len(self.draws) == 1:
+            yield self.draws[0], slice(None), numbers
+            return
+        which = np.searchsorted(self._starts, numbers, side="right") - 1
+        for one in np.unique(which).tolist():
+            at = np.flatnonzero(which == one)
+            yield self.draws[one], at, numbers[at] - self._starts[one]
 
     def select(self, wanted: Ints) -> Ints:
         """Return the numbers of the crops of these rows."""
         drawn, row = np.divmod(wanted, max(len(self), 1))
-        case = self._find_cases(row)
-        fixed = _draw(select_rows(self.rows, row), _FIXED, self._runs.counts[self._runs.find(case)])
-        return self._runs.number(case, np.where(drawn > 0, drawn - 1, fixed))
+        found = np.empty(len(wanted), np.int64)
+        for draw, at, own in self._divide(row):
+            found[at] = draw.number(own, drawn[at])
+        return found
 
     def draw(self, rows: Ints, key: NDArray[np.uint64], positions: Ints) -> Ints:
         """Return the rows with a crop drawn for each, fixed by a key and its position."""
-        counts = self._runs.counts[self._runs.find(self._find_cases(rows))]
+        counts = np.empty(len(rows), np.int64)
+        for draw, at, own in self._divide(rows):
+            counts[at] = draw.counts(own)
         return rows + len(self) * (1 + _draw(positions, key, counts))
 
     def describe(self) -> bytes:
         """Return what identifies these rows."""
-        rows = np.asarray(self.rows, np.int64)
-        cases = np.asarray(self._cases, np.int64)
-        return f"drawn {self._each}".encode() + cases.tobytes() + rows.tobytes()
+        every = b"".join(draw.describe() for draw in self.draws)
+        return every + np.asarray(self.rows, np.int64).tobytes()
 
 
 def draw_rows(rows: Rows, wanted: Ints, rng: np.random.Generator) -> Ints:
@@ -241,14 +325,38 @@ def join_rows(
     """Return ``count`` rows, then ``other`` rows of samples that are numbered from ``shift``."""
     if first is None and second is None:
         return None
+    if isinstance(first, Drawn) or isinstance(second, Drawn):
+        return _join_drawn(_as_drawn(first, count), _as_drawn(second, other), shift)
     mine, theirs = select_rows(first, np.arange(count)), select_rows(second, np.arange(other))
     return np.concatenate([mine, theirs + shift])
+
+
+def _as_drawn(rows: Rows | PartNumbers, count: int) -> Drawn:
+    if isinstance(rows, Drawn):
+        return rows
+    every = range(count)
+    return Drawn(
+        [Draw(None, every if rows is None else select_rows(rows, np.arange(count)))], every
+    )
+
+
+def _join_drawn(first: Drawn, second: Drawn, shift: int) -> Drawn:
+    theirs = [replace(draw, shift=draw.shift + shift) for draw in second.draws]
+    rows: range | Ints = range(first.all + second.all)
+    if not (_is_range(first) and _is_range(second)):
+        mine = np.asarray(first.rows, np.int64)
+        rows = np.concatenate([mine, np.asarray(second.rows, np.int64) + first.all])
+    return Drawn([*first.draws, *theirs], rows)
+
+
+def _is_range(drawn: Drawn) -> bool:
+    return isinstance(drawn.rows, range) and drawn.rows == range(drawn.all)
 
 
 def is_ascending(rows: Rows | PartNumbers) -> bool:
     """Are the rows in the order in which they are stored?"""
     if isinstance(rows, Drawn):
-        return is_ascending(rows.rows)
+        return all(map(is_ascending, [rows.rows, *(draw.cases for draw in rows.draws)]))
     if isinstance(rows, range):
         return rows.step > 0
     return not isinstance(rows, np.ndarray) or bool((rows[1:] >= rows[:-1]).all())

@@ -9,6 +9,8 @@ import numpy as np
 
 Offsets = Mapping[str, int] | Mapping[str, Sequence[int]] | Sequence[int]
 
+_MOST = 1 << 48  # rows: more than any file has, and sums of a few stay below 2**63
+
 
 class View(NamedTuple):
     """One field of a window for each stored one: its rows relative to the first row of all.
@@ -59,20 +61,29 @@ def window_shape(length: int | None, stride: int, offsets: Offsets | None) -> Sh
     if offsets is None:
         return Shape((View("", 0, size),), step, f"{rows}, {step:,} apart")
     if isinstance(offsets, Mapping):
-        named: list[object] = list(offsets)
-        if not named or not all(isinstance(name, str) and name for name in named):
-            raise TypeError(f"offsets= needs names of fields, got {list(offsets)!r:.80}")
         text = f"{rows} at offsets {dict(offsets)}, {step:,} apart"
-        if size is None and all(_is_sequence(at) for at in offsets.values()):
-            each = [view for name, at in offsets.items() for view in _rows_at(at, name)]
-            return Shape(tuple(each), step, text)
-        views = [View(name, _as_offset(at), size) for name, at in offsets.items()]
-        return Shape(tuple(views), step, text)
+        return Shape(_named_views(offsets, size), step, text)
     if size is not None:
         raise TypeError('with a length, offsets= takes a dict such as {"x": 0, "y": 1}')
     if not _is_sequence(offsets):
         raise TypeError(f"offsets= takes a dict or a sequence of numbers, got {offsets!r:.80}")
     return Shape(_rows_at(offsets), step, f"rows at offsets {list(offsets)!r:.80}, {step:,} apart")
+
+
+def _named_views(offsets: Mapping[str, Any], size: int | None) -> tuple[View, ...]:
+    """Return a view for each name, or those of each field's own rows."""
+    named: list[object] = list(offsets)
+    if not named or not all(isinstance(name, str) and name for name in named):
+        raise TypeError(f"offsets= needs names of fields, got {list(offsets)!r:.80}")
+    lists = [name for name, at in offsets.items() if _is_sequence(at)]
+    if not lists:
+        return tuple(View(name, _as_offset(at), size) for name, at in offsets.items())
+    if size is not None or len(lists) < len(offsets):
+        raise TypeError(
+            f"offsets= takes whole numbers, got a sequence for {lists[0]!r}; give every name one, "
+            "and no length: offsets={'state': range(-3, 1), 'action': [0]}"
+        )
+    return tuple(view for name, at in offsets.items() for view in _rows_at(at, name))
 
 
 def _is_sequence(value: object) -> bool:
@@ -104,6 +115,9 @@ def _as_offset(value: object) -> int:
 
 def _as_whole(name: str, value: Any) -> int:  # noqa: ANN401 - whatever a caller gave
     try:
-        return operator.index(value)
+        found = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} takes whole numbers, got {value!r:.80}") from None
+    if abs(found) > _MOST:
+        raise ValueError(f"{name} takes at most {_MOST:,} rows, got {found}")
+    return found

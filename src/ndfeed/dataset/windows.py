@@ -7,7 +7,7 @@ The number of windows follows from the lengths of the sequences, so nothing is l
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -55,7 +55,7 @@ def find_sequences(ds: "Dataset", by: str | None, bounds: Ints | None) -> Sequen
 
 def _as_stretch(ds: "Dataset") -> tuple[int, int]:
     """Return the samples that a dataset has, which must be consecutive."""
-    rows: Rows = ds.rows
+    rows: Rows = ds.rows if len(ds) else range(0)
     if rows is None:
         return 0, len(ds.groups[0])
     if isinstance(rows, np.ndarray) and len(rows) and (np.diff(rows) == 1).all():
@@ -82,21 +82,22 @@ def _check_repeated(ds: "Dataset") -> None:
 def as_bounds(bounds: ArrayLike, count: int) -> Ints:
     """Return ``bounds`` as row numbers in [0, count], which ascend."""
     found = np.asarray(bounds)
+    if found.shape == (0,):
+        return np.zeros(0, np.int64)
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise TypeError(
             f"bounds= takes row numbers in one dimension, got {found.dtype} {found.shape}"
         )
-    rows = found.astype(np.int64)
-    back = np.flatnonzero(np.diff(rows) < 0)
+    back = np.flatnonzero(found[1:] < found[:-1])
     if len(back):
         at = int(back[0])
         raise ValueError(
-            f"bounds= must ascend, got {rows[at]} before {rows[at + 1]}; pass the first row of "
+            f"bounds= must ascend, got {found[at]} before {found[at + 1]}; pass the first row of "
             "each sequence"
         )
-    if len(rows) and not 0 <= rows[0] <= rows[-1] <= count:
-        raise ValueError(f"bounds= must be in [0, {count}], got {rows[0]} to {rows[-1]}")
-    return rows
+    if not 0 <= int(found[0]) <= int(found[-1]) <= count:
+        raise ValueError(f"bounds= must be in [0, {count}], got {found[0]} to {found[-1]}")
+    return found.astype(np.int64)
 
 
 def _changes(ds: "Dataset", by: str) -> Ints:
@@ -114,11 +115,18 @@ def _changes(ds: "Dataset", by: str) -> Ints:
     for at in range(0, len(ds), _AT_ONCE):
         rows = np.arange(at, min(at + _AT_ONCE, len(ds)))
         values = alone.read(rows)[by].reshape(len(rows), -1)
-        if last is not None and (values[0] != last).any():
+        if last is not None and _differ(values[:1], last).any():
             found.append(np.array([at]))
-        found.append(np.flatnonzero((values[1:] != values[:-1]).any(axis=1)) + 1 + at)
-        last = values[-1]
+        found.append(np.flatnonzero(_differ(values[1:], values[:-1])) + 1 + at)
+        last = values[-1:]
     return np.concatenate([np.zeros(0, np.int64), *found])
+
+
+def _differ(some: NDArray[Any], others: NDArray[Any]) -> NDArray[np.bool_]:
+    """Say which rows differ from the others; NaN is the same as NaN, as for ``split``."""
+    missing = (some != some) & (others != others)
+    found: NDArray[np.bool_] = ((some != others) & ~missing).any(axis=1)
+    return found
 
 
 def _make_again(
@@ -142,12 +150,7 @@ def make_windows(
     counts = np.maximum((lengths - shape.span) // shape.stride + 1, 0)
     kept = np.flatnonzero(counts)
     if not len(kept):
-        raise SchemaError(
-            ds.first_file,
-            f"windows of {shape.span:,} rows do not fit: the longest of {len(lengths):,} "
-            f"sequence{'s' * (len(lengths) != 1)} has {int(lengths.max(initial=0)):,}",
-            remedy="use a smaller length or offsets" + f", or another field than {by!r}" * bool(by),
-        )
+        _refuse_short(ds, shape, lengths, by)
     starts = np.concatenate([[0], np.cumsum(counts[kept])])
     cut = _Cut(every.starts[kept], counts[kept], starts, shape)
     names = _field_names(ds, shape)
@@ -164,6 +167,21 @@ def make_windows(
         steps=(Stack.of(ds.names, names),) if any(one.stacked for one in shape.views) else (),
         identity=_identify(ds, cut),
         origins=tuple(_origin(origin, cut) for origin in ds.all_origins()),
+    )
+
+
+def _refuse_short(ds: "Dataset", shape: Shape, lengths: Ints, by: str | None) -> NoReturn:
+    if not len(lengths):
+        raise SchemaError(
+            ds.first_file,
+            "there are no rows to make windows of",
+            remedy="open files that have some",
+        )
+    raise SchemaError(
+        ds.first_file,
+        f"windows of {shape.span:,} rows do not fit: the longest of {len(lengths):,} "
+        f"sequence{'s' * (len(lengths) != 1)} has {int(lengths.max()):,}",
+        remedy="use a smaller length or offsets" + f", or another field than {by!r}" * bool(by),
     )
 
 
@@ -256,12 +274,20 @@ def _field_names(ds: "Dataset", shape: Shape) -> dict[tuple[View, str], str]:
             return own
         return view.name if alone and not view.stacked else f"{view.name}/{own}"
 
-    return {
+    names = {
         (view, own): name_of(view, own)
         for view in shape.views
         for own in ds.names
         if view.field in ("", own)
     }
+    every = list(names.values())
+    doubled = [name for at, name in enumerate(every) if name in every[:at]]
+    if doubled:
+        raise ValueError(
+            f"windows() would make two fields {doubled[0]!r}; rename() one of the dataset's fields "
+            "first"
+        )
+    return names
 
 
 def _make_groups(

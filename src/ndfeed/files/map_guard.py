@@ -46,12 +46,10 @@ from numpy.typing import NDArray
 from ndfeed.errors import SourceError
 from ndfeed.files import platform_calls
 from ndfeed.files.file import File, Identity, behind_name, is_same, status_of
-from ndfeed.files.platform_calls import can, fcntl
+from ndfeed.files.platform_calls import Place, can, fcntl, map_whole
 
-try:
+with contextlib.suppress(ImportError):  # an interpreter without libffi
     import ctypes  # NumPy has imported it already
-except ImportError:  # an interpreter without libffi
-    can.catch_sigbus = False
 
 _SA_SIGINFO, _SA_NODEFER = 0x4, 0x40000000
 _SI_CODE, _SI_ADDR = 8, 16  # offsets in siginfo_t
@@ -108,10 +106,7 @@ class _Handler:
         self._sigaction = libc.sigaction
         self._sigaction.argtypes = (ctypes.c_int, pointer, pointer)
         self._raise: Callable[[int], int] = getattr(libc, "raise")
-        self._mmap = libc.mmap
-        word = ctypes.c_size_t
-        self._mmap.argtypes = (word, word, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-        self._mmap.restype = ctypes.c_ssize_t
+        self._mmap = platform_calls.find_mmap()
         kind = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_size_t, ctypes.c_size_t)
         callback = kind(self._handle)
         # The kernel keeps its address: it must outlive this module at interpreter exit.
@@ -174,15 +169,17 @@ class Unmappable(SourceError):
 
 
 class MappedFile:
-    """One mapped file."""
+    """One mapped file, at an address of some remainder if that is asked for."""
 
     __slots__ = ("bytes", "expected", "file", "found", "leased", "number", "refused", "taken")
 
-    def __init__(self, number: int, file: File, expected: Identity) -> None:
+    def __init__(
+        self, number: int, file: File, expected: Identity, place: Place | None = None
+    ) -> None:
         self.number = number
         self.file = file
         self.expected = expected
-        self.bytes: NDArray[np.uint8] = np.frombuffer(platform_calls.map_whole(file.fd), np.uint8)
+        self.bytes: NDArray[np.uint8] = np.frombuffer(map_whole(file.fd, place), np.uint8)
         self.leased = False
         self.refused = not can.lease  # this file cannot be leased
         self.taken = False  # a writer has had the file since it was mapped

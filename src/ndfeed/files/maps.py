@@ -31,7 +31,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +41,10 @@ from ndfeed.files import map_guard
 from ndfeed.files.file import File, Identity, changed
 from ndfeed.files.map_guard import MappedFile, acquire_until, keeper
 from ndfeed.files.map_guard import Unmappable as Unmappable
-from ndfeed.files.platform_calls import can, elapsed
+from ndfeed.files.platform_calls import Place, can, elapsed
 
 T = TypeVar("T")
+Records = tuple[int, NDArray[np.void]]  # and the address of the first
 
 _MOMENT = 0.0005
 # Seconds for which leases are trusted after a check: below the second that is the shortest
@@ -72,6 +73,17 @@ class Files(Protocol):
         ...
 
 
+class Places(NamedTuple):
+    """Addresses of maps: that of each file has its ``remainder`` modulo ``step``."""
+
+    step: int
+    remainder: NDArray[np.int64]
+
+    def of(self, file: int) -> Place:
+        """Return what one file's address should have."""
+        return self.step, int(self.remainder[file])
+
+
 class _Span:
     """A range of this process's addresses as records of ``size`` bytes, ``step`` apart."""
 
@@ -91,21 +103,22 @@ class Maps:
     ``guarded=False`` is for memory of our own that can no longer change.
     """
 
-    def __init__(self, files: Files, *, guarded: bool = True) -> None:
+    def __init__(self, files: Files, *, guarded: bool = True, places: Places | None = None) -> None:
         if guarded and not (can.lease or can.catch_sigbus or can.maps_keep_size):
             raise SourceError(files.path(0), "cannot be mapped without a guard against writers")
-        cost = files.files * (1 if can.untracked_maps else 2)
+        cost = files.files * (1 if can.untracked_maps or places else 2)
         if files.files > _MOST_MAPS or not keeper.reserve(cost):
             raise SourceError(files.path(0), "too many files to map them all")
         self.address = np.zeros(files.files, np.int64)
         self._ready = np.zeros(files.files, bool)  # mapped, and guarded if necessary
         self._complete = False  # are all files ready?
+        self.places = places
         self._files = files
         self._guarded = guarded
         self._maps: list[MappedFile | None] = [None] * files.files
         weakref.finalize(self, _close, self._maps, cost, keeper.generation).atexit = False
         self._lock, self._giving_up = threading.Lock(), threading.Lock()
-        self._records: dict[tuple[int, int], tuple[int, NDArray[np.void]]] = {}
+        self._records: dict[tuple[int, int, int], Records] = {}
         # One entry for each reader. Appending to and popping from a list is atomic; a method
         # written in Python could be interrupted before its first line.
         self._inside: list[None] = []
@@ -130,20 +143,20 @@ class Maps:
             raise RuntimeError(f"file {file} was not entered")
         return found
 
-    def records(self, size: int, step: int = 1) -> tuple[int, NDArray[np.void]]:
-        """Return records of ``size`` bytes from any byte of any file mapped so far.
+    def records(self, size: int, step: int = 1, remainder: int = 0) -> Records:
+        """Return records of ``size`` bytes, ``step`` apart, from all files mapped so far.
 
-        Record ``i`` starts at the returned address, plus ``i * step``. There may be unmapped
-        addresses between the files: only addresses within files that were entered may be read.
+        The first one's address has the ``remainder``. Read only from files that were entered.
         """
-        found = self._records.get((size, step))
+        found = self._records.get((size, step, remainder))
         if found is None:
             with self._lock:  # otherwise a file mapped meanwhile would be left out forever
                 used = np.flatnonzero(self.address)
                 low = int(self.address[used].min())
+                low += (remainder - low) % step
                 high = max(int(self.address[i]) + len(self.bytes(i)) for i in used.tolist())
                 span = np.asarray(_Span(low, high - low, size, step))
-                found = self._records[size, step] = low, span
+                found = self._records[size, step, remainder] = low, span
         return found
 
     def read(self, files: int | NDArray[np.int64], copy: Callable[..., T], *args: Any) -> T:
@@ -256,7 +269,7 @@ class Maps:
         path, expected = self._files.path(number), self._files.expected(number)
         file = _open_file(path, expected if self._guarded else None)
         try:
-            one = MappedFile(number, file, expected)
+            one = MappedFile(number, file, expected, self.places and self.places.of(number))
             self.address[number] = start = one.bytes.__array_interface__["data"][0]
             if self._guarded:
                 map_guard.watch(one.bytes, start, self._lost, number)

@@ -6,6 +6,9 @@ off, only slower; the tests switch them off one by one.
 Prefetching into the page cache is a hint: without it, reading works as before.
 """
 
+import errno
+import functools
+import math
 import mmap
 import os
 import sys
@@ -14,6 +17,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from ndfeed.errors import ResourceError
 from ndfeed.files import limits
@@ -24,6 +30,10 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
     resource = None  # type: ignore[assignment]
+try:
+    import ctypes  # NumPy has imported it already
+except ImportError:  # an interpreter without libffi
+    ctypes = None  # type: ignore[assignment]
 
 # Linux copies at most 0x7ffff000 bytes per call; requesting less keeps every call complete.
 MOST_PER_CALL = 1 << 30
@@ -31,7 +41,15 @@ MOST_BUFFERS = 512  # Linux takes 1024 per call
 _DEFAULT_FILES = 1024
 # Allocations of at least this size check whether the memory is available.
 LARGE = 32 << 20
+PAGE = mmap.PAGESIZE
+_NOT_RESERVED = 0x2 | 0x20 | 0x4000  # MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE
+_SHARED_FIXED = 0x1 | 0x10  # MAP_SHARED | MAP_FIXED
+_MOST_ROOM = 64 << 20  # bytes of addresses for a file, besides its own
 MORE_MEMORY = "read fewer samples at a time, or raise the limit (ulimit -v, the container's memory)"
+
+
+# Where the layouts and numbers of C are known that are used here and in ``map_guard``.
+_KNOWN = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64")
 
 
 @dataclass
@@ -50,7 +68,8 @@ class Capabilities:
     lock: bool = hasattr(fcntl, "flock")
     # Names looked up relative to an open folder, without following links.
     beneath: bool = {os.open, os.unlink, os.rename} <= os.supports_dir_fd
-    catch_sigbus: bool = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64")
+    catch_sigbus: bool = _KNOWN and ctypes is not None
+    place_maps: bool = _KNOWN and ctypes is not None
     maps_keep_size: bool = sys.platform == "win32"  # nobody can truncate a file that is mapped
     scratch: bool = True  # temporary files on a disk
     # Anonymous memory whose pages can be released one by one. Elsewhere MADV_DONTNEED keeps them.
@@ -117,11 +136,56 @@ def _read_one(fd: int, buffer: memoryview, start: int) -> int:
     return done
 
 
-def map_whole(fd: int) -> mmap.mmap:
-    """Map the file read-only. From Python 3.13 on the map keeps no descriptor."""
+Place = tuple[int, int]  # the step and the remainder of an address
+
+
+def map_whole(fd: int, place: Place | None = None) -> "mmap.mmap | memoryview":
+    """Map the file read-only, at an address that has some remainder if that is asked for.
+
+    From Python 3.13 on the map keeps no descriptor.
+    """
+    if place is not None:
+        return _map_at(fd, *place)
     if sys.version_info >= (3, 13) and can.untracked_maps and sys.platform != "win32":
         return mmap.mmap(fd, 0, prot=mmap.PROT_READ, trackfd=False)
     return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+
+
+def can_place(step: int) -> bool:
+    """Can maps begin at addresses of any remainder modulo ``step`` that pages can have?"""
+    if not can.place_maps or _pages_between(step) * PAGE > _MOST_ROOM:
+        return False
+    return resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+
+
+def _pages_between(step: int) -> int:
+    """Return how many pages lie between two whose addresses have the same remainder."""
+    return step // math.gcd(step, PAGE)
+
+
+def _map_at(fd: int, step: int, remainder: int) -> memoryview:
+    size, between = os.fstat(fd).st_size, _pages_between(step)
+    # Addresses that nobody else gets, until the last view of them is gone.
+    room = mmap.mmap(-1, size + between * PAGE, _NOT_RESERVED, mmap.PROT_READ)
+    start: int = np.frombuffer(room, np.uint8).__array_interface__["data"][0]
+    common = math.gcd(step, PAGE)
+    if (remainder - start) % common:
+        raise ValueError(f"no page is at {remainder} modulo {step}")
+    pages = (remainder - start) // common * pow(PAGE // common, -1, between) % between
+    skipped = pages * PAGE
+    if find_mmap()(start + skipped, size, mmap.PROT_READ, _SHARED_FIXED, fd, 0) == -1:
+        raise OSError(errno.ENOMEM, "cannot be mapped where it should be")
+    return memoryview(room)[skipped : skipped + size]
+
+
+@functools.cache
+def find_mmap() -> Any:  # noqa: ANN401 - a C function
+    """Return the C function that maps at an address, which Python's own does not."""
+    found = ctypes.PyDLL(None).mmap
+    word, number = ctypes.c_size_t, ctypes.c_int
+    found.argtypes = (word, word, number, number, number, ctypes.c_long)
+    found.restype = ctypes.c_ssize_t
+    return found
 
 
 def private_memory(size: int) -> mmap.mmap:

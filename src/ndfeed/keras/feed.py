@@ -53,79 +53,82 @@ def _as_tensor(values: object) -> object:
 class Passes:
     """Passes over a loader: those of training, which ``counter`` counts, and others."""
 
-    def __init__(self, loader: Loader, counter: Consumed, options: Options, ahead: int) -> None:
-        self._loader = loader
+    def __init__(self, counter: Consumed, options: Options, ahead: int) -> None:
         self._ahead = ahead  # batches that TensorFlow prefetches
         self._functions: dict[bool, Any] = {}  # of TensorFlow, for batches without and with weights
         self._counter = counter
         self._options = options
-        self._after: tuple[int, int] | None = None  # where the next pass of this fit starts
+        self._told = False  # does Keras take as many batches as each epoch has?
+        self._first = 0  # if not, how many it takes from each epoch of this fit
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_functions": {}}  # which TensorFlow cannot pickle
 
-    def begin_fit(self, epoch: int, steps: int | None, epochs: int | None = None) -> None:
+    def begin_fit(self, epoch: int, steps: int | None, *, told: bool) -> None:
         """Start where a call of ``fit`` starts: at its epoch, which may have ``steps`` steps.
 
         If that is not epoch 0, a run was restored: move the data to the same place, unless it is
-        in the middle of that epoch already and resumes there. Keras takes as many batches from
-        each of the ``epochs`` as from the first, so orders whose epochs differ need calls of one.
+        in the middle of that epoch already and resumes there. If Keras is not ``told`` how many
+        batches each epoch has, it takes as many from each as from the first.
         """
+        if steps and not told:
+            raise ValueError(
+                "ndfeed does not know this version of Keras well enough for steps_per_epoch; leave "
+                "it out"
+            )
         counter = self._counter
         counter.epochs = None if steps else 1  # with steps, epochs of the data do not end fit's
-        self._after = None
-        cuts = self._loader.cuts
-        coming = range(epoch, epoch if steps or epochs is None else epochs)
-        if not self._loader.order.traits.steady and len({cuts(e).batches() for e in coming}) > 1:
-            raise ValueError(
-                f"epochs of {self._loader.order} differ in their number of batches; Keras takes "
-                "as many from each epoch of fit as from the first; call fit once for each epoch"
-            )
-        whole = len(self._loader)
-        if not epoch or not whole:
+        self._told, self._first = told, 0
+        cuts = counter.loaders.newest.cuts
+        if not epoch:
             return
-        begun, batches = divmod(epoch * steps, whole) if steps else (epoch, 0)
+        begun, batches = (0, epoch * steps) if steps else (epoch, 0)
+        while batches >= (count := cuts(begun).batches()) > 0:
+            begun, batches = begun + 1, batches - count
         if not (counter.epoch == begun and not counter.batches):
-            counter.go_to(begun, self._loader.cuts(begun).consumed(batches))
+            counter.go_to(begun, cuts(begun).consumed(batches))
+
+    def count_coming(self, steps: int | None) -> int | None:
+        """Return how many batches the epoch of ``fit`` that starts now takes from a pass.
+
+        ``None`` with ``steps_per_epoch``: then one pass goes on from epoch to epoch.
+        """
+        counter = self._counter
+        newest = counter.loaders.newest
+        whole = newest.cuts(counter.epoch).batches()
+        self._first = self._first or whole
+        if not self._told and whole != self._first:
+            raise ValueError(
+                f"epochs of {newest.order} differ in their number of batches, and Keras "
+                "takes as many from each epoch of fit as from the first; call fit once for each"
+            )
+        if steps:
+            return None
+        epoch, start = counter.begin()
+        return counter.loaders.begin(epoch, start, epoch).cuts(epoch).batches(start)
 
     def train(self) -> Iterator[Batch]:
         """Yield the batches of the next epoch of the data, or the rest of one.
 
-        With ``steps_per_epoch``, Keras takes as many batches from each pass as an epoch has,
-        whatever its own epochs are, so a pass continues past the end of an epoch.
+        With ``steps_per_epoch``, Keras takes its steps from one pass, which never ends.
         """
-        counter, cuts = self._counter, self._loader.cuts
-        steps = counter.epochs is None
-        if self._after is None:
-            epoch, start = counter.begin()
-        else:
-            epoch, start = self._after
-            if not counter.in_fit:
-                counter.go_to(epoch, start)
-        self._after = (epoch + 1, start) if steps else None
-        left = cuts(epoch).batches(0 if steps else start)
-        while left:
-            some = min(left, cuts(epoch).batches(start))
-            for batch in self._batches(epoch, start, some):
+        counter = self._counter
+        epoch, start = counter.begin()
+        endless = counter.epochs is None
+        while True:
+            loader = counter.loaders.begin(epoch, start, counter.epoch)
+            for batch in _read(loader, epoch, start):
                 if not counter.in_fit:  # without Resume: count what Keras is given
                     counter.count(1)
                 yield batch
-            left -= some
+            if not endless or not loader.cuts(epoch).batches(start):
+                return
             epoch, start = epoch + 1, 0
 
     def look(self) -> Iterator[Batch]:
         """Return the batches of the epoch in progress, from its start; they do not count."""
         epoch = self._counter.epoch
-        return self._batches(epoch, 0, self._loader.cuts(epoch).batches())
-
-    def _batches(self, epoch: int, start: int, count: int) -> Iterator[Batch]:
-        batches = self._loader.at(epoch, start)
-        whole = count == self._loader.cuts(epoch).batches(start)
-        for left in range(count, 0, -1):
-            batch = next(batches)
-            if left == 1 and whole:
-                next(batches, None)  # the epoch is over: threads may start the next one
-            yield batch
+        return _read(self._counter.loaders.of(epoch), epoch)
 
     def make_tf_dataset(
         self, generator: Callable[[], Iterator[Batch]], weighted: bool, spec: object = None
@@ -146,8 +149,19 @@ class Passes:
     @property
     def examples(self) -> "Examples | None":
         """Two batches that differ in shape wherever batches may; ``None`` if shapes are unknown."""
-        fields = known_fields(self._loader.dataset) if len(self._loader) else None
+        loader = self._counter.loaders.newest
+        fields = known_fields(loader.dataset) if len(loader) else None
         return None if fields is None else Examples(fields, self._options)
+
+
+def _read(loader: Loader, epoch: int, start: int = 0) -> Iterator[Batch]:
+    """Yield the batches of an epoch after its first samples."""
+    batches = loader.at(epoch, start)
+    for left in range(loader.cuts(epoch).batches(start), 0, -1):
+        batch = next(batches)
+        if left == 1:
+            next(batches, None)  # the epoch is over: threads may start the next one
+        yield batch
 
 
 class Examples:

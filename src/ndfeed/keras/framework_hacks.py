@@ -20,6 +20,14 @@ happens then.
     building of a model, and not with which epoch ``fit`` starts. Both are found in the frames that
     called ``on_epoch_begin``. Where none of these is known, the data is taken to be trained on.
 
+``_note_caller``
+    Keras asks for the number of batches before ``fit`` starts, and takes as many from every epoch.
+    Epochs differ in length where data grows, with some orders, and where the first is the rest of
+    one that was interrupted. So at the start of each epoch the number is written into Keras's
+    iterator, and told to the callbacks. With ``steps_per_epoch`` there is none, since one pass goes
+    on from epoch to epoch. The iterator is found in the frame that called ``on_epoch_begin``. Where
+    it has no such number, ``steps_per_epoch`` and epochs that differ in length are errors.
+
 ``_is_distributed``
     An adapter that is asked for a ``tf.data.Dataset`` is not told whether a ``tf.distribute``
     strategy will divide it, which needs one that can be serialized. The strategy is found in the
@@ -39,6 +47,8 @@ from ndfeed.keras.feed import Batch, as_backend_tensors
 
 KerasAdapter: TypeAlias = Any  # a PyDatasetAdapter of Keras, which is no public class
 AdapterClass: TypeAlias = Any
+KerasIterator: TypeAlias = Any  # an EpochIterator
+KerasCallbacks: TypeAlias = Any  # a CallbackList
 TfDataset: TypeAlias = Any
 
 
@@ -88,8 +98,9 @@ def _adapter_class(kind: AdapterClass) -> AdapterClass:
                 me.py_dataset = data
 
         def on_epoch_begin(self) -> None:
-            """Find out what the data is for."""
-            _note_caller(self, _find_caller(sys._getframe(1)))
+            """Find out what the data is for, and tell Keras how many batches there are."""
+            frame = sys._getframe(1)
+            _note_caller(self, _find_caller(frame), frame.f_locals.get("self"))
 
         def on_epoch_end(self) -> None:
             """Do nothing: passes know where they end."""
@@ -118,15 +129,27 @@ def _is_distributed(frame: FrameType) -> bool:
     return type(strategy).__name__ != "_DefaultDistributionStrategy"
 
 
-def _note_caller(adapter: KerasAdapter, caller: FrameType | None) -> None:
+def _note_caller(adapter: KerasAdapter, caller: FrameType | None, iterator: KerasIterator) -> None:
     adapter.trains = caller is None or caller.f_code.co_name == "fit"
-    if caller is None or adapter.started or not adapter.trains:
+    if caller is None or not adapter.trains:
         return
-    adapter.started = True
     epoch = caller.f_locals.get("epoch")
-    if isinstance(epoch, int):
-        steps, epochs = (caller.f_locals.get(name) for name in ("steps_per_epoch", "epochs"))
-        adapter.py_dataset.passes.begin_fit(epoch, steps, epochs)
+    if not isinstance(epoch, int):
+        return
+    passes, steps = adapter.py_dataset.passes, caller.f_locals.get("steps_per_epoch")
+    if not adapter.started:
+        adapter.started = True
+        passes.begin_fit(epoch, steps, told=hasattr(iterator, "_num_batches"))
+    count = passes.count_coming(steps)
+    if hasattr(iterator, "_num_batches"):
+        iterator._num_batches = count
+        _tell_callbacks(caller.f_locals.get("callbacks"), count)
+
+
+def _tell_callbacks(callbacks: KerasCallbacks, count: int | None) -> None:
+    params = getattr(callbacks, "params", None)
+    if count is not None and isinstance(params, dict) and params.get("steps") != count:
+        callbacks.set_params(params | {"steps": count})
 
 
 def _find_caller(frame: FrameType | None) -> FrameType | None:

@@ -14,6 +14,7 @@ import keras
 from ndfeed.dataset.arguments import as_count
 from ndfeed.dataset.column import Field
 from ndfeed.dataset.dataset import Dataset
+from ndfeed.dataset.sampling import SETTLE, Missing
 from ndfeed.keras.feed import Batch, Passes
 from ndfeed.keras.framework_hacks import adopt_adapter
 from ndfeed.loading.adapter import Arrays, Encoded
@@ -57,12 +58,15 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
         self, loader: Loader, at: BatchesByNumber, options: Options, ahead: int = 1
     ) -> None:
         super().__init__()
-        self._loader = loader
         self._at = at
         self._counter = Consumed()
         self._counter.bind(loader, 1)
         self._within = False
-        self.passes = Passes(loader, self._counter, options, ahead)
+        self.passes = Passes(self._counter, options, ahead)
+
+    @property
+    def _loader(self) -> Loader:
+        return self._counter.loaders.newest
 
     @property
     def workers(self) -> int:
@@ -71,14 +75,10 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
         return 1
 
     def __len__(self) -> int:
-        # Keras asks before it starts to train: an epoch that was begun with smaller batches, before
-        # the run was resumed, has more of them than the next ones.
-        cuts, steady = self._loader.cuts, self._loader.order.traits.steady
-        epochs = (self.epoch,) if steady else (self.epoch, self.epoch + 1)
-        return max(cuts(epoch).batches() for epoch in epochs)
+        return self._counter.loaders.of(self.epoch).cuts(self.epoch).batches()
 
     def __getitem__(self, index: int) -> Batch:
-        self._at.follow(self._loader.order)
+        self._at.follow(self._counter.loaders.of(self.epoch).request)
         return self._at.batch(self.epoch, index)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -97,6 +97,15 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
     @epoch.setter
     def epoch(self, epoch: int) -> None:
         self._counter.go_to(as_count("epoch", epoch, 0, 1 << 62))
+
+    def refresh(self, *, missing: Missing = "raise", settle: float = SETTLE) -> int:
+        """Look for files that came, and return how many samples are new.
+
+        The next epoch has the samples of the files there are then, also the next one of ``fit`` if
+        a callback calls this; an epoch in progress ends as it began. Files that are gone or have
+        changed, or may still be written, are treated as by ``Dataset.refresh``.
+        """
+        return self._counter.loaders.look_anew(missing, settle)
 
     def report(self) -> Report:
         """Report how fast the last pass is, where its time goes, and the bottleneck."""
@@ -132,6 +141,7 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
     def on_epoch_begin(self) -> None:
         """Start an epoch; called by code that takes batches by number."""
         self._within = True
+        self._counter.loaders.begin(self.epoch, 0, self.epoch)
 
     def on_epoch_end(self) -> None:
         """End the epoch; called by the same code. The next one has another order."""

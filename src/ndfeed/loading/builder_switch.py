@@ -2,7 +2,9 @@
 
 Functions given to map may depend on what another process does not have. So unless processes were
 asked for, the first batches are built both ways and compared, and a function that fails in a
-process is tried here: where that makes a difference, batches are built here from then on.
+process is tried here: where that makes a difference, batches are built here from then on. If the
+processes are of an earlier epoch, only until the end of this one: the program may have changed
+something since, and processes forked later would have it.
 """
 
 import sys
@@ -47,11 +49,9 @@ class Switch:
         self._careful = careful
         self._left = _COMPARED if careful else 0  # batches that are still to be compared
         self._comparing = threading.Lock()
-
-    @property
-    def proven(self) -> bool:
-        """Were enough batches of processes compared?"""
-        return not self._left
+        self._earlier = False  # are the processes of an earlier epoch?
+        self.proven = not careful  # were enough batches of processes compared?
+        self.outdated = False  # did processes of an earlier epoch build other batches?
 
     def read(self, rows: Ints, timing: Timing) -> Batch | None:
         """Return the stored fields of several batches; ``None`` where each is better read alone."""
@@ -65,26 +65,45 @@ class Switch:
             return self._local.build(rows, seeds, timing, batch)
         if not self._careful:
             return self._elsewhere.build(rows, seeds, timing, batch)
-        if self._left:
+        if self._left and not (self.proven and self._comparing.locked()):
             return self._compare(rows, seeds, timing)
+        made, problem = self._try_there(rows, seeds, timing, batch)
+        if made is None:
+            made = self._local.build(rows, seeds, timing)  # a function may have modified the batch
+        if problem:
+            self._give_up(problem)
+        return made
+
+    def _try_there(
+        self, rows: Ints, seeds: SampleSeeds | None, timing: Timing, batch: Batch | None
+    ) -> tuple[Batch | None, str]:
+        """Return the batch as a process built it, or ``None`` and what went wrong with it.
+
+        Processes are at work while a batch is compared; if that one is different, this one may be
+        wrong as well.
+        """
+        compares = bool(self._left)
         try:
-            return self._elsewhere.build(rows, seeds, timing, batch)
+            made = self._elsewhere.build(rows, seeds, timing, batch)
         except SampleFailed as failed:
-            problem = _say_failed(failed.error)
+            return None, _say_failed(failed.error)
         except Exception as error:
             died = isinstance(error, WorkerError) and not isinstance(error, Unanswered)
             if died and not self._processes.problem:
                 raise
-            problem = _say_failed(error)
-        made = self._local.build(rows, seeds, timing)  # the function may have modified the batch
-        self._give_up(problem)
-        return made
+            return None, _say_failed(error)
+        if compares:
+            with self._comparing:
+                return (None if self._left else made), ""
+        return made, ""
 
-    def renew(self) -> None:
+    def renew(self, *, earlier: bool) -> None:
         """Compare a batch again: the program may have changed what functions depend on.
 
-        One, or short epochs would consist of little else.
+        One, or short epochs would consist of little else. ``earlier`` says that the processes are
+        those of an earlier epoch.
         """
+        self._earlier, self.outdated = earlier, False
         if self._careful:
             self._left = max(self._left, 1)
 
@@ -115,6 +134,7 @@ class Switch:
                     self._give_up(problem)
                 else:
                     self._left -= 1
+                    self.proven = self.proven or not self._left
                 return here
         return self.build(rows, seeds, timing)
 
@@ -130,7 +150,10 @@ class Switch:
         return ""
 
     def _give_up(self, problem: str) -> None:
-        self._processes.wanted = False
+        if self._earlier and self.proven:
+            self.outdated = True
+        else:
+            self._processes.wanted = False
         self._processes.abandon(problem)
 
 

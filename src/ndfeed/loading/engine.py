@@ -307,6 +307,8 @@ class Engine:
             first = run.next
             # One by one at first: the consumer waits for the very first batch.
             size = 1 if first < self._wanted and not run.prepared else run.source.together
+            if run.source.slow:  # or one thread would make all of the last ones
+                size = min(size, (run.source.count - first) // (2 * self._wanted) or 1)
             stop = min(first + size, run.source.count)
             if run.source.ready(stop):
                 run.next = stop

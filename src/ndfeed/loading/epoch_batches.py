@@ -86,6 +86,7 @@ class EpochBatches:
         self._first_chunk = together * max(_AT_FIRST // (self.size * together), 1)
         self._chunk_size = together * max(_AT_ONCE // (self.size * together), 1)
         self._chunks: dict[int, _Chunk] = {}  # rows of some batches, by the first of them
+        self._computing: dict[int, threading.Lock] = {}  # held while a chunk is computed
         self._prefetching = threading.Lock()
         self._checked = 0  # batches checked, and prefetched if necessary
         self._skipped_checks = 0  # checks skipped in a row
@@ -117,20 +118,27 @@ class EpochBatches:
     def _chunk(self, begin: int) -> _Chunk:
         """Return the rows of batches from ``begin`` on, computed by one thread for all.
 
-        One thread at a time: two that work on the order take longer than one for both.
+        Another thread may compute another chunk meanwhile: where rows are small, the order is most
+        of the work.
         """
         found = self._chunks.get(begin)
         if found is not None:
             return found
-        with self._lock:
+        with self._computing.setdefault(begin, threading.Lock()):
             found = self._chunks.get(begin)
             if found is None:
-                for old in [one for one in self._chunks if one < begin - 2 * self._chunk_size]:
-                    del self._chunks[old]
                 found = self._compute_rows(begin, min(self._chunk_bounds(begin)[1], self.count))
-                self._maker.foresee(found.rows)
-                self._chunks[begin] = found
+                self._keep(begin, found)
             return found
+
+    def _keep(self, begin: int, chunk: _Chunk) -> None:
+        """Remember a chunk for the threads that need it next, and forget those that are used up."""
+        with self._lock:
+            for old in [one for one in self._chunks if one < begin - 2 * self._chunk_size]:
+                del self._chunks[old]
+                self._computing.pop(old, None)
+            self._maker.foresee(chunk.rows)
+            self._chunks[begin] = chunk
 
     def _compute_rows(self, first: int, stop: int) -> _Chunk:
         if not self._cut.even:

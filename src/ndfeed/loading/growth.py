@@ -24,8 +24,9 @@ from ndfeed.loading.mixture_growth import find_asked
 from ndfeed.loading.options import Request, stored_fields
 from ndfeed.loading.plan import Plan, make_plan
 from ndfeed.loading.setup import Setup
-from ndfeed.loading.state import State
+from ndfeed.loading.state import Before, State
 from ndfeed.order.grown import Generation, Grown, Stretches
+from ndfeed.order.protocol import Spec
 
 MOST = 64  # times that data may grow within an epoch
 
@@ -34,7 +35,7 @@ def refresh(
     setup: Setup, missing: Missing, settle: float, among: Sequence[str] | None = None
 ) -> tuple[Setup, int]:
     """Return the setup for the files that there are now, and how many samples are new."""
-    setup = leave(setup, -1)
+    setup = leave(setup)
     request, old = setup.request, setup.request.ds
     ds, every = refresh_together((old, request.facts.ds), missing, settle, among)
     _check_fields(old, ds)
@@ -63,35 +64,32 @@ def _check_fields(old: Dataset, ds: Dataset) -> None:
             )
 
 
-def leave(setup: Setup, epoch: int) -> Setup:
-    """Return the setup for an epoch in which data has not grown, if it is one."""
+def leave(setup: Setup) -> Setup:
+    """Return the setup for an epoch in which data has not grown."""
     order = setup.request.shuffle
-    if isinstance(order, Grown) and order.epoch != epoch:
-        return setup.with_order(order.asked)
-    return setup
+    return setup.with_order(order.asked) if isinstance(order, Grown) else setup
 
 
 def resume(setup: Setup, found: State, grown: bool | Dataset) -> Setup | None:
     """Return the setup to continue with, if data has grown in the epoch of a state."""
-    setup = leave(setup, -1)
-    ds = setup.request.ds
+    setup = leave(setup)
+    ds, order = setup.request.ds, setup.plan.order
     same = found.data == ds.fingerprint and found.rows == len(ds)
     history = _list_generations(found, same, grown)
     if not history:
         return None
     past = [_find(ds, one, grown) for one in history]
-    last = setup.plan if same else _make_plan(setup.request, past[-1])
-    if dict(found.order) != (spec := last.order.spec()):
+    if dict(found.order) != (spec := order.spec() if same else _find_spec(setup, past[-1])):
         raise found.make_order_error(spec)
-    if found.samples == 0:
-        return setup  # nothing was delivered yet: an epoch like any other
-    return setup.with_order(_make_order(setup, found.epoch, history, past))
+    if found.samples == 0 or order.traits.draws:
+        return setup  # an epoch like any other: nothing of it was delivered, or it does not matter
+    grew = _make_order(setup, found.epoch, history, past)
+    more = found.get_more() if same else order.describe(len(ds), found.epoch, found.samples)
+    return setup.with_order(replace(grew, more=more))
 
 
-def _list_generations(
-    found: State, same: bool, grown: bool | Dataset
-) -> list[tuple[int, int, str]]:
-    """Return the data that there was in the epoch of a state: rows, samples, and fingerprint."""
+def _list_generations(found: State, same: bool, grown: bool | Dataset) -> list[Before]:
+    """Return the data that there was in the epoch of a state."""
     given: object = grown
     if not isinstance(given, bool | Dataset):
         raise TypeError(f"grown must be True, False or a Dataset, got {type(given).__name__}")
@@ -99,15 +97,13 @@ def _list_generations(
     if not same:
         if grown is False:
             return []
-        if found.samples > found.rows:
-            raise found.make_count_error(found.rows)
-        history.append((found.rows, found.samples, found.data))
+        history.append(found.as_before())
     if len(history) > MOST:
         raise ResumeError(
             f"the data has grown more than {MOST} times within an epoch",
             "resume from a state of a later epoch, or start over",
         )
-    known = [data for _, _, data in history]
+    known = [one.data for one in history]
     if isinstance(grown, Dataset) and history and grown.fingerprint not in known:
         raise ResumeError(
             f"the dataset given as grown= is not that of the state: {grown.fingerprint} with "
@@ -117,20 +113,17 @@ def _list_generations(
     return history
 
 
-def _make_order(
-    setup: Setup, epoch: int, history: list[tuple[int, int, str]], past: list[Past]
-) -> Grown:
+def _find_spec(setup: Setup, past: Past) -> Spec:
+    """Return which order a loader has for data as it was."""
+    rows = Stretches(past.stretches).list_rows()
+    made = setup.plan.order.continue_with(rows, rows, 0)
+    return (_make_plan(setup.request, past).order if made is None else made[0]).spec()
+
+
+def _make_order(setup: Setup, epoch: int, history: list[Before], past: list[Past]) -> Grown:
     """Make the order of an epoch in which data has grown."""
-    first = _make_plan(setup.request, past[0])
-    in_place = first.places.plain and setup.plan.places.plain
-    if not first.order.traits.grows or not in_place:
-        raise ResumeError(
-            f"an epoch of {first.order} cannot take in what is new, only one of True, False, "
-            "Exact(), Blocks() and Windows() can",
-            f"start the next epoch: loader.epoch = {epoch + 1}",
-        )
     generations = tuple(
-        Generation(*one, Stretches(found.stretches))
+        Generation(one.rows, one.samples, one.data, Stretches(found.stretches), one.more)
         for one, found in zip(history, past, strict=True)
     )
     for old, new in pairwise(generations):
@@ -140,16 +133,29 @@ def _make_order(
                 "were there before",
                 "resume from a state of a later epoch, or start over",
             )
-    asked = setup.request.shuffle
-    return Grown(first.order, first.counts, setup.plan.order, asked, epoch, generations)
+    order, asked = setup.plan.order, setup.request.shuffle
+    rows = generations[0].now.list_rows()
+    if order.continue_with(rows, rows, 0) is not None:
+        return Grown(order, None, order, asked, epoch, generations)
+    first = _make_plan(setup.request, past[0])
+    in_place = first.places.plain and setup.plan.places.plain
+    if not first.order.traits.grows or not in_place:
+        raise ResumeError(
+            f"an epoch of {first.order} cannot take in what is new: nobody can tell what is left "
+            "of it",
+            f"start the next epoch: loader.epoch = {epoch + 1}",
+        )
+    for one in history:
+        if one.samples > one.rows:
+            raise ResumeError.of_damage(f"{one.samples} of {one.rows} samples delivered")
+    return Grown(first.order, first.counts, order, asked, epoch, generations)
 
 
-def _find(ds: Dataset, one: tuple[int, int, str], grown: bool | Dataset) -> Past:
-    rows, _, data = one
+def _find(ds: Dataset, one: Before, grown: bool | Dataset) -> Past:
     try:
-        if isinstance(grown, Dataset) and grown.fingerprint == data:
+        if isinstance(grown, Dataset) and grown.fingerprint == one.data:
             return match_past(ds, grown)
-        return find_past(ds, data, rows)
+        return find_past(ds, one.data, one.rows)
     except Error:
         raise
     except ValueError as error:  # a view that cannot grow

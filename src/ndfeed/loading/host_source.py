@@ -12,6 +12,7 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.decoding import Decoded
 from ndfeed.dataset.destination import Arrays
 from ndfeed.dataset.map_steps import Batch
+from ndfeed.dataset.ranges import are_alike
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import select_rows
 from ndfeed.files import platform_calls
@@ -92,8 +93,7 @@ class HostSource(Source):
             pad = self._pads.get(column.field.name, PLAIN)
             room = Room(column.field, shapes, self._ragged, self.pool, pad)
             if room.laid is not None:
-                located = column.offsets is not None and (column.offsets >= 0).all()
-                given[column.field.name] = room.laid if located else room.samples()
+                given[column.field.name] = room.laid if are_alike(column) else room.samples()
                 rooms.append(room)
         batch.update(arrays)
         for target in reader.fill(group, samples, given, self.decoded):

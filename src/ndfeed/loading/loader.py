@@ -23,7 +23,7 @@ from ndfeed.loading.batch_maker import list_skipped
 from ndfeed.loading.engine import Delivered, count_batches
 from ndfeed.loading.epoch_batches import Pass
 from ndfeed.loading.growth import leave, refresh, resume
-from ndfeed.loading.mixture_growth import continue_mixture, follow, resume_mixture
+from ndfeed.loading.mixture_growth import begin_anew, continue_mixture, follow, resume_mixture
 from ndfeed.loading.options import Request, Shuffle
 from ndfeed.loading.order_mixing import order_in_use
 from ndfeed.loading.plan import Cuts
@@ -229,10 +229,7 @@ class Loader:
             self._pass = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the consumer's position as JSON of a few hundred bytes.
-
-        It counts what was delivered, not what was prefetched.
-        """
+        """Return how much was delivered, not prefetched, as JSON of a few hundred bytes."""
         return self.state_at(self._epoch, self._position).as_dict()
 
     def state_at(self, epoch: int, samples: int) -> State:
@@ -255,7 +252,7 @@ class Loader:
         continued = resume_mixture(last, found, grown) if more else None
         setup, samples = continued or (resume(last, found, grown), found.samples)
         if setup is None:
-            setup, samples = self._resume_same(leave(last, -1), found)
+            setup, samples = self._resume_same(leave(last), found)
         if samples > (most := setup.plan.order.cut(setup.request.share, found.seed, found.epoch).n):
             raise found.make_count_error(most)
         self._abandon_pass(self._pass)
@@ -290,14 +287,14 @@ class Loader:
             return
         setup, self._coming = self._coming or self._setup, None
         setup = setup.with_share(replace(self.share, n=len(setup.request.ds)))
-        setup = leave(continue_mixture(self._setup, setup, self._epoch), self._epoch)
+        setup = leave(continue_mixture(self._setup, setup, self._epoch))
         if setup is not self._setup:
             self._adopt(setup)
 
     def _adopt(self, setup: Setup) -> None:
         """Make the passes that come with another setup."""
         self._setup = setup
-        self.dataset = setup.request.ds
+        self.request, self.dataset = setup.request, setup.request.ds
         self._runtimes.release_others(setup.plan)
 
     def report(self) -> Report:
@@ -377,12 +374,25 @@ def look_again(
     return new, files
 
 
+def look_anew(loader: Loader, missing: Missing, settle: float) -> tuple[Loader, int]:
+    """Return a loader of the files there are now, and how many samples are new.
+
+    It is the same one if nothing has changed. Passes over the other one end as they began.
+    """
+    setup, new = refresh(loader._coming or loader._setup, missing, settle)
+    if setup.request.ds.fingerprint == loader.dataset.fingerprint:
+        return loader, new
+    later = Loader(begin_anew(setup).request, setup.adapt, loader._check)
+    later._seed = loader._seed
+    return later, new
+
+
 def reorder(loader: Loader, shuffle: Shuffle) -> Loader:
     """Make a loader of the same batches in another order, at the start of its first epoch.
 
     A budget of tokens becomes a batch size that is within it whatever samples come.
     """
-    setup = loader._setup
+    setup = leave(loader._setup)
     request = setup.request
     if request.share.tokens and isinstance(request.shuffle, Buckets):
         size = request.shuffle.smallest_batch(request.facts.for_share(request.share))

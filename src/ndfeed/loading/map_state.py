@@ -76,7 +76,7 @@ def _refer(value: object, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _refer_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    code, names = function.__code__, _list_names(function.__code__)
+    code, names = function.__code__, list_names(function.__code__)
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
         with contextlib.suppress(ValueError):  # of an empty cell
             yield name, cell.cell_contents
@@ -94,13 +94,13 @@ def _refer_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 def _attributes(value: object) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of an object, and those of its class that are no functions."""
-    yield from ((f"self.{name}", one) for name, one in _get_own(value).items())
+    yield from ((f"self.{name}", one) for name, one in get_own(value).items())
     for name, one in list(vars(type(value)).items()):
         if not (name.startswith("__") or callable(one) or hasattr(one, "__get__")):
             yield f"self.{name} of the class", one
 
 
-def _get_own(value: object) -> dict[str, Any]:
+def get_own(value: object) -> dict[str, Any]:
     """Return the attributes of an object itself, wherever it has them."""
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
@@ -111,12 +111,12 @@ def _get_own(value: object) -> dict[str, Any]:
     return found
 
 
-def _list_names(code: CodeType) -> set[str]:
+def list_names(code: CodeType) -> set[str]:
     """Return the names that a function and those defined in it use."""
     found = set(code.co_names)
     for one in code.co_consts:
         if isinstance(one, CodeType):
-            found |= _list_names(one)
+            found |= list_names(one)
     return found
 
 
@@ -136,7 +136,7 @@ def _describe(value: Any, deep: int = _DEEP) -> object:  # noqa: ANN401 - whatev
             return value.tell()
         except (OSError, ValueError):
             return None
-    own = _get_own(value) if deep else {}
+    own = get_own(value) if deep else {}
     if own and not isinstance(value, type | ModuleType):
         return id(value), [(name, _describe(one, deep - 1)) for name, one in own.items()]
     return id(value), repr(value)[:200] if isinstance(value, Iterator) else ""

@@ -107,6 +107,17 @@ def follow(setup: Setup, order: Order) -> Setup:
     return setup.with_order(order)
 
 
+def begin_anew(setup: Setup) -> Setup:
+    """Refuse a mixture where epochs with other data do not know what came before them."""
+    if setup.request.ds.mixture is not None:
+        raise ValueError(
+            "refresh() cannot tell where the sources of a mixture stand while TensorFlow or Keras "
+            "takes batches ahead; make another dataset of the files there are now, and load a "
+            "state into it with grown=True"
+        )
+    return setup
+
+
 def find_asked(shuffle: Shuffle) -> Shuffle:
     """Return what a caller gave as ``shuffle=``, before it led to a mixture that continues."""
     asked: Shuffle = shuffle.asked if isinstance(shuffle, Mixture) else shuffle

@@ -18,6 +18,7 @@ from ndfeed.dataset.map_steps import Step
 from ndfeed.files import process_server
 from ndfeed.files.platform_calls import share_of_cores
 from ndfeed.loading.builder_switch import Switch
+from ndfeed.loading.map_snapshot import Snapshot, take_snapshot
 from ndfeed.loading.map_state import State, find_changed, observe
 from ndfeed.loading.options import Options
 from ndfeed.loading.pool_worker import can_travel
@@ -114,7 +115,8 @@ class Trial:
 
     Threads, then processes for a while, and unless these were faster threads once more: rates
     increase for some seconds, and on a busy machine a single comparison would often be wrong.
-    ``look`` is called now and then by one thread.
+    What epochs have shown is added up, since each of them may be short. ``look`` is called now and
+    then by one thread, ``resume`` and ``pause`` at the start and the end of an epoch.
     """
 
     def __init__(
@@ -128,6 +130,9 @@ class Trial:
         self.over = False
         self._steps = steps
         self._state: State | None = None  # of what functions refer to, when it was first looked at
+        self._changed = ""  # what functions have changed
+        self._forked: Snapshot | None = None  # of what they refer to, when processes were forked
+        self._blind = False  # did processes differ although nothing was seen to have changed?
         self._switch = switch
         self._processes = processes
         self._threads = threads
@@ -135,16 +140,61 @@ class Trial:
         self._at = time.perf_counter()
         self._rows = 0
         self._waited = 0.0
+        self._paused: tuple[float, int, float] | None = None
         self._rates = [0.0, 0.0]  # of the threads and of the processes
         self._settling = True
         self._started = False
         self._measured = 0  # how often processes were
 
-    def restart(self, rows: int, waited: float) -> None:
-        """Start over after a pause: neither the pause counts nor the first batches."""
-        self._settling = True
-        self._started = self._started and self._processes.ready  # or a pass ended meanwhile
-        self._note(rows, waited)
+    def resume(self, rows: int, waited: float) -> None:
+        """Go on with the next epoch: what happened since the last one ended does not count."""
+        if self._paused is None:  # it was abandoned
+            self._settling = True
+            self._started = self._started and self._processes.ready
+            self._note(rows, waited)
+        else:
+            at, rows_then, waited_then = self._paused
+            self._at += time.perf_counter() - at
+            self._rows += rows - rows_then
+            self._waited += waited - waited_then
+        self._paused = None
+        if self._steps:
+            self._renew()
+
+    @property
+    def uses_processes(self) -> bool:
+        """Are processes to be started for this epoch: those chosen, or those to be measured?"""
+        return self._processes.wanted or (self._started and not self.over)
+
+    def pause(self, rows: int, waited: float) -> None:
+        """Count no further: an epoch has ended."""
+        self._paused = time.perf_counter(), rows, waited
+        if self._state is not None and not self.over:
+            self._look_for_changes()
+
+    def _renew(self) -> None:
+        """Keep the processes there are only if functions would find the same in new ones."""
+        processes = self._processes
+        if self._state is not None and not self.over:
+            self._state = _try_observing(self._steps)  # what the program has changed is no sign
+        if self.over and not processes.wanted:
+            processes.close()
+        earlier = not processes.lean and self._keep_or_close()
+        self._switch.renew(earlier=earlier)
+
+    def _keep_or_close(self) -> bool:
+        """Return whether the processes that were forked for an earlier epoch can be used."""
+        processes = self._processes
+        if self._switch.outdated:
+            processes.problem, self._blind = "", True
+        if self._started and not (self.over or processes.ready or processes.problem):
+            processes.start()  # being forked: wait until they are
+        now = None if self._blind or not self.uses_processes else take_snapshot(self._steps)
+        if processes.ready and now is not None and now == self._forked:
+            return True
+        processes.close()
+        self._forked = now
+        return False
 
     def _note(self, rows: int, waited: float) -> None:
         self._at, self._rows, self._waited = time.perf_counter(), rows, waited
@@ -177,21 +227,28 @@ class Trial:
 
     def _can_measure(self) -> bool:
         """Do processes build batches, and nobody compares them any more?"""
-        if self._processes.problem and not self._processes.ready:
+        if self._processes.problem and not self._processes.ready and not self._switch.outdated:
             self._use_threads()
             self.over = True
         return self._processes.ready and self._switch.proven
 
+    def _look_for_changes(self) -> None:
+        now = _try_observing(self._steps)
+        self._changed = self._changed or find_changed(self._state or {}, now)
+
     def _start(self) -> None:
-        changed = find_changed(self._state or {}, _try_observing(self._steps))
+        self._look_for_changes()
         problem = why_not_start(self._processes)
-        if changed:
-            problem = f"map() changes {changed!r}, and nobody would see that in other processes"
+        if self._changed:
+            problem = (
+                f"map() changes {self._changed!r}, and nobody would see that in other processes"
+            )
         if problem:
             self._processes.problem = problem
             self.over = True
             return
         self._started = True
+        self._forked = take_snapshot(self._steps)
         start_in_background(self._processes)
 
     def _judge(self) -> None:

@@ -50,7 +50,7 @@ from ndfeed.loading.thread_count import Tuner, guess_threads
 from ndfeed.loading.timing import Disk, Padding, Timing
 from ndfeed.loading.uninterrupted import uninterrupted
 from ndfeed.order.epoch import Epoch
-from ndfeed.order.protocol import Order, OrderInUse
+from ndfeed.order.protocol import OrderInUse
 
 _LOOK_EVERY = 0.25  # seconds
 _PAUSE = 0.05  # seconds between two epochs that make them count separately
@@ -164,17 +164,17 @@ class Runtime:
         self._waited_before = self._engine.waited
         now = time.perf_counter()
         # Short consecutive epochs count as one period: each alone would be too short to judge.
-        if now - self._ended >= _PAUSE:
-            for one in (self._tuner, self._trial):
-                if one is not None:
-                    one.restart(self._before.rows, self._engine.waited)
+        if self._tuner is not None and now - self._ended >= _PAUSE:
+            self._tuner.restart(self._before.rows, self._engine.waited)
+        if self._trial is not None:
+            self._trial.resume(self._before.rows, self._engine.waited)
         if self._began:  # else nothing was read since the runtime was made
             self._disk = Disk()
         self._began, self._ended, self._had_processes = now, 0.0, 0
         self._pass, self._count, self._taken = wanted, batches.count, 0
         self._size, self._padding = batches.size, batches.padding
         self._sent.clear()
-        if self._processes is not None and (self._trial is None or self._processes.wanted):
+        if self._processes is not None and (self._trial is None or self._trial.uses_processes):
             self._start_processes(self._processes)
         self._engine.begin(batches)
         if self._continues:
@@ -184,10 +184,6 @@ class Runtime:
         return batches.count
 
     def _start_processes(self, processes: ProcessPool) -> None:
-        if self._trial is not None and self._ds.steps:
-            self._switch.renew()
-            if not processes.lean:  # what the program has changed since is to be seen
-                processes.close()
         if processes.ready:
             return
         if processes.lean:
@@ -289,6 +285,8 @@ class Runtime:
         self._taken = self._engine.taken
         self._ended = time.perf_counter()
         self._engine.end()
+        if self._trial is not None:
+            self._trial.pause(self.timing().rows, self._engine.waited)
 
     def stop(self) -> None:
         """Abandon the pass, end the threads, release memory. May be repeated if interrupted."""
@@ -333,11 +331,14 @@ class BatchesByNumber:
     """Batches by number. Thread-safe; can be pickled, and survives a fork."""
 
     def __init__(self, request: Request, adapter: Arrays | None = None) -> None:
+        self._adapter = adapter or Arrays(request.options.structure)
+        self._adopt(request)
+
+    def _adopt(self, request: Request) -> None:
         ds, options = request.ds, request.options
         self.dataset = ds
         self.share = request.share
         self._request = request
-        self._adapter = adapter or Arrays(options.structure)
         self._plan = make_plan(request)
         size = estimate_batch_bytes(ds, request.largest_batch, options.memory)
         self._budget = budget_for(ds, options, self._plan, size, self._adapter)
@@ -351,11 +352,11 @@ class BatchesByNumber:
         seed = self._request.options.seed
         return order_in_use(self._plan, self.dataset, self.share, seed)
 
-    def follow(self, order: Order) -> None:
-        """Follow the order of a loader, which a state may have changed."""
-        if order != self._plan.order:
-            self._request = replace(self._request, shuffle=order)
-            self._plan, self._begun = make_plan(self._request), None
+    def follow(self, request: Request) -> None:
+        """Make the batches of a loader's request: a state, or new files, may have changed it."""
+        mine = self._request
+        if request.ds is not mine.ds or request.shuffle is not mine.shuffle:
+            self._adopt(replace(request, options=mine.options))
 
     def count(self, epoch: int) -> int:
         """Return how many batches an epoch has."""

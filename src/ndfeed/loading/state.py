@@ -15,7 +15,7 @@ Batch size, ranks, threads and memory are not part of it: they may change.
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ndfeed.errors import ResumeError
 from ndfeed.errors import shown as printable
@@ -42,6 +42,27 @@ def check_alike(found: Sequence[Mapping[str, Any]], many: str, where: str, remed
             more = len(others) - len(named) + 1
             listed = ", ".join(named) + (f" and {more} more" if more else "")
             raise RuntimeError(f"{many} must agree on {name}, found {listed}; {remedy}")
+
+
+class Before(NamedTuple):
+    """Data that there were in an epoch: rows, samples delivered when others came, and fingerprint.
+
+    ``more`` is what the order said about its position.
+    """
+
+    rows: int
+    samples: int
+    data: str
+    more: Mapping[str, Any]
+
+
+def _parse_before(found: object) -> Before:
+    """Parse what a state has for data that there were before it grew."""
+    if isinstance(found, list | tuple) and len(found) in (3, 4):
+        rows, samples, data, more = [*found, {}][:4]
+        if [type(one) for one in found[:3]] == [int, int, str] and isinstance(more, Mapping):
+            return Before(rows, samples, data, more)
+    raise ResumeError.of_damage("its data did not grow as it says")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,19 +183,25 @@ class State:
             f"{self.epoch + (self.samples > 0)}",
         )
 
-    def list_growth(self) -> list[tuple[int, int, str]]:
-        """Return the data of the epoch before it grew: rows, samples delivered, and fingerprint."""
+    def list_growth(self) -> list[Before]:
+        """Return the data of the epoch before it grew."""
         before = self.more.get("grown", [])
         if not isinstance(before, list | tuple):
             raise ResumeError.of_damage("its data did not grow as it says")
-        history = [*before, (self.rows, self.samples, self.data)] if before else []
-        rows = samples = 0
-        for one in history:
-            sound = isinstance(one, list | tuple) and list(map(type, one)) == [int, int, str]
-            if not sound or not (rows <= one[0] and samples <= one[1] <= one[0]):
+        found = [_parse_before(one) for one in before]
+        ends = [*found, self.as_before()] if found else []
+        for one, other in itertools.pairwise([Before(0, 0, "", {}), *ends]):
+            if one.rows > other.rows or one.samples > other.samples:
                 raise ResumeError.of_damage("its data did not grow as it says")
-            rows, samples = one[:2]
-        return [tuple(one) for one in history[:-1]]
+        return found
+
+    def as_before(self) -> Before:
+        """Return the data of the state as those of an epoch that grows."""
+        return Before(self.rows, self.samples, self.data, self.get_more())
+
+    def get_more(self) -> dict[str, Any]:
+        """Return what the order says about the position, without the data there were before."""
+        return {name: value for name, value in self.more.items() if name != "grown"}
 
     def make_count_error(self, most: int) -> ResumeError:
         """Make the error for a state with more samples than an epoch has."""

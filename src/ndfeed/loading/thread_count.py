@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from ndfeed.dataset.column import Group
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.gather import LARGE_ROW
+from ndfeed.dataset.map_places import LARGE_ROW, find_pieces
+from ndfeed.dataset.reader import reader_of
 from ndfeed.files import platform_calls
 from ndfeed.formats.description import INLINE, RAW
 
@@ -39,10 +40,17 @@ def _guess_for_group(group: Group, cores: int) -> int:
     size = sum(int(c.nbytes.mean()) for c in columns if len(c.nbytes))
     if group.by_file:
         return cores if size >= _SMALL_FILE else 1
-    if len(group.starts) > 2 and size <= LARGE_ROW:
+    if len(group.starts) > 2 and size <= LARGE_ROW and not _releases_gil(group):
         return 1
     # The smaller the rows, the more of the time threads need the GIL.
     return min(max(size // _PER_THREAD, 2), cores)
+
+
+def _releases_gil(group: Group) -> bool:
+    """Does gathering rows from many files release the GIL, at least for the larger fields?"""
+    maps = reader_of(group).maps
+    large = [c for c in group.columns if c.plain and c.size >= _PER_THREAD]
+    return all(find_pieces(c, maps) is not None for c in large)
 
 
 class Tuner:

@@ -51,8 +51,10 @@ class Units(NamedTuple):
 
 
 def measure_units(weights: NDArray[Any], each: Each = map) -> Units:
-    """Find the scale for weights that are finite, not negative, and not all zero."""
+    """Find the scale for weights that are finite and not negative."""
     largest = float(weights.max())
+    if largest == 0:
+        return Units(1.0, 0.0)  # nothing can be drawn, but they can be told from others
 
     def add_up(at: int) -> tuple[int, int]:
         x = _part(weights, at) / largest

@@ -46,7 +46,7 @@ class Balanced(Plain):
     come several times. Takes up to 8 bytes of memory for each sample.
     """
 
-    __slots__ = ("_known", "_members", "classes", "rows", "weights")
+    __slots__ = ("_first", "_known", "_members", "classes", "rows", "weights")
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class Balanced(Plain):
         self.rows = None if rows is None else check_positive("rows", rows)
         self.weights = _check_shares(weights)
         self._members: _Members | None = None
+        self._first: _Members | None = None  # what comes before all others, if rows were added
         self._known: tuple[object, _Members] | None = None  # of the classes it was bound to last
 
     def __reduce__(self) -> tuple[type["Balanced"], tuple[Any, ...]]:
@@ -107,8 +108,31 @@ class Balanced(Plain):
 
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
         """Make one epoch."""
+        return WalkEpoch(self._make_rounds(seed, epoch))
+
+    def find_rest(self, n: int, seed: int, epoch: int, position: int) -> tuple[int, Ints]:
+        """Return the end of the round, and the samples that each class's pass has left there."""
+        return self._make_rounds(seed, epoch).find_rest(position)
+
+    def continue_with(self, known: Ints, left: Ints, done: int) -> tuple["Balanced", Ints]:
+        """Begin with what is left of each class; then come all of its samples, pass after pass."""
+        members = self._get_members()
+        codes = members.find_codes()[known]
+        used = np.bincount(codes, minlength=len(members.shares)) > 0
+        used |= members.shares == 0  # a class that came later is not there yet
+        codes = (np.cumsum(used) - 1)[codes]
+        made = Balanced(self.classes, self.rows, self.weights)
+        made._members = _Members.of(codes, members.shares[used])
+        if done:
+            made._first = made._members.choose(np.searchsorted(known, left), codes)
+            made.rows = made._count_rows(done)
+        return made, known
+
+    def _make_rounds(self, seed: int, epoch: int) -> "_Rounds":
         rows, members = self._count_rows(), self._get_members()
-        return WalkEpoch(_Rounds(members, rows, seed, epoch * rows % LARGEST))
+        if self._first is not None:
+            return _Rounds(members, self._first, rows, seed, 0)
+        return _Rounds(members, members.choose(_NONE, _NONE), rows, seed, epoch * rows % LARGEST)
 
     def spec(self) -> Spec:
         """Say which order this is, for JSON; compared on resume."""
@@ -118,18 +142,20 @@ class Balanced(Plain):
             "classes": self._get_members().digest,
         }
 
-    def _count_rows(self) -> int:
+    def _count_rows(self, done: int = 0) -> int:
+        """Return how many positions an epoch has after the first ones."""
         if self.rows is not None:
-            return self.rows
+            return max(self.rows - done, 0)
         members = self._get_members()
         each = len(members.slots)
-        return -(-members.samples // each) * each
+        return -(-max(members.samples - done, 0) // each) * each
 
     def _get_members(self) -> "_Members":
         return check_bound(self._members)
 
 
 _KIND = "biufSUM"
+_NONE: Ints = np.empty(0, np.int64)
 
 
 class _Members(NamedTuple):
@@ -159,32 +185,88 @@ class _Members(NamedTuple):
         made = digest_of(part for many in (parts, _cut(sizes), _cut(shares)) for part in many)
         return cls(len(codes), rows, np.cumsum(sizes) - sizes, sizes, slots, nth, shares, made)
 
+    def find_codes(self) -> Ints:
+        """Return the class of each sample."""
+        codes = np.empty(self.samples, np.int64)
+        codes[self.rows] = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        return codes
+
+    def choose(self, rows: Ints, codes: Ints) -> "_Members":
+        """Return some of the samples; ``codes`` has the class of all."""
+        own = codes[rows]
+        sizes = np.bincount(own, minlength=len(self.sizes)).astype(np.int64)
+        chosen = rows[np.argsort(own, kind="stable")].astype(self.rows.dtype)
+        return self._replace(rows=chosen, firsts=np.cumsum(sizes) - sizes, sizes=sizes)
+
 
 def _cut(numbers: Ints) -> list[Ints]:
     return [numbers[at : at + _AT_ONCE] for at in range(0, len(numbers), _AT_ONCE)]
 
 
-class _Rounds(ScatteredWalk):
-    """The walk of one epoch, which begins at position ``base`` of all epochs end to end."""
+class _Pass(NamedTuple):
+    """Where draws of classes are: in which pass over a class, and at which place of how many.
 
-    def __init__(self, members: _Members, rows: int, seed: int, base: int) -> None:
+    ``begin`` is where the samples of the pass are among all.
+    """
+
+    turn: Ints
+    place: Ints
+    size: Ints
+    begin: Ints
+
+
+class _Rounds(ScatteredWalk):
+    """The walk of one epoch, which begins at position ``base`` of all epochs end to end.
+
+    A class begins with the samples that ``first`` has of it, if any, before its first pass.
+    """
+
+    def __init__(self, members: _Members, first: _Members, rows: int, seed: int, base: int) -> None:
         self.n = rows
-        self._members = members
+        self._members, self._first = members, first
+        self._rows = members.rows
+        if len(first.rows):
+            self._rows = np.concatenate([members.rows, first.rows])
         self._round, self._slot = divmod(base, len(members.slots))
         self._key = key_of("balanced rounds", seed, 0)
         each = np.arange(len(members.sizes), dtype=np.int64)
         self._own = keys_from(key_of("balanced classes", seed, 0), each)
 
     def at(self, positions: Ints) -> Ints:
-        rows, firsts, sizes, slots, nth, shares = self._members[1:7]
+        slots, nth, shares = self._members[4:7]
         number, slot = np.divmod(positions + self._slot, len(slots))
         number += self._round
         slot = permuted(slot, len(slots), keys_from(self._key, number))
         own = slots[slot]
-        turn, place = np.divmod(number * shares[own] + nth[slot], sizes[own])
-        place = permuted(place, sizes[own], keys_from(self._own[own], turn))
-        found: Ints = rows[firsts[own] + place].astype(np.int64)
+        turn, place, size, begin = self._find_pass(own, number * shares[own] + nth[slot])
+        place = permuted(place, size, keys_from(self._own[own], turn))
+        found: Ints = self._rows[begin + place].astype(np.int64)
         return found
+
+    def find_rest(self, position: int) -> tuple[int, Ints]:
+        """Return where the round ends, and the samples that are left in each class's pass."""
+        each, shares = len(self._members.slots), self._members.shares
+        rounds = -(-(self._slot + position) // each)
+        own = np.flatnonzero(shares)
+        turn, place, size, begin = self._find_pass(own, (self._round + rounds) * shares[own])
+        counts = size - place
+        of = np.repeat(np.arange(len(own)), counts)
+        places = place[of] + np.arange(len(of)) - (np.cumsum(counts) - counts)[of]
+        places = permuted(places, size, keys_from(self._own[own], turn), of)
+        left = np.sort(self._rows[begin[of] + places].astype(np.int64))
+        return min(rounds * each - self._slot, self.n), left
+
+    def _find_pass(self, own: Ints, draws: Ints) -> _Pass:
+        """Return where some draws are, of those of their classes ``own``."""
+        members, first = self._members, self._first
+        sizes, begins = members.sizes[own], members.firsts[own]
+        if not len(first.rows):
+            return _Pass(*np.divmod(draws, sizes), sizes, begins)
+        early = first.sizes[own]
+        turn, place = np.divmod(draws - early, sizes)
+        before = turn < 0  # what is left is no more than all: it is one pass
+        begins = np.where(before, len(members.rows) + first.firsts[own], begins)
+        return _Pass(turn, np.where(before, draws, place), np.where(before, early, sizes), begins)
 
 
 def _check_shares(weights: Mapping[Any, int] | None) -> dict[str, int]:

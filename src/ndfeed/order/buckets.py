@@ -228,6 +228,14 @@ class Buckets(Plain):
             made._resumed = found.epoch, sizes
         return made, found.samples
 
+    def continue_with(self, known: Ints, left: Ints, done: int) -> tuple[Self, Ints]:
+        """Return the same buckets of the rows that are left; edges not given are chosen anew."""
+        made, lengths = copy.copy(self), self._find_bound(None).lengths[left]
+        made._bound = Bound(lengths, self.edges)
+        if self._given is not None:
+            made._given, made._digest = lengths, _digest(lengths)
+        return made, left
+
     @property
     def padding(self) -> float:
         """The share of padding in an epoch, if batches are padded to their longest sample.

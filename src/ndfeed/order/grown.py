@@ -9,20 +9,26 @@ came. That is enough to know what was delivered:
   numbers below ``n - k`` are positions of the epoch as it was, from k on, and the others are new.
 - Where rows come in blocks, whole files or as they are stored, those that came follow at the end,
   in an epoch of their own.
+- An order that needs to know something of rows, such as a value, continues with the rows that are
+  left and those that came, in an order of its own (``rest``).
 
 The positions that were delivered keep their rows, so data may grow again in the same epoch. The
 next epoch is one like any other.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ndfeed.order.epoch import Cut, Epoch, Ranges, ScatteredWalk, Share, WalkEpoch, check_span
+from ndfeed.order.mixing import Parts
 from ndfeed.order.permutation import Ints, key_of, permuted
 from ndfeed.order.protocol import Data, Order, Plain, Spec, Traits, check_length, check_positive
+from ndfeed.order.rest import Known, Piece, Rest, list_pieces
 
 
 class Stretches:
@@ -46,6 +52,10 @@ class Stretches:
         if len(self._shifts) == 1:
             return np.asarray(numbers + self._shifts[0])
         return numbers + self._shifts[np.searchsorted(self._ends, numbers, side="right")]
+
+    def list_rows(self) -> Ints:
+        """Return all rows."""
+        return self.at(np.arange(len(self)))
 
     def find_ranges(self, ranges: Ranges) -> Ranges:
         """Return ranges of numbers as ranges of rows."""
@@ -80,12 +90,21 @@ class Stretches:
 
 
 class Generation(NamedTuple):
-    """Rows that there were: how many, how many samples were delivered, and where rows are now."""
+    """Rows that there were: how many, how many samples were delivered, and where rows are now.
+
+    ``more`` is what the order said about its part of the epoch.
+    """
 
     rows: int
     samples: int
     data: str  # their fingerprint
     now: Stretches
+    more: Mapping[str, Any] = {}
+
+    def as_spec(self) -> list[Any]:
+        """Return the generation for a state."""
+        made = [self.rows, self.samples, self.data]
+        return [*made, dict(self.more)] if self.more else made
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +113,7 @@ class Grown(Plain):
 
     ``base`` is the order of the first generation, whose files have ``counts`` rows; ``latest`` is
     that of all rows, which other epochs follow, and ``asked`` what the caller gave as ``shuffle``.
+    ``more`` is what the order says about the part of the epoch that has all rows.
     """
 
     base: Order
@@ -102,6 +122,20 @@ class Grown(Plain):
     asked: Any
     epoch: int
     past: tuple[Generation, ...]
+    more: Mapping[str, Any] = field(default_factory=dict)
+    _rests: dict[tuple[int, int], Rest] = field(default_factory=dict, repr=False)
+
+    def __reduce__(self) -> tuple[type["Grown"], tuple[Any, ...]]:
+        made = self.base, self.counts, self.latest, self.asked, self.epoch, self.past, self.more
+        return Grown, made
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Grown):
+            return NotImplemented
+        same = (self.latest, self.epoch) == (other.latest, other.epoch)
+        return same and self.describe(0, self.epoch, 0) == other.describe(0, other.epoch, 0)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"{self.latest}, with rows added to {self.past[-1].rows:,} in epoch {self.epoch}"
@@ -111,20 +145,26 @@ class Grown(Plain):
         """Those of the order; as many files are in use as any generation needs."""
         one, other = self.base.traits, self.latest.traits
         most = max(one.open_parts, other.open_parts)
-        return other._replace(by_part=one.by_part, open_parts=most)
+        steady = other.steady and other.grows  # else an epoch may be of another length
+        return other._replace(by_part=one.by_part, open_parts=most, steady=steady)
 
     def bind(self, data: Data) -> "Grown":
-        """Return the same order: it was made for its data."""
-        return self
+        """Return the order with the facts that other epochs need, if they need any."""
+        latest = self.latest.bind(data)
+        return self if latest is self.latest else replace(self, latest=latest)
 
     def cut(self, share: Share, seed: int, epoch: int) -> Cut:
         """Cut the positions of an epoch into batches."""
-        return share if epoch == self.epoch else self.latest.cut(share, seed, epoch)
+        if epoch != self.epoch:
+            return self.latest.cut(share, seed, epoch)
+        return share if self.latest.traits.grows else self._rest(share.n, seed).cut(share)
 
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:
         """Make one epoch of ``n`` rows."""
         if epoch != self.epoch:
             return self.latest.begin(n, seed, epoch, counts)
+        if not self.latest.traits.grows:
+            return self._rest(n, seed).begin()
         rows = [one.now for one in self.past] + [Stretches(np.array([[0, check_length(n)]]))]
         fresh = [rows[0], *(new.without(old) for old, new in pairwise(rows))]
         seeds = [key_of(f"grown {at}", seed, epoch) for at in range(len(fresh))]
@@ -138,6 +178,32 @@ class Grown(Plain):
             pieces.append(self.base.begin(len(new), own, epoch, files))
         return _JoinedEpoch(pieces, fresh)
 
+    def _rest(self, n: int, seed: int) -> Rest:
+        """Return the epoch of an order that needs to know something of rows."""
+        if (n, seed) not in self._rests:
+            self._rests[n, seed] = Rest(partial(self._list_pieces, n, seed))
+        return self._rests[n, seed]
+
+    def _list_pieces(self, n: int, seed: int) -> Iterator[Piece]:
+        return list_pieces(self.latest, self._list_known(n), seed, self.epoch)
+
+    def _list_known(self, n: int) -> Iterator[Known]:
+        every = Stretches(np.array([[0, check_length(n)]]))
+        last = Generation(n, self.past[-1].samples, "", every, self.more)
+        before = Stretches(np.empty((0, 2), np.int64))
+        for one in (*self.past, last):
+            new = one.now.without(before)
+            yield Known(one.now.list_rows(), new.list_rows(), one.more, one.samples)
+            before = one.now
+
+    def largest_batch(self, data: Data) -> int:
+        """Return how many samples of average size the largest batch of a rank is worth."""
+        return self.latest.largest_batch(data)
+
+    def find_parts(self, n: int, batch: int) -> Parts | None:
+        """Return the parts that the order goes by."""
+        return self.latest.find_parts(n, batch) if isinstance(self.latest, Plain) else None
+
     def parts_in_use(self, parts: int, rows: int) -> int:
         """Return the most files that are in use at a time in any generation."""
         return max(self.base.parts_in_use(parts, rows), self.latest.parts_in_use(parts, rows))
@@ -150,7 +216,7 @@ class Grown(Plain):
         """List the generations of the epoch."""
         if epoch != self.epoch:
             return self.latest.describe(n, epoch, samples)
-        return {"grown": [[one.rows, one.samples, one.data] for one in self.past]}
+        return {"grown": [one.as_spec() for one in self.past], **self.more}
 
 
 def _count_in(rows: Stretches, counts: Ints) -> Ints:
@@ -247,6 +313,10 @@ class Recent(Plain):
         size = min(self.rows, check_length(n))
         rows = Stretches(np.array([[n - size, size]]))
         return WalkEpoch(_MixedWalk([], [rows], [key_of("recent", seed, epoch)]))
+
+    def continue_with(self, known: Ints, left: Ints, done: int) -> tuple["Recent", Ints]:
+        """Return the same order, of the rows that are left."""
+        return self, left
 
     def spec(self) -> Spec:
         """Say which order this is, for JSON; compared on resume."""

@@ -96,6 +96,8 @@ class Traits(NamedTuple):
     - ``open_parts``: how many of those are mixed at a time.
     - ``steady``: every epoch has as many positions as the others.
     - ``grows``: an epoch can take in rows that were added, since it needs to know nothing of them.
+    - ``draws``: every position is drawn from all rows, whatever came before it, so that an epoch
+      can take in rows at any of them.
     """
 
     shuffled: bool = True
@@ -104,10 +106,31 @@ class Traits(NamedTuple):
     open_parts: int = 1
     steady: bool = True
     grows: bool = False
+    draws: bool = False
+
+
+class Growing(Protocol):
+    """What an order says about an epoch in which rows were added."""
+
+    def find_rest(self, n: int, seed: int, epoch: int, position: int) -> tuple[int, Ints]:
+        """Return where an epoch can take in rows, from a position on, and the rows that are left.
+
+        Those are the rows that come next, each once, before any comes again.
+        """
+        ...
+
+    def continue_with(self, known: Ints, left: Ints, done: int) -> "tuple[Order, Ints] | None":
+        """Return the order of the rest of an epoch of some rows, and the row of each of its own.
+
+        ``known`` are all rows that there are in it and ``left`` those of them that come next, both
+        ascending; ``done`` is how many positions are over. If none are, the order is the one that
+        there would be if it was bound to these rows alone. ``None`` if nobody can tell.
+        """
+        ...
 
 
 @runtime_checkable
-class Order(Protocol):
+class Order(Growing, Protocol):
     """Which row comes at which position of an epoch.
 
     ``bind`` is called for some data before anything else, and perhaps again for others. An epoch
@@ -184,7 +207,7 @@ class Plain(Mixes):
     """What most orders have in common.
 
     They need to know nothing of the data, have a position for every row, do not divide files among
-    ranks, and resume only where nothing was changed.
+    ranks, take in no rows within an epoch, and resume only where nothing was changed.
     """
 
     __slots__ = ()
@@ -219,6 +242,15 @@ class Plain(Mixes):
     def parts_in_use(self, parts: int, rows: int) -> int:
         """Return all files: any may be needed next."""
         return parts
+
+    def find_rest(self: Order, n: int, seed: int, epoch: int, position: int) -> tuple[int, Ints]:
+        """Return the position itself, and all rows from there on."""
+        end = self.cut(Share(n, 1), seed, epoch).n
+        return position, np.sort(self.begin(n, seed, epoch).rows(position, end))
+
+    def continue_with(self, known: Ints, left: Ints, done: int) -> "tuple[Order, Ints] | None":
+        """Return nothing: an epoch goes on with the rows it began with."""
+        return None
 
     def spec(self) -> Spec:
         """Say which order this is, for JSON; compared on resume."""

@@ -14,6 +14,8 @@ from ndfeed.order.weighted import as_vector, check_count
 
 _AT_ONCE = 1 << 16
 
+_Known = tuple[NDArray[Any], NDArray[Any], Spec]  # values, rows by value, and their spec
+
 
 class Sorted(Plain):
     """Samples in ascending order of a value: a curriculum.
@@ -52,7 +54,7 @@ class Sorted(Plain):
         self.stages = None if stages is None else check_positive("stages", stages)
         self._rows: NDArray[Any] | None = None
         self._spec: Spec = {}
-        self._known: tuple[object, NDArray[Any], Spec] | None = None  # of what it was bound to last
+        self._known: _Known | None = None  # of what it was bound to last
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remake, (self.values, self.lengths, self.reverse, self.stages)
@@ -95,15 +97,30 @@ class Sorted(Plain):
                 "pass how many stages an epoch has, not how many samples are in one"
             )
         if self._known is None or self._known[0] is not values:
-            rows = _sort(values, self.reverse)
-            cuts = range(0, len(rows), _AT_ONCE)
-            told = digest_of(rows[at : at + _AT_ONCE].astype(np.int64) for at in cuts)
-            spec = {"kind": "sorted", "stages": self.stages or 0, "rows": told}
-            self._known = values, rows, spec
-        made = object.__new__(Sorted)  # without checking all values once more
+            self._known = values, *self._sort(values)
+        return self._of(self._known, self.stages)
+
+    def continue_with(self, known: Ints, left: Ints, done: int) -> tuple["Sorted", Ints]:
+        """Sort what is left; stages stay about as large as those of all rows there are."""
+        values = check_bound(self._known)[0][left]
+        stages = self.stages
+        if stages is not None:
+            stages = max(-(-stages * len(left) // max(done + len(left), 1)), 1)
+        return self._of((values, *self._sort(values)), stages), left
+
+    def _sort(self, values: NDArray[Any]) -> tuple[NDArray[Any], Spec]:
+        """Return rows by value, and what tells this order from others."""
+        rows = _sort(values, self.reverse)
+        cuts = range(0, len(rows), _AT_ONCE)
+        told = digest_of(rows[at : at + _AT_ONCE].astype(np.int64) for at in cuts)
+        return rows, {"kind": "sorted", "stages": self.stages or 0, "rows": told}
+
+    def _of(self, known: "_Known", stages: int | None) -> "Sorted":
+        """Return the order for some values, without checking all of them once more."""
+        made = object.__new__(Sorted)
         made.values, made.lengths = self.values, self.lengths
-        made.reverse, made.stages = self.reverse, self.stages
-        made._known = _, made._rows, made._spec = self._known
+        made.reverse, made.stages = self.reverse, stages
+        made._known = _, made._rows, made._spec = known
         return made
 
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> Epoch:

@@ -15,7 +15,15 @@ from numpy.typing import ArrayLike, NDArray
 from ndfeed.order.alias import MOST, digest, draw, fill_table, measure_units
 from ndfeed.order.epoch import Cut, Epoch, ScatteredWalk, Share, WalkEpoch
 from ndfeed.order.permutation import Ints, Keys, key_of
-from ndfeed.order.protocol import Data, Each, Plain, Spec, check_bound, check_positive
+from ndfeed.order.protocol import (
+    Data,
+    Each,
+    Plain,
+    Spec,
+    Traits,
+    check_bound,
+    check_positive,
+)
 
 _SHARED = 16 << 20  # bytes of a table from which on the processes of a machine share it
 
@@ -66,6 +74,11 @@ class Weighted(Plain):
         shown = repr(weights) if isinstance(weights, str) else f"<{len(weights):,} weights>"
         return f"Weighted({shown}{'' if self.rows is None else f', rows={self.rows}'})"
 
+    @property
+    def traits(self) -> Traits:
+        """Rows are drawn from all of them at every position."""
+        return Traits(draws=True)
+
     def bind(self, data: Data) -> "Weighted":
         """Return the order with a table for the weights of some data."""
         if isinstance(self.weights, str):
@@ -75,10 +88,19 @@ class Weighted(Plain):
             before = self._known is not None
             check_count("weights", len(weights), data.n, "one number", bound_before=before)
         if self._known is None or self._known.weights is not weights:
-            self._known = _Table(weights, data)
-        made = object.__new__(Weighted)  # without checking all weights once more
+            self._known = _Table(weights, data.each)
+            self._known.fill(data)
+        return self._of(self._known)
+
+    def continue_with(self, known: Ints, left: Ints, done: int) -> tuple["Weighted", Ints]:
+        """Return the order for the weights of some rows; it has no table to draw from."""
+        return self._of(_Table(self._get_table().weights[known])), known
+
+    def _of(self, table: "_Table") -> "Weighted":
+        """Return the order for some weights, without checking all of them once more."""
+        made = object.__new__(Weighted)
         made.weights, made.rows = self.weights, self.rows
-        made._drawn_from = made._known = self._known
+        made._drawn_from = made._known = table
         return made
 
     def cut(self, share: Share, seed: int, epoch: int) -> Cut:
@@ -106,17 +128,22 @@ class Weighted(Plain):
 class _Table:
     """The columns of a draw, and the digest that tells its weights from others."""
 
-    def __init__(self, weights: NDArray[Any], data: Data) -> None:
+    columns: Keys
+
+    def __init__(self, weights: NDArray[Any], each: Each = map) -> None:
         self.weights = weights
-        self._units = measure_units(weights, data.each)
+        self._units = measure_units(weights, each)
         self._digest: str | None = None
-        size = 8 * len(weights)
+
+    def fill(self, data: Data) -> None:
+        """Compute the columns, which all processes of a machine share if they are large."""
+        size = 8 * len(self.weights)
         if data.world > 1 and size >= _SHARED:
             fill = partial(self._fill, data.each)
-            self.columns: Keys = data.share(f"{self.digest}", size, fill).view(np.uint64)
+            self.columns = data.share(f"{self.digest}", size, fill).view(np.uint64)
         else:
-            self.columns = np.empty(len(weights), np.uint64)
-            fill_table(weights, self._units, self.columns, data.each)
+            self.columns = np.empty(len(self.weights), np.uint64)
+            fill_table(self.weights, self._units, self.columns, data.each)
 
     @property
     def digest(self) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.arguments import lazy
-from ndfeed.dataset.column import Column, Field, Group, columns_of, is_converted
+from ndfeed.dataset.column import Column, Field, Group, columns_of, is_converted, sample_shapes
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.decoding import Decoded, stored_dtype, verify
 from ndfeed.dataset.destination import Arrays
@@ -157,10 +157,7 @@ def _sample_shapes(group: Group, column: Column, samples: Ints) -> Ints:
     if column.offsets is not None:
         found = reader_of(group).shapes(group, column, samples)
         return np.asarray(found, np.int64).reshape(len(samples), rank)
-    part = group.locate(samples).part
-    dims = column.table.dims[column.table.shape[column.arrays[part]]]
-    places = np.where(column.whole[part], 1, 2)[:, None] + np.arange(rank)
-    return np.take_along_axis(dims, places, axis=1)
+    return sample_shapes(column, group.locate(samples).part)
 
 
 def _check_unchanged(table: Table) -> None:

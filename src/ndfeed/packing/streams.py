@@ -40,7 +40,7 @@ def find_streams(group: Group) -> list[tuple[Column, ...]]:
 
 def _has_contiguous_rows(column: Column) -> bool:
     """Does every part have contiguous rows, one after the other?"""
-    if column.lead > 1:  # crops start anywhere in their case
+    if column.lead > 1 or column.offsets is not None:  # samples start anywhere
         return False
     table = column.table
     kinds = np.unique(

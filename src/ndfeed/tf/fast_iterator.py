@@ -10,11 +10,12 @@ are sent to other places. Eager loops get the generator itself, as ``Generated``
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from ndfeed.dataset.sampling import SETTLE, Missing
 from ndfeed.loading.report import Report
 from ndfeed.loading.uninterrupted import clean_up
 from ndfeed.order.protocol import OrderInUse
@@ -22,29 +23,36 @@ from ndfeed.tf.framework_hacks import Element, Spec, TfIterator, make_fast
 from ndfeed.tf.generator import Generator
 
 
+class Made(NamedTuple):
+    """A dataset for graphs and all that TensorFlow does with one, and a way to make another of the
+    same batches, for iterators only."""
+
+    whole: tf.data.Dataset
+    direct: Callable[[], tf.data.Dataset]
+
+
 class Batches(tf.data.Dataset):  # type: ignore[misc]
     """A dataset of batches, with a faster iterator for eager loops; see ``ndfeed.tf.dataset``.
 
     ``report()``, ``order``, ``epoch`` and ``skipped`` are those of ``ndfeed.loader``. They belong
-    to this object: datasets made of it by ``map`` and the like do not have them.
+    to this object, as ``refresh()`` does: datasets made of it by ``map`` and the like do not have
+    them.
 
     Whatever is made of it refers to it, and so does every iterator. ``passes`` is told when all
     of them are gone.
     """
 
-    def __init__(
-        self,
-        made: tf.data.Dataset,
-        passes: Generator | None = None,
-        direct: Callable[[], tf.data.Dataset] | None = None,
-    ) -> None:
-        self._made = made
+    def __init__(self, passes: Generator, make: Callable[[], Made]) -> None:
         self.passes = passes
-        self._make_direct = direct  # makes a dataset of the same batches, for iterators only
+        self._make = make
+        weakref.finalize(self, clean_up, passes.leave).atexit = False
+        self._adopt(make())
+
+    def _adopt(self, made: Made) -> None:
+        """Become a dataset of TensorFlow, which is other than before where data has grown."""
+        self._made, self._make_direct = made
         self._direct: tf.data.Dataset | None = None
-        if passes is not None:
-            weakref.finalize(self, clean_up, passes.leave).atexit = False
-        super().__init__(tf.data.experimental.to_variant(made))
+        super().__init__(tf.data.experimental.to_variant(self._made))
 
     def _inputs(self) -> list[tf.data.Dataset]:
         return [self._made]
@@ -60,36 +68,53 @@ class Batches(tf.data.Dataset):  # type: ignore[misc]
 
         ``ndfeed.tf.State`` knows what was used. Set it to choose the epoch of the next pass.
         """
-        return self._source().epoch
+        return self.passes.epoch
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self._source().epoch = epoch
+        self.passes.epoch = epoch
 
     @property
     def order(self) -> OrderInUse:
         """How samples are ordered within an epoch."""
-        return self._source().loader.order
+        return self.passes.loader.order
 
     def report(self) -> Report:
         """Report how fast the last pass is, where its time goes, and the bottleneck."""
-        return self._source().loader.report()
+        return self.passes.loader.report()
 
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:
         """Samples skipped by ``on_error="skip"``: row and error of the first 1,000."""
-        return self._source().loader.skipped
+        return self.passes.loader.skipped
 
-    def _source(self) -> Generator:
-        if self.passes is None:
-            raise AttributeError("this dataset has no loader")
-        return self.passes
+    def refresh(self, *, missing: Missing = "raise", settle: float = SETTLE) -> int:
+        """Look for files that came, and return how many samples are new.
+
+        The next pass has the samples of the files there are then, and so has the next epoch of a
+        pass in progress; an epoch that TensorFlow has begun to prefetch ends as it began. Files
+        that are gone or have changed, or may still be written, are treated as by
+        ``Dataset.refresh``. What was derived from this dataset before, by ``map`` and the like, has
+        the number of batches that it was made with: more is an error, unless ``epochs=None``.
+        """
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "refresh() in a tf.function would run once, when it is traced; call it outside"
+            )
+        passes, before, told = self.passes, self.passes.loader, self.passes.most
+        new = passes.refresh(missing, settle)
+        if passes.loader is not before:
+            self._adopt(self._make())
+        if passes.in_fit and (passes.most or 0) > (told or 0):
+            raise RuntimeError(
+                "fit has asked how many batches there are, and would leave out those that came; "
+                "call fit for each epoch, or use ndfeed.keras.dataset"
+            )
+        return new
 
     def __iter__(self) -> TfIterator:
         if not tf.executing_eagerly():
             return super().__iter__()
-        if self._make_direct is None:
-            return make_fast(super().__iter__())
         if self._direct is None:
             self._direct = self._make_direct()
         iterator = iter(self._direct)

@@ -33,7 +33,13 @@ from ndfeed.loading.options import (
 from ndfeed.loading.ragged import PadTo, PadValue
 from ndfeed.loading.token_budget import as_batch_size
 from ndfeed.tf.batch_format import RAGGED, BatchFormat, Ragged, TfAdapter
-from ndfeed.tf.fast_iterator import Batches, Generated, GeneratorFunctions, prefetch_directly
+from ndfeed.tf.fast_iterator import (
+    Batches,
+    Generated,
+    GeneratorFunctions,
+    Made,
+    prefetch_directly,
+)
 from ndfeed.tf.framework_hacks import tensor_that_keeps
 from ndfeed.tf.generator import Generator, GeneratorSource, State
 
@@ -169,36 +175,28 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Tens
     joint = side_by_side(ds, on_error) and not options.pads and 2 * bytes_each <= piece
     held = _HELD * (piece if joint else bytes_each)
     adapt = partial(TfAdapter, piece, joint, held)
-    loader = Loader(request, adapt)
-    if state is not None:
-        state.bind(loader, epochs)
-    starts = {0, 0 if state is None else state.samples}  # of this epoch and of the next ones
-    full = on_error == "raise" and all(loader.cuts.are_full(start) for start in starts)
-    form = BatchFormat(ds, options, ragged, size, full=full, joint=joint)
+    passes = Generator(Loader(request, adapt), epochs, state)
     policy = auto_shard(shard is not None or context is not None)
-    count = _count_batches(loader, epochs, state)
-    passes = Generator(loader, form, epochs, state, count)
-    return _build(passes, form, count, policy, endless=epochs is None)
+    # All batches may be full, though those of an epoch in which samples are skipped are not.
+    whole = on_error == "raise"
+    return Batches(passes, partial(_make, passes, ragged, size, policy, joint=joint, whole=whole))
 
 
-def _count_batches(loader: Loader, epochs: int | None, state: State | None) -> int | None:
-    """Return how many batches a pass has at most; ``None`` if it is endless or not known."""
-    if epochs is None or not loader.order.traits.steady:
-        return None
-    count = loader.cuts.count_batches(range(epochs))
-    # An epoch that was begun with smaller batches may have more of them.
-    return count if state is None else max(count, state.left or 0)
-
-
-def _build(
+def _make(
     passes: Generator,
-    form: BatchFormat,
-    count: int | None,
+    ragged: Ragged,
+    size: int,
     policy: tf.data.experimental.AutoShardPolicy,
     *,
-    endless: bool,
-) -> tf.data.Dataset:
-    source = GeneratorSource(passes)
+    joint: bool,
+    whole: bool,
+) -> Made:
+    """Make a dataset of passes, as TensorFlow has to know them now."""
+    request = passes.loader.request
+    full = whole and passes.are_full()
+    form = BatchFormat(request.ds, request.options, ragged, size, full=full, joint=joint)
+    count = passes.most = passes.count()
+    source = GeneratorSource(passes, form, count)
     kept = tensor_that_keeps(passes, passes.mark)
     made = tf.data.Dataset.from_generator(source, args=kept, output_signature=form.generator_spec)
     if form.joint:
@@ -206,7 +204,7 @@ def _build(
     # A pass has exactly this many batches, or fewer if it resumes in the middle. TensorFlow knows
     # that number without reading, and accepts fewer, if it takes them from an endless dataset. So
     # an endless dataset without elements follows. Where epochs differ in length, it does not know.
-    if count is not None or endless:
+    if count is not None or passes.endless:
         nothing = tf.data.Dataset.from_generator(tuple, output_signature=made.element_spec)
         made = made.concatenate(nothing.repeat())
     if count is not None:
@@ -216,7 +214,7 @@ def _build(
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = policy
     made = made.prefetch(_ahead(form)).with_options(options)
-    return Batches(made, passes, partial(_direct, source, form))
+    return Made(made, partial(_direct, GeneratorSource(passes, form), form))
 
 
 def _direct(source: GeneratorSource, form: BatchFormat) -> tf.data.Dataset:

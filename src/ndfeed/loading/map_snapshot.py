@@ -1,0 +1,312 @@
+"""All that functions given to map refer to, so that two moments can be compared.
+
+Processes that were forked from this one are used in the next epoch as well if the functions would
+find nothing there that this process has changed. ``map_state`` looks for signs that functions
+change something; here a single value that cannot be looked at means that nothing is known.
+
+Followed are globals, closures, defaults, attributes and methods of the functions, and of whatever
+they use in turn. What installed packages keep for themselves is not looked at, unless they define
+one of the functions: their objects are, the variables of their modules are not.
+"""
+
+import functools
+import logging
+import os
+import random
+import re
+import sys
+import sysconfig
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import date, time, timedelta
+from pathlib import PurePath
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndfeed.dataset.map_steps import Step, all_maps
+from ndfeed.loading.map_state import get_own, list_names
+
+_MOST_VALUES = 10_000
+_MOST_BYTES = 4 << 20  # of arrays: reading more would take longer than forking
+
+_PLAIN = (int, str, bytes, type(None), type(...), range, np.dtype, re.Pattern, PurePath)
+_TIMES = (date, time, timedelta)
+_SEQUENCES = (list, tuple, set, frozenset, deque)
+# What they do to a batch, if anything, does not depend on their state.
+_NEUTRAL = (logging.Logger, type(threading.Lock()), type(threading.RLock()))
+_SHARED_MODES = ("r", "r+")  # of mapped files in which every process sees what is written
+_CONSTANTS = {("torch", name) for name in ("dtype", "device", "memory_format")}
+_CONSTANTS.add(("ctypes", "_FuncPtr"))  # a function of a library
+_INSTALLED = tuple(
+    {os.path.join(path, "") for name, path in sysconfig.get_paths().items() if "lib" in name}
+)
+
+Snapshot = list[object]
+
+
+class _UnknownError(Exception):
+    """A value that cannot be looked at completely."""
+
+
+class _Same:
+    """Equal to the very same object only."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def take_snapshot(steps: Sequence[Step]) -> Snapshot | None:
+    """Return what the functions of these steps refer to; ``None`` if that cannot be told."""
+    functions = [step.function for step in all_maps(steps)]
+    walk = _Walk({_package(one) for one in functions})
+    try:
+        for function in functions:
+            walk.add(function)
+    except Exception:  # noqa: BLE001 - objects may do anything when they are looked at
+        return None
+    return walk.found
+
+
+def _package(value: Any) -> str:  # noqa: ANN401 - whatever can be called
+    found = getattr(value, "__module__", None) or type(value).__module__
+    return f"{found}".partition(".")[0]
+
+
+class _Walk:
+    """Goes through values, each once, and notes what is in them."""
+
+    def __init__(self, own: set[str]) -> None:
+        self.found: Snapshot = []
+        self._own = own  # packages that are looked into although they are installed
+        self._seen: dict[int, int] = {}
+        self._alive: list[object] = []  # or another object could get the number of one
+        self._bytes = _MOST_BYTES
+
+    def add(self, value: Any) -> None:  # noqa: ANN401 - whatever there is
+        """Note a value, and all that it refers to."""
+        if isinstance(value, (*_PLAIN, *_TIMES)) and type(value).__module__ != "__main__":
+            self.found.append((type(value), value))
+            return
+        if isinstance(value, float | complex):
+            self.found.append(repr(value))  # not the number: NaN is not equal to itself
+            return
+        number = self._seen.get(id(value))
+        self.found.append((type(value), len(self._seen) if number is None else number))
+        if number is not None:
+            return
+        self._seen[id(value)] = len(self._seen)
+        self._alive.append(value)
+        if len(self._seen) > _MOST_VALUES:
+            raise _UnknownError
+        self._add_new(value)
+
+    def _add_new(self, value: Any) -> None:  # noqa: ANN401
+        for kinds, look in _LOOKS:
+            if isinstance(value, kinds):
+                look(self, value)
+                return
+        if isinstance(value, _NEUTRAL) or _is_constant(value):
+            self.found.append(_Same(value))
+        elif hasattr(value, "data_ptr"):
+            self._add_tensor(value)
+        else:
+            self._add_object(value)
+
+    def _add_array(self, value: NDArray[Any]) -> None:
+        if getattr(value, "mode", "") in _SHARED_MODES:
+            self.found.append(_Same(value))
+            return
+        self._bytes -= value.nbytes
+        if value.dtype.hasobject or self._bytes < 0:
+            raise _UnknownError
+        checksum = zlib.crc32(np.ascontiguousarray(value).tobytes())
+        self.found.append((value.shape, value.strides, value.dtype, checksum))
+
+    def _add_tensor(self, value: Any) -> None:  # noqa: ANN401
+        if value.device.type != "cpu":
+            raise _UnknownError
+        self._add_array(np.asarray(value.detach()))
+
+    def _add_sequence(self, value: Any) -> None:  # noqa: ANN401
+        self.found.append(len(value))
+        for one in value:
+            self.add(one)
+        self._add_attributes(value)
+
+    def _add_dict(self, value: dict[Any, Any]) -> None:
+        self.found.append(len(value))
+        for key, one in value.items():
+            self.add(key)
+            self.add(one)
+        self._add_attributes(value)
+
+    def _add_bytes(self, value: bytearray) -> None:
+        self.found.append(bytes(value))
+
+    def _add_generator(self, value: np.random.Generator) -> None:
+        self.add(value.bit_generator.state)
+
+    def _add_old_generator(self, value: np.random.RandomState) -> None:
+        self.add(value.get_state())
+
+    def _add_random(self, value: random.Random) -> None:
+        self.add(value.getstate())
+
+    def _add_partial(self, value: "functools.partial[Any]") -> None:
+        for one in (value.func, value.args, value.keywords, value.__dict__):
+            self.add(one)
+
+    def _add_method(self, value: MethodType) -> None:
+        self.add(value.__func__)
+        self.add(value.__self__)
+
+    def _add_wrapper(self, value: Any) -> None:  # noqa: ANN401 - of a class
+        for name in ("__func__", "fget", "func"):
+            self.add(getattr(value, name, None))
+
+    def _add_cached(self, value: Any) -> None:  # noqa: ANN401 - a function with a cache
+        self.found.append(value.cache_info().currsize)
+        self.add(value.__wrapped__)
+
+    def _add_builtin(self, value: BuiltinFunctionType) -> None:
+        owner = value.__self__
+        if owner is None or isinstance(owner, type | ModuleType):
+            self.found.append(_Same(value))
+        else:
+            self.add(owner)
+
+    def _add_module(self, value: ModuleType) -> None:
+        self.found.append(_Same(value))
+
+    def _add_class(self, value: type) -> None:
+        self.found.append(_Same(value))
+        if self._is_own(value.__module__):
+            for one in value.__bases__:
+                self.add(one)
+            for name, one in list(vars(value).items()):
+                if name not in ("__dict__", "__weakref__", "__doc__", "__slots__"):
+                    self._add_member(one)
+
+    def _add_member(self, one: object) -> None:
+        """Note what a class has; slots and such are no values."""
+        if not (hasattr(one, "__objclass__") and not isinstance(one, FunctionType)):
+            self.add(one)
+
+    def _add_function(self, value: FunctionType) -> None:
+        self.found.append(_Same(value.__code__))
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        for one in (cells, value.__defaults__, value.__kwdefaults__, vars(value)):
+            self.add(one)
+        if self._is_own(value.__module__):
+            self._add_names(list_names(value.__code__), value.__globals__)
+
+    def _add_names(self, names: set[str], found: dict[str, Any]) -> None:
+        """Note what names stand for: variables, and modules that a function may import."""
+        for name in sorted(names & found.keys()):
+            self.add(found[name])
+        values = [found.get(name, sys.modules.get(name)) for name in sorted(names)]
+        modules = [one for one in values if isinstance(one, ModuleType)]
+        done: set[str] = set()
+        while modules:
+            module = modules.pop()
+            if module.__name__ not in done:
+                done.add(module.__name__)
+                modules += self._add_variables(module, names)
+
+    def _add_variables(self, module: ModuleType, names: set[str]) -> list[ModuleType]:
+        """Note the variables of a module that have such names; return modules within it."""
+        own, within = self._is_own(module.__name__), []
+        for name in sorted(names & vars(module).keys()):
+            value = vars(module)[name]
+            if isinstance(value, ModuleType):
+                within.append(value)
+            elif own or not callable(value):
+                self.add(value)
+        return within
+
+    def _add_object(self, value: object) -> None:
+        if _has_hidden_state(type(value)):
+            raise _UnknownError
+        self.add(type(value))
+        self._add_attributes(value)
+
+    def _add_attributes(self, value: object) -> None:
+        for name, one in get_own(value).items():
+            self.found.append(name)
+            self.add(one)
+
+    def _is_own(self, module: str | None) -> bool:
+        """Is a module looked into: one of the program, or of the package of a function?"""
+        name = module or ""
+        if name.partition(".")[0] in self._own:
+            return True
+        return not _is_installed(name)
+
+
+def _is_constant(value: object) -> bool:
+    """Is it a value that never changes, of a class that is not written in Python?"""
+    if isinstance(value, CodeType | np.ufunc):
+        return True
+    kind = type(value)
+    return (kind.__module__, kind.__name__) in _CONSTANTS
+
+
+def _has_hidden_state(kind: type) -> bool:
+    """Do objects of a class have more in memory than what Python code has defined?"""
+    size = object.__basicsize__
+    for one in kind.__mro__:
+        own = vars(one)
+        slots = own.get("__slots__", ())
+        slots = (slots,) if isinstance(slots, str) else tuple(slots)
+        size += 8 * (len(set(slots) - {"__weakref__"}) + ("__weakref__" in own))
+    return kind.__basicsize__ > size or kind.__itemsize__ > 0
+
+
+@functools.cache
+def _is_installed(name: str) -> bool:
+    if name.partition(".")[0] in sys.stdlib_module_names and name != "__main__":
+        return True
+    path = getattr(sys.modules.get(name), "__file__", None) or ""
+    return path.startswith(_INSTALLED) or "-packages" + os.sep in path
+
+
+def _add_scalar(walk: _Walk, value: Any) -> None:  # noqa: ANN401 - of NumPy
+    walk.found.append((value.dtype, value.tobytes()))
+
+
+_LOOKS: tuple[tuple[Any, Callable[[_Walk, Any], None]], ...] = (
+    (np.ndarray, _Walk._add_array),
+    (np.generic, _add_scalar),
+    (dict, _Walk._add_dict),
+    (_SEQUENCES, _Walk._add_sequence),
+    (bytearray, _Walk._add_bytes),
+    (FunctionType, _Walk._add_function),
+    (MethodType, _Walk._add_method),
+    (type(functools.cache(len)), _Walk._add_cached),
+    (functools.partial, _Walk._add_partial),
+    ((staticmethod, classmethod, property, functools.cached_property), _Walk._add_wrapper),
+    (BuiltinFunctionType, _Walk._add_builtin),
+    (type, _Walk._add_class),
+    (ModuleType, _Walk._add_module),
+    (np.random.Generator, _Walk._add_generator),
+    (np.random.RandomState, _Walk._add_old_generator),
+    (random.Random, _Walk._add_random),
+    (SimpleNamespace, _Walk._add_attributes),
+)
