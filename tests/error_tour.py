@@ -37,6 +37,7 @@ from ndfeed.files import platform_calls
 REVIEWED = Path(__file__).parent / "error_tour.txt"
 OPEN = "ndfeed.open({!r})"
 MAPPED = "ndfeed.open(np.load('x.npy', mmap_mode='r'))"
+SETS = ("web", ""), ("code", ".npy")
 TOKENS = "ndfeed.open('tokens.npy', offsets='offsets.npy')"
 
 
@@ -622,6 +623,45 @@ def more_files_for_an_order():
     return {"state": loader.state_dict(), "now": now}
 
 
+def two_folders():
+    """The loaders of a mixture in which one source is read in an order that cannot grow."""
+    Path("web").mkdir()
+    npy("web/1.npy")
+    npy("web/2.npy")
+    npy("code.npy")
+    sets = {name: ndfeed.open(f"{name}{end}", sample="row") for name, end in SETS}
+    order = {"web": ndfeed.Recent(4), "code": True}
+    ds = ndfeed.mix(sets, weights=[1, 2])
+    loaders = [ndfeed.loader(ds, 3, shuffle=one) for one in (order, True)]
+    for loader in loaders:
+        for _ in loader:
+            pass
+    next(iter(loaders[1]))
+    return {"recent": loaders[0], "loader": loaders[1]}
+
+
+def a_growing_mixture():
+    made = two_folders()
+    npy("web/3.npy")
+    return made
+
+
+def a_mixture_that_lost_a_file():
+    made = two_folders()
+    Path("web/1.npy").unlink()
+    return made
+
+
+def a_mixture_copied_in_between():
+    made = two_folders()
+    for second, number in enumerate(("2", "1b", "1")):
+        npy(f"web/{number}.npy")
+        os.utime(f"web/{number}.npy", (second, second))
+    sets = {name: ndfeed.open(f"{name}{end}", sample="row") for name, end in SETS}
+    now = ndfeed.loader(ndfeed.mix(sets, weights=[1, 2]), 3, shuffle=True)
+    return {"state": made["loader"].state_dict(), "now": now}
+
+
 def _dies(batch):
     os._exit(3)
 
@@ -1051,6 +1091,18 @@ STOPS = [
     ),
     Stop(
         ValueError,
+        "weights from half an epoch on",
+        two_sets,
+        "ndfeed.mix(sets, weights={0: [3, 1], 0.5: [1, 1]})",
+    ),
+    Stop(
+        ValueError,
+        "weights from one place on, twice",
+        two_sets,
+        "ndfeed.mix(sets, weights={0: [3, 1], 5: [1, 1], (5, 0): [1, 2]})",
+    ),
+    Stop(
+        ValueError,
         "an empty source",
         two_sets,
         "ndfeed.mix(sets | {'none': sets['web'].take([])})",
@@ -1087,9 +1139,27 @@ STOPS = [
     ),
     Stop(
         ValueError,
-        "a mixture that should follow its files",
+        "a mixture in memory that should follow its files",
         two_sets,
-        "ndfeed.mix(sets).refresh()",
+        "ndfeed.mix(sets).in_memory().refresh()",
+    ),
+    Stop(
+        errors.ResumeError,
+        "a source that grows in the newest samples",
+        a_growing_mixture,
+        "recent.refresh()",
+    ),
+    Stop(
+        errors.ResumeError,
+        "a source that lost files",
+        a_mixture_that_lost_a_file,
+        "loader.refresh(missing='skip')",
+    ),
+    Stop(
+        errors.ResumeError,
+        "a source in which nothing tells old files from new ones",
+        a_mixture_copied_in_between,
+        "now.load_state_dict(state, grown=True)",
     ),
     Stop(
         ValueError,

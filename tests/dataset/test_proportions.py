@@ -16,8 +16,8 @@ NUMBERS = st.floats(0, 1e6) | st.integers(0, 10**12)
 
 def whole(weights, rows=(10, 20, 30)):
     """The whole numbers that some weights become."""
-    ((epoch, found),) = make_stages(weights, "abc"[: len(rows)], rows)
-    assert epoch == 0
+    ((place, found),) = make_stages(weights, "abc"[: len(rows)], rows)
+    assert place == (0, 0)
     return found
 
 
@@ -67,12 +67,22 @@ def test_weights_by_epoch():
     """From each epoch on; a list or a dict for each."""
     found = make_stages({5: {"b": 1, "a": 1}, 0: [3, 1]}, ("a", "b"), (1, 1))
 
-    assert found == ((0, (3, 1)), (5, (1, 1)))
+    assert found == (((0, 0), (3, 1)), ((5, 0), (1, 1)))
     made = Proportions(("a", "b"), (1, 1), found, "first")
     assert f"{made}" == (
         "Proportions(rows={'a': 1, 'b': 1}, weights={0: [3, 1], 5: [1, 1]}, end='first')"
     )
     assert made.weights == {"a": 3, "b": 1}
+
+
+def test_weights_from_a_sample_on():
+    """Of an epoch; without one it is the first."""
+    found = make_stages({(0, 700): [1, 1], 0: [3, 1], (2, 0): [1, 2]}, ("a", "b"), (1, 1))
+
+    assert found == (((0, 0), (3, 1)), ((0, 700), (1, 1)), ((2, 0), (1, 2)))
+    made = Proportions(("a", "b"), (1, 1), found, "first")
+    assert "weights={0: [3, 1], (0, 700): [1, 1], 2: [1, 2]}" in f"{made}"
+    assert make_stages({(0, 0): [3, 1]}, ("a", "b"), (1, 1)) == found[:1]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +100,16 @@ def test_weights_by_epoch():
         ({-1: [1, 1], 0: [1, 1]}, "epochs are counted from 0, got -1"),
         ({0: [1, 1], 3: [0, 0]}, "from epoch 3 on are all zero"),
         ({}, "has none for 'a'"),
+        ({0: [1, 1], (0, -5): [1, 1]}, r"samples are counted from 0, got \(0, -5\)"),
+        ({0: [1, 1], (0, 1 << 62): [1, 1]}, "samples are counted from 0 and below 2"),
+        ({0: [1, 1], (1,): [1, 1]}, r"keys are epochs, or pairs of .* \(0, 100_000\), got \(1,\)"),
+        ({0: [1, 1], (0, 1.5): [1, 1]}, r"keys are epochs, or pairs .* got \(0, 1.5\)"),
+        ({0: [1, 1], (0, True): [1, 1]}, "keys are epochs, or pairs"),
+        ({0: [1, 1], "a": 3}, "keys are epochs, or pairs .*, got 'a'"),
+        ({0: [1, 1], 2.5: [1, 1]}, "keys are epochs, or pairs .*, got 2.5"),
+        ({0: [1, 1], (0, 0): [1, 1]}, r"has epoch 0 twice, as 0 and as \(0, 0\); remove one"),
+        ({(0, 7): [1, 1]}, "and begin with sample 7 of epoch 0; add 0: "),
+        ({0: [1, 1], (3, 1000): [0, 0]}, "from sample 1,000 of epoch 3 on are all zero"),
     ],
 )
 def test_wrong_weights_are_refused(weights, text):

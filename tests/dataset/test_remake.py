@@ -22,6 +22,7 @@ VIEWS = {
     "sum of others": lambda ds: ds + ds.map(double).rename({"twice": "data"}),
     "source of a dict": lambda ds: ndfeed.open({"a": ds, "b": ds.map(double)}),
     "crops": lambda ds: ds.windows(4).crops({"data": (2,)}, grid=1),
+    "mix": lambda ds: ndfeed.mix({"a": ds, "b": ds.map(double).rename({"twice": "data"})}),
 }
 
 
@@ -50,7 +51,6 @@ FIXED = {
     "labels of samples": lambda ds: ds.with_labels(np.arange(len(ds))),
     "bounds": lambda ds: ds.windows(2, bounds=[0, 4]),
     "crops at": lambda ds: ds.windows(4).crops({"data": (2,)}, at=[(0, 1)]),
-    "mix": lambda ds: ndfeed.mix({"a": ds, "b": ds.map(double).rename({"twice": "data"})}),
     "array": lambda ds: ndfeed.open({"x": ds, "y": np.arange(len(ds))}),
     "map of a split": lambda ds: ds.split(0.5)[0].map(double),
 }

@@ -1,6 +1,7 @@
 """Mixtures through loaders: proportions, ranks, resuming, raw files and compressed ones."""
 
 import copy
+import itertools
 import json
 import pickle
 from collections import Counter
@@ -188,12 +189,18 @@ def test_ranks_have_as_many_batches_and_share_the_order(kinds, world, drop_last)
     assert together == alone
 
 
+WEIGHTS = st.lists(st.integers(0, 6), min_size=3, max_size=3).filter(any)
+SCHEDULES = WEIGHTS | st.dictionaries(
+    st.tuples(st.just(0), st.integers(1, 300)), WEIGHTS, max_size=3
+).flatmap(lambda later: WEIGHTS.map(lambda first: {0: first, **later}))
+
+
 @st.composite
 def resumes(draw):
     """Some mixture, where it is left, and with how many ranks it is continued."""
-    weights = draw(st.lists(st.integers(0, 6), min_size=3, max_size=3).filter(any))
+    weights = draw(SCHEDULES)
     end = draw(st.sampled_from(["first", "last", "cycle"]))
-    other = draw(st.none() | st.lists(st.integers(0, 6), min_size=3, max_size=3).filter(any))
+    other = draw(st.none() | SCHEDULES)
     sizes = [draw(st.integers(1, 40)) for _ in range(2)]
     worlds = [draw(st.integers(1, 4)) for _ in range(2)]
     return weights, end, other, sizes, worlds, draw(st.booleans()), draw(st.integers(0, 10**6))
@@ -202,7 +209,10 @@ def resumes(draw):
 @settings(max_examples=examples(400), deadline=None)
 @given(case=resumes())
 def test_a_state_resumes_with_any_ranks(sources, case):
-    """By way of JSON, into another batch size and number of ranks, and with other weights."""
+    """By way of JSON, into another batch size and number of ranks, and with other weights.
+
+    Also where weights change within the epoch.
+    """
     weights, end, other, sizes, worlds, shuffle, left = case
     ds = ndfeed.mix(sources, weights=weights, end=end)
 
@@ -290,6 +300,30 @@ def test_weights_by_epoch(sources):
     assert numbers(third) == epochs[3]
 
 
+@pytest.mark.parametrize("kind", ["raw", "packed", "both"])
+def test_weights_from_a_step_on(kinds, kind):
+    """Of all ranks together; files are decoded in time, whatever changes meanwhile."""
+    step, size, world = 5, 4, 2
+    when = (0, step * size * world)
+    ds = ndfeed.mix(
+        kinds[kind], weights={0: [8, 1, 1], when: [1, 8, 1], (1, 30): [0, 0, 1]}, end="cycle"
+    )
+    ranks = [ndfeed.loader(ds, size, shuffle=True, shard=(rank, world)) for rank in range(world)]
+    steps = [[*zip(*ranks, strict=True)] for _ in range(2)]
+    for batches in itertools.chain(*itertools.chain(*steps)):
+        assert (batches["x"] == batches["n"][:, None]).all()
+    first, second = ([n for step in one for n in flat(step)] for one in steps)
+    counts = np.bincount(source_of(np.array(first[: when[1]])), minlength=3)
+    assert counts.tolist() == [32, 4, 4]
+    for at in range(when[1], 140, 10):
+        assert np.bincount(source_of(np.array(first[at : at + 10])))[1] == pytest.approx(8, abs=2)
+    assert np.bincount(source_of(np.array(second[:30])), minlength=3).tolist() == [3, 24, 3]
+    assert set(source_of(np.array(second[30:]))) == {2}
+    assert f"{ds.mixture}".endswith(
+        "weights={0: [8, 1, 1], (0, 40): [1, 8, 1], (1, 30): [0, 0, 1]}, end='cycle')"
+    )
+
+
 def test_a_state_of_other_sources_is_refused(sources):
     """Whatever it says."""
     ds = ndfeed.mix(sources)
@@ -347,23 +381,21 @@ def test_a_state_of_a_mixture_is_not_that_of_a_sum(sources):
         mixed.load_state_dict(added.state_dict())
 
 
-@pytest.mark.parametrize("grown", [False, True])
-def test_a_mixture_grows_only_when_it_is_mixed_again(tmp_path, grown):
-    """The loader says so, and a state of fewer files is refused, by source."""
+def test_a_state_of_fewer_files_names_the_source_and_the_remedy(tmp_path):
+    """Without ``grown=True``, data that is not the same is refused."""
     made = {name: make_source(tmp_path, name) for name in SIZES}
     loader = ndfeed.loader(ndfeed.mix(made), 8, shuffle=True)
     next(iter(loader))
     state = loader.state_dict()
     np.savez(tmp_path / "code" / "9.npz", x=np.zeros((2, 3), int), n=np.zeros(2, int))
 
-    text = r"cannot grow after mix\(\), .*; refresh the sources first, then mix them again"
-    with pytest.raises(ValueError, match=text):
-        loader.refresh()
     mixed = ndfeed.mix({name: source.refresh() for name, source in made.items()})
     later = ndfeed.loader(mixed, 8, shuffle=True)
-    text = r"source 'code' had 48 samples, and now has 50; .* loader\.epoch = 1"
+    text = r"'code' had 48 samples, and now has 50; .* pass grown=True .* loader\.epoch = 1"
     with pytest.raises(ndfeed.ResumeError, match=text):
-        later.load_state_dict(state, grown=grown)
+        later.load_state_dict(state)
+    later.load_state_dict(state, grown=True)
+    assert later.state_dict()["samples"] == 8
 
 
 OPENED = 3  # times for each file: once for each of two streams, once to ask for it ahead

@@ -3,7 +3,9 @@
 import itertools
 import json
 import pickle
+import random
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,8 +16,10 @@ from hypothesis import strategies as st
 from ndfeed.order.epoch import Share
 from ndfeed.order.mixture import Mixture, Start
 from ndfeed.order.orders import Blocks, Exact, Sequential, Windows
+from ndfeed.order.period import period_of
+from ndfeed.order.permutation import key_of
 from ndfeed.order.protocol import Plain, Progress, Traits
-from ndfeed.order.streams import Source
+from ndfeed.order.streams import Source, cut_counts
 
 
 @dataclass
@@ -28,16 +32,16 @@ class Facts:
 
 
 EXACT = Exact()
-ORDERS = st.sampled_from(
-    [Exact(), Sequential(), Blocks(rows=3, window=2), Windows(files=2), Blocks(rows=50, window=1)]
-)
+SOME = [Exact(), Sequential(), Blocks(rows=3, window=2), Windows(files=2), Blocks(50, window=1)]
+ORDERS = st.sampled_from(SOME)
+CASES = 2000
 
 
 def mixture(rows, weights, end="first", orders=EXACT, stages=None, names="abcdefghij"):
     """A mixture of sources of so many rows, bound."""
     each = orders if isinstance(orders, list) else [orders] * len(rows)
     sources = tuple(map(Source, names, rows, each))
-    made = Mixture(sources, stages or ((0, tuple(weights)),), end)
+    made = Mixture(sources, stages or (((0, 0), tuple(weights)),), end)
     return made.bind(Facts(sum(rows)))
 
 
@@ -54,23 +58,142 @@ def split(rows, sizes):
 
 
 @st.composite
-def cases(draw):
+def cases(draw, most=5, largest=9):
     """Some mixture, and the rows of its files."""
-    count = draw(st.integers(1, 5))
+    count = draw(st.integers(1, most))
     files = draw(
         st.lists(
-            st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=count, max_size=count
+            st.lists(st.integers(1, largest), min_size=1, max_size=5),
+            min_size=count,
+            max_size=count,
         )
     )
     rows = [sum(own) for own in files]
-    weights = draw(st.lists(st.integers(0, 9), min_size=count, max_size=count).filter(any))
+    weights = draw(st.lists(st.integers(0, largest), min_size=count, max_size=count).filter(any))
     orders = draw(st.lists(ORDERS, min_size=count, max_size=count))
     end = draw(st.sampled_from(["first", "last", "cycle"]))
     return mixture(rows, weights, end, orders), np.concatenate([np.array(own) for own in files])
 
 
+@st.composite
+def schedules(draw):
+    """Some mixture whose weights change, also within epochs, and the rows of its files."""
+    order, counts = draw(cases(3, 3))
+    count = len(order.sources)
+    some = st.lists(st.integers(0, 3), min_size=count, max_size=count).filter(any)
+    places = draw(st.sets(st.tuples(st.integers(0, 1), st.integers(0, 30)), max_size=4))
+    stages = [(place, tuple(draw(some))) for place in sorted(places | {(0, 0)})]
+    return replace(order, stages=tuple(stages)), counts
+
+
+def list_places(order, epoch):
+    """The source at every position of an epoch: one by one, and by fractions, as it is defined."""
+    lengths = [source.rows for source in order.sources]
+    count, begun, found = [0] * len(lengths), None, []
+    while True:
+        position = len(found)
+        stages = [one for one in order.stages if one[0] <= (epoch, position)]
+        later = [one for one in order.stages if (epoch, position) < one[0] < (epoch + 1, 0)]
+        (place, weights), total = stages[-1], sum(stages[-1][1])
+        if place != begun:
+            begun, first = place, position
+            left = [rows - n for rows, n in zip(lengths, count, strict=True)]
+        past = position - first
+        if order.end == "first":
+            over = any(
+                Fraction((past + 1) * k, total) > rows
+                for k, rows in zip(weights, left, strict=True)
+                if k
+            )
+        elif order.end == "last":
+            over = all(
+                rows <= 0
+                or (k and Fraction(past * k, total) >= rows)
+                or (not k and not any(own[number] for _, own in later))
+                for number, (k, rows) in enumerate(zip(weights, left, strict=True))
+            )
+        else:
+            over = position == sum(lengths)
+        if over:
+            return found
+        period = period_of(weights)
+        found.append(int(period.which[past % period.length]))
+        count[found[-1]] += 1
+
+
+def stream_rows(source, start, seed, files):
+    """The rows of a source whose first row is ``start``, pass after pass."""
+    key = key_of(f"mixture:{source.name}", seed, 0)
+    for number in itertools.count():
+        found = source.order.begin(source.rows, key, number, files).rows(0, source.rows)
+        yield from (start + found).tolist()
+
+
+def draw_schedule(draw):
+    """Some mixture whose weights change, also within epochs, and the rows of its files."""
+    files = [
+        [draw.randint(1, 4) for _ in range(draw.randint(1, 5))] for _ in range(draw.randint(1, 3))
+    ]
+    rows = [sum(own) for own in files]
+    places = {(draw.randint(0, 1), draw.choice([0, *range(30)])) for _ in range(draw.randint(0, 4))}
+    stages = []
+    for place in sorted(places | {(0, 0)}):
+        weights = [draw.randint(0, 3) for _ in rows]
+        weights[draw.randrange(len(rows))] = draw.randint(1, 3)
+        stages.append((place, tuple(weights)))
+    orders = [draw.choice(SOME) for _ in rows]
+    end = draw.choice(["first", "last", "cycle"])
+    return mixture(rows, [], end, orders, tuple(stages)), np.array(
+        [n for own in files for n in own]
+    )
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_weights_may_change_anywhere(part):
+    """2,000 schedules: epochs, rows and states are those of a mixture that is written out."""
+    for case in range(part, CASES, 8):
+        draw = random.Random(case)
+        check_written_out(*draw_schedule(draw), draw)
+
+
+def check_written_out(order, counts, draw):
+    """Compare all that is known of two epochs."""
+    seed = draw.randint(0, 5)
+    ends = np.cumsum([0, *(source.rows for source in order.sources)]).tolist()
+    streams = [
+        stream_rows(source, start, seed, cut_counts(counts, start, start + source.rows))
+        for source, start in zip(order.sources, ends, strict=False)
+    ]
+    delivered = [0] * len(streams)
+    for epoch in range(2):
+        places = list_places(order, epoch)
+        told = order.describe(ends[-1], epoch, 0)["sources"]
+        assert list(told.values()) == delivered
+        assert rows_of(order, epoch, counts, seed).tolist() == [next(streams[s]) for s in places]
+        position = draw.randint(0, len(places))
+        some = [n + places[:position].count(s) for s, n in enumerate(delivered)]
+        assert list(order.describe(ends[-1], epoch, position)["sources"].values()) == some
+        delivered = [n + places.count(s) for s, n in enumerate(delivered)]
+
+
 @settings(max_examples=examples(400), deadline=None)
-@given(case=cases(), seed=st.integers(0, 5))
+@given(case=schedules(), epoch=st.integers(0, 2))
+def test_proportions_are_exact_in_every_stretch(case, epoch):
+    """From where weights change on: any number of samples has each source's share, within one."""
+    order, counts = case
+    found = rows_of(order, epoch, counts)
+    ends = np.cumsum([source.rows for source in order.sources])
+    which = np.searchsorted(ends, found, side="right")
+    changes = [samples for (one, samples), _ in order.stages if one == epoch and samples]
+    for start, stop in itertools.pairwise([0, *changes, len(found)]):
+        weights = [own for place, own in order.stages if place <= (epoch, start)][-1]
+        given_to = np.cumsum(which[start:stop, None] == np.arange(len(weights)), axis=0)
+        shares = np.arange(1, len(given_to) + 1)[:, None] * np.array(weights) / sum(weights)
+        assert (np.abs(given_to - shares) < 1).all()
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(case=cases() | schedules(), seed=st.integers(0, 5))
 def test_nothing_is_lost_or_doubled_within_a_pass_of_a_source(case, seed):
     """Over epochs as well: as many rows as a source has, from any multiple of it on, are all."""
     order, counts = case
@@ -84,7 +207,7 @@ def test_nothing_is_lost_or_doubled_within_a_pass_of_a_source(case, seed):
 
 
 @settings(max_examples=examples(150), deadline=None)
-@given(case=cases(), seed=st.integers(0, 5), epoch=st.integers(0, 3), data=st.data())
+@given(case=cases() | schedules(), seed=st.integers(0, 5), epoch=st.integers(0, 3), data=st.data())
 def test_rows_of_any_positions_are_those_of_the_whole(case, seed, epoch, data):
     """Whatever was asked for before, and with any step."""
     order, counts = case
@@ -100,7 +223,7 @@ def test_rows_of_any_positions_are_those_of_the_whole(case, seed, epoch, data):
 
 
 @settings(max_examples=examples(150), deadline=None)
-@given(case=cases(), data=st.data())
+@given(case=cases() | schedules(), data=st.data())
 def test_every_row_has_arrived_before_it_is_needed(case, data):
     """By the windows of sources that have any: once in each turn, in time, from any position on."""
     order, counts = case
@@ -115,7 +238,7 @@ def test_every_row_has_arrived_before_it_is_needed(case, data):
     windowed = set()
     sizes = np.cumsum([0, *(source.rows for source in order.sources)])
     for number, source in enumerate(order.sources):
-        if not isinstance(source.order, Exact) and order.stages[0][1][number]:
+        if not isinstance(source.order, Exact) and any(w[number] for _, w in order.stages):
             windowed |= set(range(sizes[number], sizes[number + 1]))
     for at in range(start, len(whole), size):
         stop = min(at + size, len(whole))
@@ -210,7 +333,7 @@ def test_a_source_does_not_depend_on_the_others():
 
 def test_weights_change_between_epochs():
     """From the epoch named on; sources go on where they stood."""
-    order = mixture([100, 100], [], "cycle", stages=((0, (3, 1)), (2, (1, 1))))
+    order = mixture([100, 100], [], "cycle", stages=(((0, 0), (3, 1)), ((2, 0), (1, 1))))
 
     found = [rows_of(order, epoch) for epoch in range(4)]
     counts = [[len(own) for own in split(rows, [100, 100])] for rows in found]
@@ -222,8 +345,77 @@ def test_weights_change_between_epochs():
     assert order.describe(200, 3, 10) == {"sources": {"a": 405, "b": 205}}
 
 
+@pytest.mark.parametrize(
+    ("end", "stages", "lengths"),
+    [
+        # Of 6 and 10 rows. At (3, 1) the first has a share of three in four samples.
+        ("first", {(0, 4): (0, 1)}, [13, 10]),  # 3 and 1 have come: 9 are left of the second
+        ("first", {(0, 4): (1, 0)}, [7, 6]),  # 3 and 1 have come: 3 are left of the first
+        ("first", {(0, 8): (1, 1)}, [8, 12]),  # 6 and 2 have come, no more of the first
+        ("first", {(0, 8): (0, 1)}, [16, 10]),  # which is not wanted any more
+        ("first", {(0, 9): (1, 1)}, [8, 12]),  # the epoch ends before: from the next one on
+        ("first", {(0, 9): (1, 1), (1, 0): (1, 0)}, [8, 6]),  # which has weights of its own
+        ("last", {(0, 4): (1, 9)}, [34, 60]),  # 3 are left of the first, which are 30 samples
+        ("last", {(0, 4): (0, 1)}, [13, 10]),  # the first is not wanted any more
+        ("last", {(0, 40): (0, 1)}, [40, 10]),  # all have come where weights change
+        ("cycle", {(0, 4): (0, 1)}, [16, 16]),
+        ("cycle", {(0, 16): (0, 1)}, [16, 16]),
+    ],
+)
+def test_how_long_an_epoch_is_in_which_weights_change(end, stages, lengths):
+    """Rows that came with one of them count with the others; what comes too late counts later."""
+    order = mixture([6, 10], [], end, stages=(((0, 0), (3, 1)), *stages.items()))
+
+    assert [order.cut(Share(16, 4), 0, epoch).n for epoch in (0, 1)] == lengths
+    assert order.traits.steady == (end == "cycle")
+
+
+def test_a_source_that_comes_later_is_waited_for():
+    """An epoch to the end of all sources lasts until then, whatever else has come."""
+    order = mixture([6, 10], [], "last", stages=(((0, 0), (1, 0)), ((0, 50), (0, 1))))
+
+    assert [order.cut(Share(16, 4), 0, epoch).n for epoch in (0, 1)] == [60, 10]
+
+
+def test_changes_within_epochs_are_part_of_the_order():
+    """A state names them; one that changes elsewhere belongs to other weights."""
+    order = mixture([100, 100], [], stages=(((0, 0), (3, 1)), ((0, 50), (1, 1))))
+    other = replace(order, stages=(((0, 0), (3, 1)), ((0, 51), (1, 1))))
+    told = Progress(order.spec(), 0, 60, order.describe(200, 0, 60))
+
+    assert order.spec()["weights"] == "0:3,1;0+50:1,1"
+    assert order.resume(told) == (order, 60)
+    assert other.resume(told) == (replace(other, start=Start(0, (42, 18))), 0)
+
+
+# Seed, epoch, position, and the rows from there on.
+GOLDEN_CHANGE = [
+    (0, 0, 45, [109, 65, 95, 0, 144, 130, 106, 26, 140, 21, 121, 18]),
+    (7, 5, 100, [120, 1, 141, 105, 16, 104, 54, 107, 34, 129, 132, 131]),
+]
+
+
+@pytest.mark.parametrize(("seed", "epoch", "at", "rows"), GOLDEN_CHANGE)
+def test_a_change_of_weights_is_frozen(seed, epoch, at, rows):
+    """A run that resumes with another version goes on with the same samples."""
+    order = mixture([100, 50], [], "last", stages=(((0, 0), (3, 1)), ((0, 50), (1, 2))))
+
+    assert order.begin(0, seed, epoch).rows(at, at + 12).tolist() == rows
+
+
+def test_a_schedule_of_many_steps_costs_what_few_do():
+    """Every stretch is counted once; a position is found without those before it."""
+    stages = [((0, 1000 * step), (40 - step % 40, step % 40)) for step in range(2000)]
+    order = mixture([10**9, 10**9], [], "cycle", stages=tuple(stages))
+    whole = order.begin(0, 0, 0).rows(0, 30_000)
+
+    assert order.begin(0, 0, 0).rows(17_900, 18_100).tolist() == whole[17_900:18_100].tolist()
+    assert sum(order.describe(0, 3, 10**8)["sources"].values()) == 6 * 10**9 + 10**8
+    assert len(json.dumps(order.spec())) < 300
+
+
 @settings(max_examples=examples(400), deadline=None)
-@given(case=cases(), data=st.data())
+@given(case=cases() | schedules(), data=st.data())
 def test_other_weights_continue_every_source(case, data):
     """What a state tells is enough: the rows after it follow those before, in every source."""
     order, counts = case
@@ -243,9 +435,9 @@ def test_other_weights_continue_every_source(case, data):
     state = Progress(order.spec(), epoch, samples, order.describe(0, epoch, samples))
     state = Progress(*json.loads(json.dumps(state)))
 
-    changed = replace(order, stages=((0, tuple(other)),))
+    changed = replace(order, stages=(((0, 0), tuple(other)),))
     continued, over = changed.resume(state)
-    if other == list(order.stages[0][1]):
+    if changed.stages == order.stages:
         assert (continued, over) == (order, samples)
         return
     assert over == 0

@@ -5,9 +5,9 @@ proportions. The note is for loaders, which interleave the sources; nothing else
 """
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,16 +16,16 @@ from ndfeed.dataset.column import Field
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.in_memory import make_constant
 from ndfeed.dataset.map_steps import Beside
-from ndfeed.dataset.proportions import ENDS, End, Proportions, make_stages
-from ndfeed.dataset.remake import fixed
+from ndfeed.dataset.proportions import ENDS, End, Proportions, Stages, make_stages
+from ndfeed.dataset.remake import Change, not_growing, remade_by, remake
 from ndfeed.errors import SchemaError
+from ndfeed.index.open import Opened
 
 _MOST_SOURCES = 256
 _MOST_NAME = 200
 
-Weights = (
-    Sequence[float] | Mapping[str, float] | Mapping[int, Sequence[float] | Mapping[str, float]]
-)
+_Own = Sequence[float] | Mapping[str, float]
+Weights = _Own | Mapping[int, _Own] | Mapping[int | tuple[int, int], _Own]
 
 
 def mix(
@@ -43,10 +43,12 @@ def mix(
     first ``p`` samples of an epoch have its share of ``p``, up to less than one sample. No sample
     of a source comes again before all of them came, over epochs as well.
 
-    - ``weights``: a list, a dict by name, or a dict by epoch such as ``{0: [3, 1], 5: [1, 1]}``:
-      from epoch 5 on the second ones hold. By default in proportion to the sources' samples. They
-      become whole numbers, which ``ds.mixture`` shows. If these would add up to more than 65,536,
-      they are rounded to that sum (up to 2**20, if the smallest needs it).
+    - ``weights``: a list, a dict by name, or a dict that says from when on which of these hold:
+      from epoch 5 on the second ones of ``{0: [3, 1], 5: [1, 1]}``, and those of a pair such as
+      ``(0, 100_000)`` from sample 100,000 of epoch 0 on, all ranks together. By default in
+      proportion to the sources' samples. They become whole numbers, which ``ds.mixture`` shows. If
+      these would add up to more than 65,536, they are rounded to that sum (up to 2**20, if the
+      smallest needs it).
     - ``end``: how long an epoch is. ``"first"``: until one of the sources has delivered as many
       samples as it has. ``"last"``: until each of them has, while others begin again.
       ``"cycle"``: as many samples as all sources have together. ``len()`` of the mixture is that
@@ -54,7 +56,8 @@ def mix(
     - ``source``: the name of a field to add, which says for each sample the number of its source;
       ``ds.classes`` has the names.
 
-    ``shuffle=`` of a loader may be a dict with an order for each source.
+    ``shuffle=`` of a loader may be a dict with an order for each source. ``refresh()`` refreshes
+    the sources and mixes them with the same arguments.
     """
     if not isinstance(sources, Mapping):
         raise TypeError(
@@ -66,20 +69,83 @@ def mix(
     _check_sources(sources)
     _check_agreement(sources)
     names = tuple(sources)
-    rows = tuple(map(len, sources.values()))
-    proportions = Proportions(names, rows, make_stages(weights, names, rows), end)
-    every = list(sources.values())
-    if source is not None:
-        _check_field(source, sources)
-        every = [_number(ds, source, at) for at, ds in enumerate(every)]
-    return _mixed(reduce(operator.add, every), proportions, source)
+    stages = make_stages(weights, names, tuple(map(len, sources.values())))
+    return _mix(sources, stages, end, _Made(weights is None, source))
 
 
-@fixed("mix()", "refresh the sources first, then mix them again")
-def _mixed(ds: Dataset, proportions: Proportions, source: str | None) -> Dataset:
+class _Made(NamedTuple):
+    """Of the arguments of a mixture, those that it does not show: are weights those of the rows?"""
+
+    by_rows: bool
+    source: str | None
+
+
+def _mix(sources: Mapping[str, Dataset], stages: Stages, end: End, made: _Made) -> Dataset:
+    """Mix sources that were checked."""
+    every = tuple(sources.values())
+    prints = tuple(ds.fingerprint for ds in every)
+    proportions = Proportions(tuple(sources), tuple(map(len, every)), stages, end, prints)
+    numbered: Iterable[Dataset] = every
+    if made.source is not None:
+        _check_field(made.source, sources)
+        numbered = [_number(ds, made.source, at) for at, ds in enumerate(every)]
+    return _mixed(reduce(operator.add, numbered), proportions, made, every)
+
+
+def _mix_again(
+    change: Change, _: Dataset, known: Proportions, made: _Made, sources: tuple[Dataset, ...]
+) -> Dataset:
+    """Mix sources whose files have changed, or others in their place."""
+    if isinstance(change, _Instead):
+        return _remix(known, made, change.sources)
+    return _remix(known, made, [remake(ds, change) for ds in sources])
+
+
+@remade_by(_mix_again)
+def _mixed(
+    ds: Dataset, proportions: Proportions, made: _Made, sources: tuple[Dataset, ...]
+) -> Dataset:
     """Return a sum of datasets as a mixture of them."""
-    classes = ds.classes if source is None else {**ds.classes, source: proportions.names}
-    return ds.view(_mixed, proportions, source, mixture=proportions, classes=classes)
+    name = made.source
+    classes = ds.classes if name is None else {**ds.classes, name: proportions.names}
+    return ds.view(_mixed, proportions, made, sources, mixture=proportions, classes=classes)
+
+
+def _remix(known: Proportions, made: _Made, sources: Sequence[Dataset]) -> Dataset:
+    """Return a mixture of other sources with the same names and arguments."""
+    named = dict(zip(known.names, sources, strict=True))
+    _check_sources(named)
+    _check_agreement(named)
+    rows = tuple(map(len, sources))
+    stages = make_stages(None, known.names, rows) if made.by_rows else known.stages
+    return _mix(named, stages, known.end, made)
+
+
+class _Instead:
+    """A change of the sources of a mixture: others in their place."""
+
+    def __init__(self, sources: Sequence[Dataset]) -> None:
+        self.sources = sources
+
+    def __call__(self, opened: Opened) -> Opened:
+        return opened
+
+
+def mix_others(ds: Dataset, sources: Sequence[Dataset]) -> Dataset:
+    """Return a mixture, or a view of one, with other sources of the same names."""
+    return remake(ds, _Instead(sources))
+
+
+def list_sources(ds: Dataset) -> tuple[Dataset, ...]:
+    """Return the sources of a mixture, or of a view of one."""
+    function, args = ds._made
+    while function is not _mixed:
+        below = [one for one in args if isinstance(one, Dataset)]
+        if not below:
+            raise not_growing("in_memory()")
+        function, args = below[0]._made
+    sources: tuple[Dataset, ...] = args[-1]
+    return sources
 
 
 def _check_sources(sources: Mapping[Any, object]) -> None:

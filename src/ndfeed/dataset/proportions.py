@@ -16,24 +16,27 @@ from fractions import Fraction
 from typing import Any, Literal
 
 End = Literal["first", "last", "cycle"]
-Stages = tuple[tuple[int, tuple[int, ...]], ...]
+Place = tuple[int, int]  # an epoch, and a sample of it
+Stages = tuple[tuple[Place, tuple[int, ...]], ...]
 
 ENDS = ("first", "last", "cycle")
 _SUM, _LARGEST_SUM = 1 << 16, 1 << 20
-_LARGEST_EPOCH = 1 << 62
+_LARGEST = 1 << 62  # epoch, and sample of it
 
 
 @dataclass(frozen=True, slots=True)
 class Proportions:
     """What a dataset is mixed of: ``ds.mixture``.
 
-    ``stages`` has for some epochs, the first of them 0, the weights that hold from there on.
+    ``stages`` has for some places, an epoch and a sample of it, the weights that hold from there
+    on. The first of them is ``(0, 0)``. ``prints`` are the fingerprints of the sources.
     """
 
     names: tuple[str, ...]
     rows: tuple[int, ...]
     stages: Stages
     end: End
+    prints: tuple[str, ...] = ()
 
     @property
     def weights(self) -> dict[str, int]:
@@ -42,35 +45,68 @@ class Proportions:
 
     def __repr__(self) -> str:
         rows = dict(zip(self.names, self.rows, strict=True))
-        every = {epoch: list(weights) for epoch, weights in self.stages}
+        every = {
+            (epoch, samples) if samples else epoch: list(weights)
+            for (epoch, samples), weights in self.stages
+        }
         weights = self.weights if len(self.stages) == 1 else every
         return f"Proportions(rows={rows}, weights={weights}, end={self.end!r})"
 
 
 def make_stages(weights: object, names: Sequence[str], rows: Sequence[int]) -> Stages:
-    """Return what a caller wrote as ``weights=``: the weights, and from which epoch on."""
+    """Return what a caller wrote as ``weights=``: the weights, and from where on they hold."""
     if weights is None:
-        return ((0, _as_whole(list(map(Fraction, rows)))),)
-    if not isinstance(weights, Mapping) or not _are_epochs(weights):
-        return ((0, _as_whole(_list_weights(weights, names, ""))),)
-    stages = []
-    for epoch in sorted(weights):
-        if not 0 <= epoch < _LARGEST_EPOCH:
-            raise ValueError(f"weights: epochs are counted from 0, got {epoch}")
-        own = _list_weights(weights[epoch], names, f" from epoch {epoch} on")
-        stages.append((int(epoch), _as_whole(own)))
-    if stages[0][0]:
+        return (((0, 0), _as_whole(list(map(Fraction, rows)))),)
+    if not isinstance(weights, Mapping) or not any(map(_is_place, weights)):
+        return (((0, 0), _as_whole(_list_weights(weights, names, ""))),)
+    found: dict[Place, Any] = {}
+    for key, own in weights.items():
+        place = _as_place(key)
+        if place in found:
+            raise ValueError(
+                f"weights has epoch {place[0]} twice, as {place[0]} and as {place}; remove one of "
+                "them"
+            )
+        found[place] = own
+    if (first := min(found)) != (0, 0):
         raise ValueError(
-            f"weights must say what holds from epoch 0 on, and begin with epoch {stages[0][0]}; "
+            f"weights must say what holds from epoch 0 on, and begin with {_format_place(first)}; "
             "add 0: [...]"
         )
-    return tuple(stages)
-
-
-def _are_epochs(weights: Mapping[Any, Any]) -> bool:
-    return bool(weights) and all(
-        isinstance(key, numbers.Integral) and not isinstance(key, bool) for key in weights
+    return tuple(
+        (place, _as_whole(_list_weights(found[place], names, f" from {_format_place(place)} on")))
+        for place in sorted(found)
     )
+
+
+def _is_place(key: object) -> bool:
+    """Is this no name of a source, but says from where on weights hold?"""
+    return isinstance(key, tuple) or _is_whole(key)
+
+
+def _as_place(key: object) -> Place:
+    """Check what says from where on weights hold: an epoch, or an epoch and a sample of it."""
+    place = key if isinstance(key, tuple) else (key, 0)
+    if len(place) != 2 or not all(map(_is_whole, place)):
+        raise ValueError(
+            "weights: keys are epochs, or pairs of an epoch and a number of its samples such as "
+            f"(0, 100_000), got {key!r:.80}"
+        )
+    epoch, samples = map(int, place)
+    for what, number in (("epochs", epoch), ("samples", samples)):
+        if not 0 <= number < _LARGEST:
+            bound = "" if number < 0 else " and below 2**62"
+            raise ValueError(f"weights: {what} are counted from 0{bound}, got {key!r:.80}")
+    return epoch, samples
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _format_place(place: Place) -> str:
+    epoch, samples = place
+    return f"sample {samples:,} of epoch {epoch}" if samples else f"epoch {epoch}"
 
 
 def _list_weights(weights: object, names: Sequence[str], when: str) -> list[Fraction]:

@@ -20,6 +20,7 @@ from ndfeed.dataset.grown import (
 from ndfeed.dataset.sampling import Missing
 from ndfeed.errors import Error, ResumeError, SchemaError
 from ndfeed.loading.facts import Facts
+from ndfeed.loading.mixture_growth import find_asked
 from ndfeed.loading.options import Request, stored_fields
 from ndfeed.loading.plan import Plan, make_plan
 from ndfeed.loading.setup import Setup
@@ -39,9 +40,10 @@ def refresh(
     ds, every = refresh_together((old, request.facts.ds), missing, settle, among)
     _check_fields(old, ds)
     share = replace(request.share, n=len(ds))
-    made = replace(request, ds=ds, share=share, facts=Facts(every))
+    shuffle = request.shuffle
+    made = replace(request, ds=ds, share=share, shuffle=find_asked(shuffle), facts=Facts(every))
     if ds.fingerprint == old.fingerprint:  # the plan is kept, and with it what is running
-        same = replace(made, facts=request.facts.for_dataset(every))
+        same = replace(made, shuffle=shuffle, facts=request.facts.for_dataset(every))
         return setup._replace(request=same), 0
     rebind = getattr(setup.adapt, "for_dataset", None)  # of adapters that read by themselves
     adapt = setup.adapt if rebind is None else rebind(ds)

@@ -23,6 +23,7 @@ from ndfeed.loading.batch_maker import list_skipped
 from ndfeed.loading.engine import Delivered, count_batches
 from ndfeed.loading.epoch_batches import Pass
 from ndfeed.loading.growth import leave, refresh, resume
+from ndfeed.loading.mixture_growth import begin_anew, continue_mixture, follow, resume_mixture
 from ndfeed.loading.options import Request, Shuffle
 from ndfeed.loading.order_mixing import order_in_use
 from ndfeed.loading.plan import Cuts
@@ -246,9 +247,10 @@ class Loader:
         their names and times; where that is impossible, pass the dataset of the old ones.
         """
         found, last = State.of(state), self._coming or self._setup
-        found.check_sources(last.request.ds.fingerprint, last.plan.order.spec())
-        setup = resume(last, found, grown)
-        samples = found.samples
+        more = grown is not False
+        found.check_sources(last.request.ds.fingerprint, last.plan.order.spec(), more)
+        continued = resume_mixture(last, found, grown) if more else None
+        setup, samples = continued or (resume(last, found, grown), found.samples)
         if setup is None:
             setup, samples = self._resume_same(leave(last), found)
         if samples > (most := setup.plan.order.cut(setup.request.share, found.seed, found.epoch).n):
@@ -268,7 +270,7 @@ class Loader:
         if continued is None:
             raise found.make_order_error(order.spec())
         made, samples = continued
-        return setup if made == order else setup.with_order(made), samples
+        return setup if made == order else follow(setup, made), samples
 
     def refresh(self, *, missing: Missing = "raise", settle: float = SETTLE) -> int:
         """Look for files that came, and return how many samples are new.
@@ -285,7 +287,7 @@ class Loader:
             return
         setup, self._coming = self._coming or self._setup, None
         setup = setup.with_share(replace(self.share, n=len(setup.request.ds)))
-        setup = leave(setup)
+        setup = leave(continue_mixture(self._setup, setup, self._epoch))
         if setup is not self._setup:
             self._adopt(setup)
 
@@ -363,8 +365,10 @@ def look_again(
     If ``among`` is given, those are the new files, as was decided elsewhere.
     """
     before = loader._coming or loader._setup
-    loader._coming, new = refresh(before, missing, settle, among)
-    files = partial(list_new_files, loader._coming.request.ds, before.request.ds)
+    coming, new = refresh(before, missing, settle, among)
+    continue_mixture(loader._setup, coming, loader.epoch + 1)  # refuses what it would refuse then
+    loader._coming = coming
+    files = partial(list_new_files, coming.request.ds, before.request.ds)
     if not (loader._pass or loader._begun or loader._position):
         loader._adopt_coming()
     return new, files
@@ -378,7 +382,7 @@ def look_anew(loader: Loader, missing: Missing, settle: float) -> tuple[Loader, 
     setup, new = refresh(loader._coming or loader._setup, missing, settle)
     if setup.request.ds.fingerprint == loader.dataset.fingerprint:
         return loader, new
-    later = Loader(setup.request, setup.adapt, loader._check)
+    later = Loader(begin_anew(setup).request, setup.adapt, loader._check)
     later._seed = loader._seed
     return later, new
 

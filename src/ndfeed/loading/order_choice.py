@@ -45,6 +45,12 @@ class Places:
         """Are they the same?"""
         return self._rows is None
 
+    def are_plain(self, rows: range) -> bool:
+        """Are some of them the same?"""
+        if self._rows is None:
+            return True
+        return np.array_equal(self._rows[rows.start : rows.stop], np.arange(rows.start, rows.stop))
+
     def __call__(self, rows: Ints) -> Ints:
         """Return rows of the dataset."""
         return rows if self._rows is None else self._rows[rows]
@@ -194,8 +200,10 @@ def plan_mixture(
     if isinstance(shuffle, Mixture):
         order = shuffle
     else:
-        named = zip(mixture.names, mixture.rows, orders, strict=True)
-        order = Mixture(tuple(Source(*one) for one in named), mixture.stages, mixture.end)
+        prints = mixture.prints or [""] * len(orders)
+        named = zip(mixture.names, mixture.rows, orders, prints, strict=True)
+        sources = tuple(Source(name, rows, one, data=data) for name, rows, one, data in named)
+        order = Mixture(sources, mixture.stages, mixture.end, asked=shuffle)
     if not order.traits.by_file:
         return MixturePlan(order, None, Places(None), window)
     counts: list[Ints] = []
@@ -221,7 +229,7 @@ def _choose_orders(
                 f"shuffle is the order of another mixture, of {', '.join(map(repr, names))}; pass "
                 "True, or an order for the rows of each source"
             )
-        return [source.order for source in shuffle.sources]
+        return [source.in_use for source in shuffle.sources]
     if not isinstance(shuffle, Mapping):
         return [choose_order(shuffle, own) for own in found]
     for name in shuffle:

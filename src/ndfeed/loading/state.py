@@ -27,7 +27,7 @@ VERSION = 1
 LARGEST_SEED = 1 << 255
 LARGEST_EPOCH = 1 << 62
 _MOST_TEXT, _MOST_SHOWN = 1000, 200
-_MOST_PARAMETERS = 1024
+_MOST_PARAMETERS = 4096
 _MOST_DEPTH = 5  # an order of your own in a mixture: its spec has three more
 _OTHER = "load what state_dict() returned, or start over"
 
@@ -131,8 +131,11 @@ class State:
                 else "open the same files, pass grown=True if there are more now, or start over",
             )
 
-    def check_sources(self, data: str, order: Mapping[str, Any]) -> None:
-        """Refuse to resume a mixture with other sources; says which of them differ."""
+    def check_sources(self, data: str, order: Mapping[str, Any], grown: bool) -> None:
+        """Refuse to resume a mixture with other sources; says which of them differ.
+
+        If sources may have ``grown``, how many samples they have does not count.
+        """
         was, now = _get_sources(self.order), _get_sources(order)
         if not was and not now:
             return
@@ -158,12 +161,12 @@ class State:
                 "give mix() the same names and datasets, or start over",
             )
         for name, rows in now.items():
-            if was[name] != rows:
+            if was[name] != rows and not grown:
                 raise ResumeError(
                     f"the state belongs to other data: source {name!r} had {was[name]} samples, "
                     f"and now has {rows}",
-                    "open the same files for it, since a mixture cannot grow within an epoch, or "
-                    f"start the next epoch: loader.epoch = {self.epoch + 1}",
+                    "open the same files for it, pass grown=True if there are more now, or start "
+                    f"the next epoch: loader.epoch = {self.epoch + 1}",
                 )
         if list(was) != list(now) and self.data != data:
             raise ResumeError(

@@ -9,61 +9,48 @@ and a position in the mixture is a position in each of the streams.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
 
 from ndfeed.errors import ResumeError
 from ndfeed.order.epoch import Cut, Share
-from ndfeed.order.period import period_of
 from ndfeed.order.permutation import Ints, key_of
 from ndfeed.order.protocol import Data, Plain, Progress, Spec, Traits, check_length
-from ndfeed.order.streams import (
-    MixtureEpoch,
-    MixtureWalk,
-    Source,
-    SourceData,
-    Stream,
-    cut_counts,
-)
+from ndfeed.order.standing import Start, keep_passes, parse_start
+from ndfeed.order.streams import MixtureEpoch, Source, SourceData, Stream, cut_counts
+from ndfeed.order.weighting import End, Layout, Stages, lay_out, list_changes, list_weights
 
-End = Literal["first", "last", "cycle"]
-Stages = tuple[tuple[int, tuple[int, ...]], ...]  # from which epoch on, and the weights
-
-_LARGEST = 1 << 124  # of a position: more than any number of epochs leads to
 _MOST_TEXT = 200  # characters in a state, for what can be told by a digest
-
-
-class Start(NamedTuple):
-    """Where every source stands at the beginning of an epoch, if not where epochs before led."""
-
-    epoch: int
-    positions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture(Plain):
     """Sources whose rows lie one after the other, interleaved in exact proportions.
 
-    ``stages`` has weights and the epoch from which on they hold. ``end`` says how long an epoch is:
-    as long as no source's share is more than it has (``"first"``), until the share of each is at
-    least that (``"last"``), or as many positions as all sources have rows (``"cycle"``). After a
-    change of weights within an epoch, ``start`` is where they began to hold.
+    ``stages`` has weights, and the epoch and the sample of it from which on they hold. ``end`` says
+    how long an epoch is: as long as no source's share is more than it has (``"first"``), until the
+    share of each is at least that (``"last"``), or as many positions as all sources have rows
+    (``"cycle"``). Where a state of other weights was loaded, or sources have grown, ``start`` is
+    where that was. ``asked`` is what the caller gave as ``shuffle``.
     """
 
     sources: tuple[Source, ...]
     stages: Stages
     end: End = "first"
     start: Start | None = None
+    asked: Any = field(default=None, compare=False)
 
     @property
     def traits(self) -> Traits:
         """Rows come from all sources in turn."""
-        every = [source.order.traits for source in self.sources]
+        every = [source.in_use.traits for source in self.sources]
         return Traits(
             by_file=any(one.by_file for one in every),
             by_part=all(one.by_part for one in every),
-            steady=len(self.stages) == 1 or self.end == "cycle",
+            steady=not (self.start and self.start.samples)
+            and (len(self.stages) == 1 or self.end == "cycle"),
         )
 
     def bind(self, data: Data) -> "Mixture":
@@ -78,23 +65,30 @@ class Mixture(Plain):
 
     def cut(self, share: Share, seed: int, epoch: int) -> Cut:
         """Cut the positions of an epoch into batches of one size."""
-        return replace(share, n=check_length(self._length(self._weights(epoch))))
+        return replace(share, n=check_length(self._lay_out(epoch).n))
 
     def begin(self, n: int, seed: int, epoch: int, counts: Ints | None = None) -> "MixtureEpoch":
         """Make one epoch. ``counts`` are the rows of all files, source after source."""
-        weights = self._weights(epoch)
-        period, bases = period_of(weights), self._find_bases(epoch)
+        bases, since = self._find_bases(epoch), self._find_start(epoch)
         streams, at = [], 0
         for number, source in enumerate(self.sources):
             files = None if counts is None else cut_counts(counts, at, at + source.rows)
             key = key_of(f"mixture:{source.name}", seed, 0)
-            streams.append(Stream(source, at, key, bases[number], files))
+            if since is self.start:
+                source = replace(source, order=source.in_use)
+            # As if all passes before had been as long as those that come.
+            one = since.find_pass(number)
+            base = bases[number] - one.begin + one.number * source.length
+            streams.append(Stream(source, at, key, base, files))
             at += source.rows
-        return MixtureEpoch(MixtureWalk(self._length(weights), period, streams))
+        return MixtureEpoch(self._lay_out(epoch), streams)
 
     def spec(self) -> Spec:
         """Say which order this is, for JSON; compared on resume."""
-        weights = ";".join(f"{epoch}:{','.join(map(str, own))}" for epoch, own in self.stages)
+        weights = ";".join(
+            f"{epoch}{f'+{samples}' if samples else ''}:{','.join(map(str, own))}"
+            for (epoch, samples), own in self.stages
+        )
         orders = {source.name: source.order.spec() for source in self.sources}
         first = next(iter(orders.values()))
         alike = all(order == first for order in orders.values())
@@ -107,15 +101,16 @@ class Mixture(Plain):
             if alike
             else {name: _shorten(_as_text(o)) for name, o in orders.items()},
         }
+        if all(source.data for source in self.sources):
+            spec["data"] = {source.name: source.data for source in self.sources}
         if self.start is not None:
-            spec["start"] = {"epoch": self.start.epoch, "sources": self._name(self.start.positions)}
+            spec["start"] = self.start.as_spec([source.name for source in self.sources])
         return spec
 
     def describe(self, n: int, epoch: int, samples: int) -> Spec:
         """Say where each source stands: how many of its rows were delivered, in all epochs."""
-        period = period_of(self._weights(epoch))
-        bases = self._find_bases(epoch)
-        return {"sources": self._name([b + period.count(s, samples) for s, b in enumerate(bases)])}
+        names = [source.name for source in self.sources]
+        return {"sources": dict(zip(names, self._find_positions(epoch, samples), strict=True))}
 
     def resume(self, found: Progress) -> "tuple[Mixture, int] | None":
         """Return the mixture that continues at a position, and the samples of it that are over.
@@ -132,15 +127,79 @@ class Mixture(Plain):
         if told != {name: own[name] for name in told}:
             return None
         if all(order.get(name) == own[name] for name in ("end", "weights")):
-            start = order.get("start")
-            if start is None:
-                return replace(self, start=None), found.samples
+            if "start" not in order:
+                return self.leave(), found.samples
+            start = order["start"]
             if not isinstance(start, Mapping):
                 return None
             made = self._begin_at(start.get("epoch"), start)
+            if made is not None and found.samples < made._find_skipped(found.epoch):
+                raise ResumeError.of_damage("it stands before its own start")
             return None if made is None else (made, found.samples)
-        made = self._begin_at(found.epoch, found.more)
+        passes = _list_passes(order.get("start"))
+        made = self._begin_at(found.epoch, {**passes, **found.more})
         return None if made is None else (made, 0)
+
+    def leave(self) -> "Mixture":
+        """Return the mixture of the same sources that begins with the first epoch."""
+        sources = tuple(replace(source, grown=None) for source in self.sources)
+        return replace(self, sources=sources, start=None)
+
+    def settle(self, epoch: int) -> "Mixture":
+        """Return the mixture without what is over as an epoch begins: passes that have grown."""
+        start = self.start
+        if start is None or epoch <= start.epoch or not (start.samples or start.grown):
+            return self
+        made = self._continue(epoch, 0)
+        pairs = [(one, made.find_pass(number)) for number, one in enumerate(start.passes)]
+        if not start.samples and all(bool(new.past) == bool(old.past) for old, new in pairs):
+            return self
+        sources = tuple(
+            source if made.find_pass(number).past else replace(source, grown=None)
+            for number, source in enumerate(self.sources)
+        )
+        return replace(self, sources=sources, start=made)
+
+    def grow(self, new: "Mixture", epoch: int, samples: int) -> "Mixture":
+        """Return the mixture of sources that have more rows, continued from a position of this one.
+
+        Passes that are in progress then are told by ``start``, and their orders (``Source.grown``)
+        are left to the caller.
+        """
+        start = self._continue(epoch, samples)
+        passes = []
+        for number, (old, now) in enumerate(zip(self.sources, new.sources, strict=True)):
+            position, one = start.positions[number], start.find_pass(number)
+            one = one.find(position, old.length)
+            came = position - one.begin
+            if now.data != old.data and came and (not one.past or one.past[-1][1] < came):
+                one = one._replace(past=(*one.past, (old.rows, came, old.data)))
+            passes.append(one.shorten(now.length))
+        return replace(new.leave(), start=start._replace(passes=keep_passes(passes)))
+
+    def _continue(self, epoch: int, samples: int) -> Start:
+        """Return where every source stands at a position."""
+        bases, since = self._find_bases(epoch), self._find_start(epoch)
+        positions = self._find_positions(epoch, samples)
+        start = self._find_passes(Start(epoch, positions, passes=since.passes))
+        if not samples:
+            return start
+        earlier = since.delivered if epoch == since.epoch else ()
+        delivered = [
+            position - base + (earlier[number] if earlier else 0)
+            for number, (position, base) in enumerate(zip(positions, bases, strict=True))
+        ]
+        return start._replace(samples=samples, delivered=tuple(delivered))
+
+    def _find_passes(self, start: Start) -> Start:
+        """Return where sources stand with the passes that are in progress there."""
+        passes = [
+            start.find_pass(number).find(position, source.length).shorten(source.length)
+            for number, (position, source) in enumerate(
+                zip(start.positions, self.sources, strict=True)
+            )
+        ]
+        return start._replace(passes=keep_passes(passes))
 
     def __repr__(self) -> str:
         weights = self.stages[0][1]
@@ -151,47 +210,46 @@ class Mixture(Plain):
         more = f", {len(self.stages)} stages" if len(self.stages) > 1 else ""
         return f"Mixture({', '.join(told)}, end={self.end!r}{more})"
 
-    def _weights(self, epoch: int) -> tuple[int, ...]:
-        """Return the weights of an epoch."""
-        return [weights for first, weights in self.stages if first <= max(epoch, 0)][-1]
+    def _lay_out(self, epoch: int) -> Layout:
+        """Return the stretches of an epoch, or of the rest of one that ``start`` is in."""
+        lengths = [source.length for source in self.sources]
+        start = self._find_start(epoch)
+        if epoch != start.epoch:
+            return lay_out(list_weights(self.stages, max(epoch, 0)), lengths, self.end)
+        weights = list_weights(self.stages, max(epoch, 0), start.samples)
+        return lay_out(weights, lengths, self.end, start.delivered)
 
-    def _length(self, weights: tuple[int, ...]) -> int:
-        """Return how many positions an epoch of these weights has."""
-        if self.end == "cycle":
-            return sum(source.length for source in self.sources)
-        total = sum(weights)
-        used = [(source.length * total, k) for source, k in zip(self.sources, weights, strict=True)]
-        if self.end == "first":
-            return min(rows // k for rows, k in used if k)
-        return max(-(-rows // k) for rows, k in used if k)
+    def _find_start(self, epoch: int) -> Start:
+        """Return from where on the positions of an epoch are counted."""
+        if self.start is None or epoch < self.start.epoch:
+            return Start(0, (0,) * len(self.sources))
+        return self.start
+
+    def _find_skipped(self, epoch: int) -> int:
+        """Return how many samples of an epoch came before ``start``."""
+        start = self._find_start(epoch)
+        return start.samples if epoch == start.epoch else 0
 
     def _find_bases(self, epoch: int) -> list[int]:
-        """Return where each source stands at the beginning of an epoch."""
-        start = self.start
-        if start is None or epoch < start.epoch:
-            start = Start(0, (0,) * len(self.sources))
+        """Return where each source stands at the beginning of an epoch, or of the rest of one."""
+        start = self._find_start(epoch)
         bases = list(start.positions)
-        ends = [*(first for first, _ in self.stages[1:]), epoch]
-        for (first, weights), end in zip(self.stages, ends, strict=True):
-            epochs = min(end, epoch) - max(first, start.epoch)
-            if epochs > 0:
-                period, length = period_of(weights), self._length(weights)
-                bases = [b + epochs * period.count(s, length) for s, b in enumerate(bases)]
+        for first, end in pairwise(list_changes(self.stages, start.epoch, epoch)):
+            layout = self._lay_out(first)
+            bases = [b + (end - first) * layout.count(s, layout.n) for s, b in enumerate(bases)]
         return bases
 
-    def _name(self, positions: Sequence[int]) -> dict[str, int]:
-        return {s.name: place for s, place in zip(self.sources, positions, strict=True)}
+    def _find_positions(self, epoch: int, samples: int) -> tuple[int, ...]:
+        """Return where each source stands after some samples of an epoch."""
+        layout, bases = self._lay_out(epoch), self._find_bases(epoch)
+        return tuple(base + layout.count(number, samples) for number, base in enumerate(bases))
 
     def _begin_at(self, epoch: object, told: Mapping[str, Any]) -> "Mixture | None":
         """Return this mixture with the positions that a state tells; ``None`` if it is damaged."""
-        positions = told.get("sources")
-        if not isinstance(positions, Mapping) or not isinstance(epoch, int) or epoch < 0:
+        start = parse_start(epoch, told, [source.name for source in self.sources])
+        if start is None:
             return None
-        found = [positions.get(source.name) for source in self.sources]
-        good = [one for one in found if type(one) is int and 0 <= one <= _LARGEST]
-        if len(positions) != len(found) or len(good) != len(found):
-            return None
-        return replace(self, start=Start(epoch, tuple(good)))
+        return replace(self.leave(), start=self._find_passes(start))
 
 
 def _bind(source: Source, data: "SourceData") -> Source:
@@ -216,6 +274,12 @@ def _bind(source: Source, data: "SourceData") -> Source:
             f"source {source.name!r}: a mixture does not divide files among ranks; leave out ranks="
         )
     return replace(source, order=order, length=cut.n)
+
+
+def _list_passes(start: object) -> dict[str, Any]:
+    """Return what a state tells of passes of sources that have grown."""
+    told = start if isinstance(start, Mapping) else {}
+    return {name: told[name] for name in ("passes", "grown") if name in told}
 
 
 def _as_text(spec: Spec) -> str:

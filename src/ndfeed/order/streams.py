@@ -11,25 +11,45 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.order.epoch import Arrival, Epoch, Ranges, ScatteredWalk, WalkEpoch, Window, rows_at
-from ndfeed.order.period import Period
+from ndfeed.order.epoch import (
+    Arrival,
+    Epoch,
+    Ranges,
+    ScatteredWalk,
+    Walk,
+    WalkEpoch,
+    Window,
+    rows_at,
+)
+from ndfeed.order.period import Period, period_of
 from ndfeed.order.permutation import Ints
 from ndfeed.order.protocol import Data, Fill, Order
+from ndfeed.order.weighting import Layout, Stretch
 
 _PASSES = 4  # passes of a source that are remembered
+_STRETCHES = 4  # stretches of an epoch that are remembered
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """A source: its name, how many rows it has, and their order.
 
-    ``length`` is how many positions a pass of the order has, once that is known.
+    ``length`` is how many positions a pass of the order has, once that is known. ``data`` is the
+    fingerprint of the rows. If they became more during a pass, ``grown`` is the order with that
+    pass in it.
     """
 
     name: str
     rows: int
     order: Order
     length: int = 0
+    data: str = ""
+    grown: Order | None = None
+
+    @property
+    def in_use(self) -> Order:
+        """The order that passes follow."""
+        return self.order if self.grown is None else self.grown
 
 
 def cut_counts(counts: Ints, start: int, end: int) -> Ints:
@@ -94,10 +114,14 @@ class Stream:
     def __init__(self, source: Source, at: int, key: int, base: int, files: Ints | None) -> None:
         self.source = source
         self.length = source.length
-        self._at, self._key, self._files = at, key, files
+        self._at, self._key, self._base, self._files = at, key, base, files
         # However many epochs there were: numbers below stay small.
         self._passes, self.skipped = divmod(base, self.length)
         self._memory: dict[int, Epoch] = {}
+
+    def skip(self, count: int) -> "Stream":
+        """Return the stream from a later position on."""
+        return Stream(self.source, self._at, self._key, self._base + count, self._files)
 
     def count_open(self) -> int:
         """Return how many files or blocks are mixed at a time."""
@@ -184,15 +208,56 @@ class MixtureWalk(ScatteredWalk):
         return out
 
 
+class StretchesWalk(ScatteredWalk):
+    """The walk of an epoch of several stretches, or of the rest of one: that of each stretch.
+
+    Positions before the first stretch are the same pattern continued backwards: nobody needs them.
+    """
+
+    def __init__(self, layout: Layout, streams: Sequence[Stream]) -> None:
+        self.n = layout.n
+        self._layout, self._streams = layout, streams
+        self._memory: dict[int, MixtureWalk] = {}
+
+    def at(self, positions: Ints) -> Ints:
+        """Rows at ascending positions."""
+        out = np.empty_like(positions)
+        done = 0
+        while done < len(positions):
+            number = self._layout.find(int(positions[done]))
+            stretch = self._layout.stretches[number]
+            stop = int(np.searchsorted(positions, stretch.stop))
+            walk = self._begin_stretch(number, stretch)
+            out[done:stop] = walk.at(positions[done:stop] - stretch.start)
+            done = stop
+        return out
+
+    def _begin_stretch(self, number: int, stretch: Stretch) -> MixtureWalk:
+        """Return the walk of a stretch, in which every stream continues where it stood."""
+        memory = self._memory
+        found = memory.get(number)
+        if found is None:
+            start, stop, weights, before = stretch
+            streams = [one.skip(count) for one, count in zip(self._streams, before, strict=True)]
+            found = MixtureWalk(stop - start, period_of(weights), streams)
+            self._memory = {**dict(list(memory.items())[1 - _STRETCHES :]), number: found}
+        return found
+
+
 class MixtureEpoch:
     """One epoch of a mixture, with a window for each source that takes up whole files or blocks."""
 
-    def __init__(self, walk: MixtureWalk) -> None:
+    def __init__(self, layout: Layout, streams: Sequence[Stream]) -> None:
+        used = np.any([stretch.weights for stretch in layout.stretches], axis=0)
+        walk: Walk = StretchesWalk(layout, streams)
+        start, stop, weights, _ = layout.stretches[0]
+        if (start, stop) == (0, layout.n):
+            walk = MixtureWalk(stop, period_of(weights), streams)
         self._epoch = WalkEpoch(walk)
         self.windows: Sequence[Window] = [
-            _SourceWindow(walk.period, number, stream)
-            for number, stream in enumerate(walk.streams)
-            if walk.period.weights[number] and stream.begin_pass(0).arriving(0, 0) is not None
+            _SourceWindow(layout, number, stream)
+            for number, stream in enumerate(streams)
+            if used[number] and stream.begin_pass(0).arriving(0, 0) is not None
         ]
 
     def rows(self, start: int, stop: int, step: int = 1) -> Ints:
@@ -211,8 +276,8 @@ class MixtureEpoch:
 class _SourceWindow:
     """Says when the files of one source arrive: in every pass again."""
 
-    def __init__(self, period: Period, number: int, stream: Stream) -> None:
-        self._period, self._number, self._stream = period, number, stream
+    def __init__(self, layout: Layout, number: int, stream: Stream) -> None:
+        self._layout, self._number, self._stream = layout, number, stream
         self.open_parts = stream.count_open()
 
     def held(self, position: int) -> Sequence[Arrival]:
@@ -234,4 +299,4 @@ class _SourceWindow:
         return found
 
     def _index(self, position: int) -> int:
-        return self._stream.skipped + self._period.count(self._number, position)
+        return self._stream.skipped + self._layout.count(self._number, position)
