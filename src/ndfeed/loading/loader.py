@@ -382,9 +382,9 @@ def look_anew(loader: Loader, missing: Missing, settle: float) -> tuple[Loader, 
     setup, new = refresh(loader._coming or loader._setup, missing, settle)
     if setup.request.ds.fingerprint == loader.dataset.fingerprint:
         return loader, new
-    later = Loader(begin_anew(setup).request, setup.adapt, loader._check)
-    later._seed = loader._seed
-    return later, new
+    request = begin_anew(setup).request
+    request = replace(request, options=replace(request.options, seed=loader._seed))
+    return Loader(request, setup.adapt, loader._check), new
 
 
 def reorder(loader: Loader, shuffle: Shuffle) -> Loader:

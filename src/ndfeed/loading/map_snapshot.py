@@ -30,7 +30,7 @@ from types import (
     ModuleType,
     SimpleNamespace,
 )
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,10 +64,10 @@ class _Same:
     """Equal to the very same object only."""
 
     def __init__(self, value: object) -> None:
-        self._value = value
+        self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._value is other._value
+        return isinstance(other, _Same) and self.value is other.value
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -118,7 +118,7 @@ class _Walk:
         self._add_new(value)
 
     def _add_new(self, value: Any) -> None:  # noqa: ANN401
-        for kinds, look in _LOOKS:
+        for kinds, look in self._LOOKS:
             if isinstance(value, kinds):
                 look(self, value)
                 return
@@ -138,6 +138,9 @@ class _Walk:
             raise _UnknownError
         checksum = zlib.crc32(np.ascontiguousarray(value).tobytes())
         self.found.append((value.shape, value.strides, value.dtype, checksum))
+
+    def _add_scalar(self, value: Any) -> None:  # noqa: ANN401 - of NumPy
+        self.found.append((value.dtype, value.tobytes()))
 
     def _add_tensor(self, value: Any) -> None:  # noqa: ANN401
         if value.device.type != "cpu":
@@ -259,6 +262,26 @@ class _Walk:
             return True
         return not _is_installed(name)
 
+    _LOOKS: ClassVar[tuple[tuple[Any, Callable[..., None]], ...]] = (
+        (np.ndarray, _add_array),
+        (np.generic, _add_scalar),
+        (dict, _add_dict),
+        (_SEQUENCES, _add_sequence),
+        (bytearray, _add_bytes),
+        (FunctionType, _add_function),
+        (MethodType, _add_method),
+        (type(functools.cache(len)), _add_cached),
+        (functools.partial, _add_partial),
+        ((staticmethod, classmethod, property, functools.cached_property), _add_wrapper),
+        (BuiltinFunctionType, _add_builtin),
+        (type, _add_class),
+        (ModuleType, _add_module),
+        (np.random.Generator, _add_generator),
+        (np.random.RandomState, _add_old_generator),
+        (random.Random, _add_random),
+        (SimpleNamespace, _add_attributes),
+    )
+
 
 def _is_constant(value: object) -> bool:
     """Is it a value that never changes, of a class that is not written in Python?"""
@@ -285,28 +308,3 @@ def _is_installed(name: str) -> bool:
         return True
     path = getattr(sys.modules.get(name), "__file__", None) or ""
     return path.startswith(_INSTALLED) or "-packages" + os.sep in path
-
-
-def _add_scalar(walk: _Walk, value: Any) -> None:  # noqa: ANN401 - of NumPy
-    walk.found.append((value.dtype, value.tobytes()))
-
-
-_LOOKS: tuple[tuple[Any, Callable[[_Walk, Any], None]], ...] = (
-    (np.ndarray, _Walk._add_array),
-    (np.generic, _add_scalar),
-    (dict, _Walk._add_dict),
-    (_SEQUENCES, _Walk._add_sequence),
-    (bytearray, _Walk._add_bytes),
-    (FunctionType, _Walk._add_function),
-    (MethodType, _Walk._add_method),
-    (type(functools.cache(len)), _Walk._add_cached),
-    (functools.partial, _Walk._add_partial),
-    ((staticmethod, classmethod, property, functools.cached_property), _Walk._add_wrapper),
-    (BuiltinFunctionType, _Walk._add_builtin),
-    (type, _Walk._add_class),
-    (ModuleType, _Walk._add_module),
-    (np.random.Generator, _Walk._add_generator),
-    (np.random.RandomState, _Walk._add_old_generator),
-    (random.Random, _Walk._add_random),
-    (SimpleNamespace, _Walk._add_attributes),
-)
