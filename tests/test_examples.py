@@ -40,7 +40,8 @@ def test_examples_run(name, examples, tmp_path):
     cache = str(tmp_path / "cache")
     caches = {"XDG_CACHE_HOME": cache, "TORCHINDUCTOR_CACHE_DIR": cache}  # torch makes it at once
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": ""}
-    env = os.environ | caches | quiet | {"TMPDIR": str(tmp_path)}
+    # TensorFlow writes modules of its own to TMPDIR, and Python would keep their bytecode there.
+    env = os.environ | caches | quiet | {"TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, RUN, *examples],
         capture_output=True,
