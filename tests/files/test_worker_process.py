@@ -1,5 +1,6 @@
-"""A worker process that does not answer."""
+"""A worker process that does not answer, and the memory it keeps."""
 
+import platform
 import sys
 
 import pytest
@@ -58,3 +59,30 @@ with ndfeed.loader(ds, 4, processes=1) as loader:
     print(len(list(loader)))
 """
     assert run(code, tmp_path) == "1\n"
+
+
+FAULTS = """
+from ndfeed.files.worker_process import start_child
+
+def count():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def make_arrays(parent, size):
+    parent.receive()
+    before = count()
+    for _ in range(200):
+        [np.ones(size // 8, np.uint8) for _ in range(8)]
+    parent.send(count() - before)
+
+child = start_child(make_arrays, int(args[0]))
+print(child.ask(None) / (200 * int(args[0]) / resource.getpagesize()) < 0.1)
+child.terminate()
+child.reap()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="is about glibc's malloc")
+@pytest.mark.parametrize("size", [1200 << 10, 10 << 20])
+def test_memory_of_arrays_is_used_again(size):
+    """A page that is made anew may cost more than what a function computes there."""
+    assert run(FAULTS, f"{size}") == "True\n"

@@ -32,6 +32,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn, TypeAlias
 
+from ndfeed.files.platform_calls import keep_freed_memory
+
 _PATIENCE = 1.0  # seconds between checks that the parent lives; and for a graceful end
 _MOMENT = 0.002
 _STUCK = 60  # times _PATIENCE after which a child in the same system call counts as stuck
@@ -296,6 +298,7 @@ def run_child(
 
 
 def _serve(main: Main, argument: object, pipe: Pipe, parent: int) -> None:
+    keep_freed_memory()
     try:
         main(Parent(pipe, parent), argument)
     except Orphaned:
