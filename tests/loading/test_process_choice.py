@@ -87,14 +87,19 @@ class Pool:
         self.closed = True
 
 
-def choose(rates, waits=1.0, seconds=20.0, monkeypatch=None, pool=None):
-    """What a trial decides where threads and processes deliver rows at ``rates``."""
+def choose(rates, waits=1.0, seconds=20.0, monkeypatch=None, pool=None, steps=(), busy=0.0):
+    """What a trial decides where threads and processes deliver rows at ``rates``.
+
+    Threads keep ``busy`` of two cores busy.
+    """
     clock = [0.0]
     monkeypatch.setattr(process_choice.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(process_choice.time, "process_time", lambda: busy * clock[0])
+    monkeypatch.setattr(process_choice, "share_of_cores", lambda: 2)
     pool = pool or Pool()
     switch = Switch(None, None, pool, careful=False)
     threads = []
-    trial = Trial(switch, pool, (), 2, threads.append)
+    trial = Trial(switch, pool, steps, 2, threads.append)
     rows = waited = 0.0
     while clock[0] < seconds and not trial.over:
         clock[0] += 0.25
@@ -133,6 +138,17 @@ def test_nobody_is_tried_while_the_consumer_is_slower(monkeypatch):
     )
 
     assert (wanted, over, threads, pool.ready) == (False, False, [], False)
+
+
+@pytest.mark.parametrize(("busy", "chosen"), [(1.0, True), (1.9, False)])
+def test_maps_that_release_the_gil_stay_in_threads(tmp_path, monkeypatch, busy, chosen):
+    """All cores are busy already, and batches would come slowly while processes start."""
+    steps = numbers(tmp_path, 4).map(in_process).steps
+    rates = [lambda _: 2000, lambda _: 9000]
+    wanted, over, _, pool = choose(rates, monkeypatch=monkeypatch, steps=steps, busy=busy)
+
+    assert (wanted, over, pool.ready) == (chosen, True, chosen)
+    assert ("releases the GIL" in pool.problem) != chosen
 
 
 def test_what_cannot_be_started_is_not_waited_for(monkeypatch):

@@ -31,6 +31,7 @@ _NOT_IN_FILES = "some of the data is in memory of this process: pack it, or keep
 
 _MAY_WAIT = 0.1  # share of the time that the consumer may wait before anything is tried
 _GAIN = 1.1
+_BUSY = 0.7  # share of the cores that threads may use: above that, the GIL is not what limits them
 _LEAST = 0.4  # seconds that either is measured for
 _LONGEST = 5.0  # and at most, if batches are slow
 _FEW = 8  # batches that are enough to judge
@@ -138,6 +139,7 @@ class Trial:
         self._threads = threads
         self._set_threads = set_threads
         self._at = time.perf_counter()
+        self._used = time.process_time()
         self._rows = 0
         self._waited = 0.0
         self._paused: tuple[float, int, float] | None = None
@@ -198,6 +200,7 @@ class Trial:
 
     def _note(self, rows: int, waited: float) -> None:
         self._at, self._rows, self._waited = time.perf_counter(), rows, waited
+        self._used = time.process_time()
 
     def look(self, rows: int, waited: float, batch: int) -> None:
         """Judge what was delivered since the last call, in batches of ``batch`` rows."""
@@ -215,6 +218,7 @@ class Trial:
             return
         self._rates[self._processes.wanted] = made / taken
         self._measured += self._processes.wanted
+        busy = (time.process_time() - self._used) / taken
         self._note(rows, waited)
         if self._rates[1]:
             self._judge()
@@ -223,7 +227,7 @@ class Trial:
         elif self._processes.ready:
             self._use_processes()
         elif waits and not self._started:
-            self._start()
+            self._start(busy)
 
     def _can_measure(self) -> bool:
         """Do processes build batches, and nobody compares them any more?"""
@@ -236,9 +240,16 @@ class Trial:
         now = _try_observing(self._steps)
         self._changed = self._changed or find_changed(self._state or {}, now)
 
-    def _start(self) -> None:
+    def _start(self, busy: float) -> None:
+        """Start processes, unless something speaks against that; threads keep ``busy`` cores busy.
+
+        Those that build batches of maps are forked, and map all memory anew: batches come slowly
+        meanwhile, and would for nothing.
+        """
         self._look_for_changes()
         problem = why_not_start(self._processes)
+        if self._steps and busy > _BUSY * min(self._threads, share_of_cores()):
+            problem = f"map() releases the GIL, so that threads keep {busy:.1f} cores busy"
         if self._changed:
             problem = (
                 f"map() changes {self._changed!r}, and nobody would see that in other processes"
