@@ -49,7 +49,8 @@ def picture(number, shape):
     y, x, c = np.ogrid[: shape[0], : shape[1], : shape[2]]
     smooth = 100 + 60 * np.sin(x / 17 + number) + 60 * np.cos(y / 23 + c)
     noise = np.random.default_rng(number).integers(0, 8, shape)
-    return (smooth + noise).clip(0, 255).astype(np.uint8)
+    # In steps of four: without them, deflating would save a tenth.
+    return ((smooth + noise) // 4 * 4).clip(0, 255).astype(np.uint8)
 
 
 def write_some(folder, kind, shape, numbers):

@@ -9,6 +9,7 @@ import numpy as np
 import psutil
 import pytest
 from children import start
+from loading.making import eventually
 
 PROGRAMS = 20
 
@@ -83,12 +84,14 @@ def test_programs_end_quietly(framework, way, tmp_path):
         assert err.endswith(last) if last else not err
         assert err.count("Traceback") == bool(last)
     sessions = {program.pid for program in programs}
-    assert not [one for one in psutil.pids() if session_of(one) in sessions]
+    # Workers notice that their parent has gone.
+    assert eventually(lambda: not any(is_left_of(one, sessions) for one in psutil.process_iter()))
 
 
-def session_of(process):
-    """The session of a process; 0 if it has just ended."""
+def is_left_of(process, sessions):
+    """Does it still run in one of the sessions?"""
     try:
-        return os.getsid(process)
-    except ProcessLookupError:
-        return 0
+        ended = process.status() == psutil.STATUS_ZOMBIE
+        return not ended and os.getsid(process.pid) in sessions
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return False

@@ -35,7 +35,9 @@ WAYS = {
     "pinned": "through pinned memory",
     "resident": "resident on",
     "maps": "batches are made on the CPU",
+    "opened": "batches are made on the CPU",  # by processes, and sent together
 }
+OPENED = 2000  # files of a row each
 
 # A CPU has neither memory nor streams of its own.
 CASES = [("cpu", way, "3 KB", "fast") for way in WAYS if way != "resident"] + [
@@ -62,7 +64,18 @@ def opened(folder, label, way):
     """A dataset whose batches get to the GPU in a given way, and the values of its rows."""
     # Bytes in the other order have to be swapped, which the GPU cannot do while it reads a file.
     ds, data = rows_file(folder, label, ">i2" if way == "pinned" else "<i2")
+    if way == "opened":
+        ds = one_per_file(folder, data[:OPENED])
     return ds.map(as_floats) if way == "maps" else ds, data.astype("<i2")
+
+
+def one_per_file(folder, data):
+    """A dataset of files of a row each, with their numbers."""
+    (folder / "rows").mkdir()
+    for number, row in enumerate(data):
+        np.save(folder / "rows" / f"{number:06}.npy", row)
+    np.save(folder / "n.npy", np.arange(len(data)))
+    return ndfeed.open({"x": folder / "rows", "n": folder / "n.npy"}, sample={"x": "file"})
 
 
 def count_wrong(loader, expected, truth, wanted, busy=None):

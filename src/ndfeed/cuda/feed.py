@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ndfeed.cuda.driver import Driver, Event, Refused, is_ours
 from ndfeed.cuda.files import Files
@@ -38,13 +39,14 @@ from ndfeed.files import platform_calls
 from ndfeed.files.shared_memory import Block
 from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.batch_builder import Source
-from ndfeed.loading.buffer_pool import Bytes
+from ndfeed.loading.buffer_pool import Bytes, buffer_of
 from ndfeed.loading.engine import Delivered
 from ndfeed.loading.host_source import HostSource
 from ndfeed.loading.options import Options, Structure
 from ndfeed.order.permutation import Ints, permute_by
 
 _PROBES = 64
+_TOGETHER = 16 << 20  # bytes of batches made in host memory that are sent together
 _MOST_THREADS = 16
 _SHORTEST = 16  # bytes of a stretch: what says where it is takes eight
 
@@ -80,7 +82,7 @@ class CudaFeed(Adapter):
         self._on_host = on_host
         self._resident = resident
         if on_host:
-            self.together = Adapter.together
+            self.together = _TOGETHER
         self._reason = "batches are made on the CPU" if on_host else why_not_direct(ds)
         self._sender = Sender(side)
         self._ahead_bytes = 0  # of batches on the device that the consumer has not got yet
@@ -253,9 +255,16 @@ def allocate_pinned_shared(driver: Driver, size: int) -> Bytes:
             driver.register(address, size, read_only=False)
     except Refused:
         return block  # what is in it is copied to pinned memory
+    block.pinned = True
     # Before it is unmapped; but not at exit, when copies may still read it.
     weakref.finalize(block, _unregister, driver, address).atexit = False
     return block
+
+
+def is_pinned(array: NDArray[Any]) -> bool:
+    """Does an array lie in pinned memory of a loader? Asking the driver would take far longer."""
+    buffer = buffer_of(array)
+    return buffer is not None and (not isinstance(buffer, Block) or buffer.pinned)
 
 
 def _unregister(driver: Driver, address: int) -> None:

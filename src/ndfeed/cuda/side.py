@@ -38,6 +38,7 @@ class Sent(NamedTuple):
     made: dict[str, OnDevice]
     event: Recorded
     reserved: object = None  # room on the device, while the batch waits there
+    users: set[int] | None = None  # streams that use the memory which batches of a group share
 
 
 class Memory(Protocol):

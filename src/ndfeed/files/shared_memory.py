@@ -159,6 +159,7 @@ class Block(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     """
 
     handle: Handle
+    pinned = False  # may a GPU copy from it directly?
 
     @classmethod
     def of(cls, size: int) -> "Block":

@@ -20,7 +20,7 @@ from jax import lax
 from numpy.typing import NDArray
 
 from ndfeed.cuda.driver import Driver, Event, Refused, Stream, driver_of, side_stream
-from ndfeed.cuda.feed import CudaFeed, allocate_pinned, allocate_pinned_shared
+from ndfeed.cuda.feed import CudaFeed, allocate_pinned, allocate_pinned_shared, is_pinned
 from ndfeed.cuda.kernels import Upload, Uploads
 from ndfeed.cuda.own_memory import ALIGNED, CUDA, OwnMemory, Shareable, Span, is_named
 from ndfeed.cuda.pieces import memory_of
@@ -32,7 +32,7 @@ from ndfeed.dataset.map_steps import Batch
 from ndfeed.jax.batch_format import BatchFormat
 from ndfeed.jax.framework_hacks import can_uncommit, uncommit
 from ndfeed.loading.batch_builder import Source
-from ndfeed.loading.buffer_pool import Pool, buffer_of
+from ndfeed.loading.buffer_pool import Pool
 from ndfeed.loading.engine import BatchGroup
 from ndfeed.loading.host_source import HostSource
 from ndfeed.loading.options import Options
@@ -157,7 +157,7 @@ class Direct(CudaFeed):
     def _pin(self, name: str, values: object) -> NDArray[Any]:
         """Return the values of a field, cast, in pinned memory."""
         array = np.asarray(self._form.array(name, values, self._pool))
-        if array.flags.c_contiguous and buffer_of(array) is not None:
+        if array.flags.c_contiguous and is_pinned(array):
             return array
         room = self._pool.lend(max(array.nbytes, 1))[: array.nbytes]
         made: NDArray[Any] = room.view(array.dtype).reshape(array.shape)

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from ndfeed.cuda.driver import driver_of, side_stream
-from ndfeed.cuda.feed import CudaFeed, allocate_pinned_shared
+from ndfeed.cuda.feed import CudaFeed, allocate_pinned_shared, is_pinned
+from ndfeed.cuda.pieces import memory_of
 from ndfeed.cuda.sender import Copy
 from ndfeed.cuda.side import Sent, Side, resolve
 from ndfeed.dataset.column import columns_of
@@ -78,6 +80,8 @@ class Feed(CudaFeed):
         on_host = bool(ds.steps) or form.ragged or (opens_files(ds) and not resident)
         side = Side(driver, stream, self._memory)
         super().__init__(ds, side, form.structure, f"{device}", on_host=on_host, resident=resident)
+        # Sent together: what a copy costs of the GIL is more than what small batches take.
+        self.joint = on_host and not ds.steps and not form.ragged
         self.allocate_shared = partial(allocate_pinned_shared, driver)
         self._form = form
         self._device = device
@@ -111,13 +115,18 @@ class Feed(CudaFeed):
 
     def send(self, made: BatchGroup | Sent | Tensors) -> Sequence[Sent]:
         """Start the copy of a batch that was made in host memory and has not been sent."""
-        if isinstance(made, BatchGroup):
-            return [_cut(made.made, k * made.size, made.size) for k in range(made.count)]
-        return (made if isinstance(made, Sent) else self._move(made),)
+        group = made if isinstance(made, BatchGroup) else BatchGroup(made, 1, 0)
+        sent = group.made if isinstance(group.made, Sent) else self._move(group.made)
+        if group is not made:
+            return (sent,)
+        sent = sent._replace(users=set())
+        return [_cut(sent, k * group.size, group.size) for k in range(group.count)]
 
     def _pin(self, name: str, values: Values) -> Values:
         made = self._form.tensor(name, values)
-        return [_pin_tensor(one) for one in made] if isinstance(made, list) else _pin_tensor(made)
+        if isinstance(made, list):
+            return [_pin_tensor(one) for one in made]
+        return made if _shares_pinned(made, values) else _pin_tensor(made)
 
     def _move(self, made: Tensors, reserved: object = None) -> Sent:
         """Let a batch in pinned memory be copied to the device."""
@@ -152,7 +161,10 @@ class Feed(CudaFeed):
         """Return the batch, ready for the stream that is current now."""
         stream = torch.cuda.current_stream(self._device.index)
         self._side.let_wait(stream.cuda_stream, made.event)
-        mark_used(made.made, stream)
+        if made.users is None or stream.cuda_stream not in made.users:
+            mark_used(made.made, stream)
+        if made.users is not None:
+            made.users.add(stream.cuda_stream)
         return self._form.build(made.made)
 
 
@@ -175,11 +187,18 @@ def _list_tensors(values: Values) -> list[torch.Tensor]:
     return [one for one in every if isinstance(one, torch.Tensor)]
 
 
+def _shares_pinned(made: Values, values: Values) -> bool:
+    """Does a tensor have all the memory of an array that is in pinned memory of the loader?"""
+    if not (isinstance(values, np.ndarray) and is_pinned(values) and made.is_contiguous()):
+        return False
+    return bool(made.data_ptr() == memory_of(values)[0])
+
+
 def _pin_tensor(one: Values) -> Values:
     """Return a tensor that is dense and in pinned memory, or a copy that is."""
     if not isinstance(one, torch.Tensor) or not one.numel():
         return one
-    if torch.empty_like(one, device="meta").stride() != one.stride():
+    if not one.is_contiguous() and torch.empty_like(one, device="meta").stride() != one.stride():
         one = one.contiguous()  # there are gaps between its values
     return one if one.is_pinned() else one.pin_memory()
 
