@@ -181,7 +181,8 @@ def run_ndfeed(folder, kind, options, seconds):
 
         make = ndfeed.torch.loader
     with make(ds, BATCH, shuffle=True, fields="x", **options) as loader:
-        rate = timed(lambda: map(len, loader), seconds, warm=max(4, seconds))
+        # Longer where it has to find out first whether processes are faster.
+        rate = timed(lambda: map(len, loader), seconds, warm=2 if "processes" in options else 4)
         report = loader.report()
     return rate, {"threads": report.threads, "processes": report.processes}
 

@@ -87,19 +87,21 @@ class Pool:
         self.closed = True
 
 
-def choose(rates, waits=1.0, seconds=20.0, monkeypatch=None, pool=None, steps=(), busy=0.0):
+def choose(
+    rates, waits=1.0, seconds=20.0, monkeypatch=None, pool=None, steps=(), busy=0.0, cores=2
+):
     """What a trial decides where threads and processes deliver rows at ``rates``.
 
-    Threads keep ``busy`` of two cores busy.
+    Threads keep ``busy`` of ``cores`` busy.
     """
     clock = [0.0]
     monkeypatch.setattr(process_choice.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(process_choice.time, "process_time", lambda: busy * clock[0])
-    monkeypatch.setattr(process_choice, "share_of_cores", lambda: 2)
+    monkeypatch.setattr(process_choice, "share_of_cores", lambda: cores)
     pool = pool or Pool()
     switch = Switch(None, None, pool, careful=False)
     threads = []
-    trial = Trial(switch, pool, steps, 2, threads.append)
+    trial = Trial(switch, pool, steps, cores, threads.append)
     rows = waited = 0.0
     while clock[0] < seconds and not trial.over:
         clock[0] += 0.25
@@ -140,12 +142,19 @@ def test_nobody_is_tried_while_the_consumer_is_slower(monkeypatch):
     assert (wanted, over, threads, pool.ready) == (False, False, [], False)
 
 
-@pytest.mark.parametrize(("busy", "chosen"), [(1.0, True), (1.9, False)])
-def test_maps_that_release_the_gil_stay_in_threads(tmp_path, monkeypatch, busy, chosen):
-    """All cores are busy already, and batches would come slowly while processes start."""
+@pytest.mark.parametrize(
+    ("cores", "busy", "chosen"), [(8, 2.0, True), (8, 7.0, False), (2, 1.9, True)]
+)
+def test_maps_that_release_the_gil_stay_in_threads(tmp_path, monkeypatch, cores, busy, chosen):
+    """All cores are busy already, and batches would come slowly while processes start.
+
+    Two cores may be busy with threads that hand the GIL to each other.
+    """
     steps = numbers(tmp_path, 4).map(in_process).steps
     rates = [lambda _: 2000, lambda _: 9000]
-    wanted, over, _, pool = choose(rates, monkeypatch=monkeypatch, steps=steps, busy=busy)
+    wanted, over, _, pool = choose(
+        rates, monkeypatch=monkeypatch, steps=steps, busy=busy, cores=cores
+    )
 
     assert (wanted, over, pool.ready) == (chosen, True, chosen)
     assert ("releases the GIL" in pool.problem) != chosen

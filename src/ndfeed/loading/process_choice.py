@@ -31,7 +31,8 @@ _NOT_IN_FILES = "some of the data is in memory of this process: pack it, or keep
 
 _MAY_WAIT = 0.1  # share of the time that the consumer may wait before anything is tried
 _GAIN = 1.1
-_BUSY = 0.7  # share of the cores that threads may use: above that, the GIL is not what limits them
+_BUSY = 0.7  # share of the cores that threads may use: above that, the GIL is not what limits them,
+_SOME = 4  # if there are some: waiting for the GIL takes time of the processor as well
 _LEAST = 0.4  # seconds that either is measured for
 _LONGEST = 5.0  # and at most, if batches are slow
 _FEW = 8  # batches that are enough to judge
@@ -248,7 +249,8 @@ class Trial:
         """
         self._look_for_changes()
         problem = why_not_start(self._processes)
-        if self._steps and busy > _BUSY * min(self._threads, share_of_cores()):
+        cores = min(self._threads, share_of_cores())
+        if self._steps and cores >= _SOME and busy > _BUSY * cores:
             problem = f"map() releases the GIL, so that threads keep {busy:.1f} cores busy"
         if self._changed:
             problem = (
