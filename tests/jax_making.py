@@ -4,6 +4,7 @@ What runs in other processes lives here too: a child that is spawned imports thi
 test.
 """
 
+import functools
 import json
 import os
 import socket
@@ -12,6 +13,7 @@ import warnings
 import jax
 import numpy as np
 from children import all_ended
+from cuda.stand_in import StandIn
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from loading.making import eventually, labels, refused
@@ -19,8 +21,11 @@ from loading.making import eventually, labels, refused
 import ndfeed
 import ndfeed.jax
 import ndfeed.jax.jax_loader
+from ndfeed.jax import cuda_feed
+from ndfeed.jax.adapter import Away, To, ToDevices
 
 P = PartitionSpec
+CPU = 1, 0  # as DLPack numbers devices
 ROWS = 96
 DEVICES = 4  # of a process
 
@@ -101,6 +106,48 @@ def together(process, world, source):
     rest = [multihost_utils.process_allgather(batch, tiled=True) for batch in loader]
     found["rest"] = labels(rest)
     return found
+
+
+@functools.cache
+def stand_in():
+    """One for all tests, since there is one driver."""
+    driver = StandIn(0.0002, room=8 << 30)
+    return driver, driver.make_stream()
+
+
+class ToStandIn(ToDevices):
+    """Takes the stand-in for a GPU."""
+
+    def __call__(self):
+        chosen = not cuda_feed.why_not(self.ds, self.form, self.size)
+        if (self.layout is None or self.layout.only) and self.room and chosen:
+            committed = self.place is not None or self.layout is not None
+            to = cuda_feed.To(*stand_in(), CPU, "stand-in", committed)
+            return cuda_feed.Direct(self.ds, self.form, to, self.size, self.layout)
+        to = To(self.layout, self.place and self.place.find(), jax.config.jax_default_device)
+        return Away(self.form, to, "device", self.size, self.room)
+
+
+def one_device_each(process, world, source):
+    """Global arrays of which each process has a part, on one device that stands in for a GPU."""
+    ndfeed.jax.jax_loader.ToDevices = ToStandIn
+    ds = ndfeed.open(source)
+    firsts = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = Mesh(np.array([firsts[at] for at in range(world)]), ("data",))
+    expected = list(ndfeed.loader(ds, 10, shuffle=True, seed=5))
+    found = {}
+    for spec in (P("data"), P(), P(None, "data")):
+        sharding = NamedSharding(mesh, spec)
+        loader = ndfeed.jax.loader(ds, 10, shuffle=True, seed=5, sharding=sharding)
+        right = []
+        for batch, other in zip(loader, expected, strict=True):
+            for name in ("x", "label"):
+                (shard,) = batch[name].addressable_shards
+                right.append(batch[name].shape == other[name].shape)
+                right.append(np.array_equal(shard.data, other[name][shard.index]))
+        report = loader.report()
+        found[str(spec)] = {"rows": report.rows, "right": all(right), "way": report.way}
+    return {"found": found, "devices": len(mesh.devices), "faults": len(stand_in()[0].faults)}
 
 
 def one_process_first(process, world, source, folder):

@@ -3,7 +3,6 @@
 The stand-in's memory is that of the process, which JAX is told is the CPU's.
 """
 
-import functools
 import gc
 import itertools
 import sys
@@ -14,7 +13,9 @@ import pytest
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
-from cuda.stand_in import StandIn, StandInNvcomp  # noqa: E402
+from cuda.stand_in import StandInNvcomp  # noqa: E402
+from jax.sharding import Mesh, NamedSharding  # noqa: E402
+from jax_making import P, ToStandIn, stand_in  # noqa: E402
 from loader_contract import LoaderContract  # noqa: E402
 from loading.making import files, numbers  # noqa: E402
 
@@ -22,30 +23,9 @@ import ndfeed  # noqa: E402
 import ndfeed.jax  # noqa: E402
 from ndfeed.cuda.driver import Refused  # noqa: E402
 from ndfeed.jax import cuda_feed  # noqa: E402
-from ndfeed.jax.adapter import Away, To, ToDevices  # noqa: E402
 from ndfeed.jax.batch_format import has_every_value  # noqa: E402
 
 HAS_GPU = jax.default_backend() == "gpu"
-CPU = 1, 0  # as DLPack numbers devices
-
-
-@functools.cache
-def stand_in():
-    """One for all tests, since there is one driver."""
-    driver = StandIn(0.0002, room=8 << 30)
-    return driver, driver.make_stream()
-
-
-class ToStandIn(ToDevices):
-    """Takes the stand-in for a GPU."""
-
-    def __call__(self):
-        chosen = not cuda_feed.why_not(self.ds, self.form, self.size)
-        if self.layout is None and self.room and chosen:
-            to = cuda_feed.To(*stand_in(), CPU, "stand-in", self.place is not None)
-            return cuda_feed.Direct(self.ds, self.form, to, self.size)
-        to = To(self.layout, self.place and self.place.find(), jax.config.jax_default_device)
-        return Away(self.form, to, "device", self.size, self.room)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -99,6 +79,38 @@ def test_batches_are_arrays_of_jax_itself(tmp_path):
     for one, two, array in zip(kept, doubled, expected, strict=True):
         np.testing.assert_array_equal(one, array)
         np.testing.assert_array_equal(two, array * 2)
+
+
+@pytest.mark.parametrize("spec", [P("data"), P(), P("data", "model")], ids=str)
+def test_a_mesh_of_one_device(tmp_path, spec):
+    """As where each process drives one: the same way, and arrays have the sharding."""
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
+    ds = files(tmp_path, x=("u1", 300, 40_000), y=("<i8", 300), z=("u1", 300, 3))
+    sharding = NamedSharding(mesh, spec)
+    double = jax.jit(lambda x: x * 2, donate_argnums=0)
+    with ndfeed.jax.loader(ds, 32, shuffle=True, sharding=sharding) as loader:
+        expected = list(ndfeed.loader(ds, 32, shuffle=True))
+        found = list(loader)
+        same(found, expected)
+        for batch in found:
+            assert batch["x"].sharding == sharding
+            assert batch["y"].sharding.mesh == mesh
+        np.testing.assert_array_equal(double(found[3]["x"]), expected[3]["x"] * 2)
+        assert "reads the files" in loader.report().way
+
+
+def test_other_memory_of_a_mesh_is_left_to_jax(tmp_path):
+    """Arrays that are to stay in the memory of the host, for example."""
+    device = jax.devices()[0]
+    kinds = {one.kind for one in device.addressable_memories()} - {device.default_memory().kind}
+    if not kinds:
+        pytest.skip(f"{device} has one kind of memory")
+    mesh = Mesh(np.array([device]), ("data",))
+    sharding = NamedSharding(mesh, P("data"), memory_kind=min(kinds))
+    ds = files(tmp_path, x=("u1", 300, 40_000))
+    with ndfeed.jax.loader(ds, 32, sharding=sharding) as loader:
+        same(list(loader), list(ndfeed.loader(ds, 32)))
+        assert "reads the files" not in loader.report().way
 
 
 def test_casts_that_lose_nothing_are_done_on_the_device(tmp_path):

@@ -55,6 +55,17 @@ def test_each_process_reads_its_part_of_global_arrays(two, name, rows):
         assert found["laid out"][name] == {"rows": rows, "right": True, "len": ROWS // 16}
 
 
+def test_processes_with_one_gpu_each(source, tmp_path):
+    """As a launcher starts them: the GPU reads what its process has of the global arrays."""
+    for one in run_processes(jax_making.one_device_each, 2, tmp_path, source):
+        assert (one["devices"], one["faults"]) == (2, 0)
+        found = one["found"]
+        assert all(each["right"] for each in found.values())
+        assert [each["rows"] for each in found.values()] == [ROWS // 2, ROWS, ROWS]
+        reads = ["reads the files" in each["way"] for each in found.values()]
+        assert reads == [True, True, False]  # columns of rows are cut by JAX
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -79,10 +79,13 @@ class ToDevices:
         default: Any = jax.config.jax_default_device
         device = None if self.place is None else self.place.find()
         to = To(self.layout, device, default)
-        if self.layout is not None:
-            return self._by_jax(to, self.layout.platform)
+        layout = self.layout
         found = device or default or jax.local_devices()[0]
-        if isinstance(found, str):
+        if layout is not None:
+            if layout.only is None:
+                return self._by_jax(to, layout.platform)
+            found = layout.only
+        elif isinstance(found, str):
             found = jax.local_devices(backend=found)[0]
         if found.platform != "gpu":
             return self._by_jax(to, found.platform)
@@ -91,8 +94,10 @@ class ToDevices:
             why = cuda_feed.why_not(self.ds, self.form, self.size)
         if not why:
             try:
-                committed = device is not None
-                return cuda_feed.make(self.ds, self.form, found, self.size, committed=committed)
+                committed = device is not None or layout is not None
+                return cuda_feed.make(
+                    self.ds, self.form, found, self.size, layout, committed=committed
+                )
             except Refused as error:
                 why = f"{error}"
         return self._by_jax(to, found.platform, why)

@@ -31,6 +31,7 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.map_steps import Batch
 from ndfeed.jax.batch_format import BatchFormat
 from ndfeed.jax.framework_hacks import can_uncommit, uncommit
+from ndfeed.jax.shardings import Placement
 from ndfeed.loading.batch_builder import Source
 from ndfeed.loading.buffer_pool import Pool
 from ndfeed.loading.engine import BatchGroup
@@ -78,9 +79,14 @@ class To(NamedTuple):
 
 
 class Direct(CudaFeed):
-    """The adapter for one CUDA device that JAX uses, for batches of ``size`` samples."""
+    """The adapter for one CUDA device that JAX uses, for batches of ``size`` samples.
 
-    def __init__(self, ds: Dataset, form: BatchFormat, to: To, size: int) -> None:
+    With a ``layout`` the device is the only one that this process has there.
+    """
+
+    def __init__(
+        self, ds: Dataset, form: BatchFormat, to: To, size: int, layout: Placement | None = None
+    ) -> None:
         self._every = ds.names
         on_host = bool(ds.steps) or opens_files(ds)
         self._cast = [] if on_host else form.checked_casts
@@ -96,6 +102,7 @@ class Direct(CudaFeed):
         self._kept = form.checked_casts
         self._form = form
         self._size = size
+        self._layout = layout
         self._to = to
         self._pool = Pool(_KEPT, self.allocate)
         self._uploads = Uploads(side)
@@ -188,8 +195,14 @@ class Direct(CudaFeed):
         kinds = tuple(self._kind(name, span.dtype) for name, span in sent.made.items())
         batches, token = _cut(arrays, self._size, group.count, kinds)
         self._copying.append((token, (arrays, spans)))
-        build = self.structure.build
-        return [build(dict(zip(names, one, strict=True))) for one in batches]
+        return [self._build(names, one) for one in batches]
+
+    def _build(self, names: Sequence[str], arrays: Sequence[jax.Array]) -> object:
+        """Build the batch that the consumer gets."""
+        layout, named = self._layout, dict(zip(names, arrays, strict=True))
+        if layout is not None:
+            named = {name: layout.wrap(name, array) for name, array in named.items()}
+        return self.structure.build(named)
 
     def _kind(self, name: str, dtype: np.dtype[Any]) -> Kind:
         return Kind(None if is_named(dtype) else dtype, self._exact.get(name))
@@ -255,7 +268,13 @@ def _as(array: jax.Array, kind: Kind) -> jax.Array:
 
 
 def make(
-    ds: Dataset, form: BatchFormat, device: jax.Device, size: int, *, committed: bool
+    ds: Dataset,
+    form: BatchFormat,
+    device: jax.Device,
+    size: int,
+    layout: Placement | None,
+    *,
+    committed: bool,
 ) -> Direct:
     """Make the adapter for a CUDA device, to which its arrays may be committed."""
     if not committed and not can_uncommit():
@@ -263,7 +282,8 @@ def make(
     number = int(getattr(device, "local_hardware_id", None) or 0)
     driver = driver_of(number)
     stream = side_stream(driver)
-    return Direct(ds, form, To(driver, stream, (CUDA, number), f"cuda:{number}", committed), size)
+    to = To(driver, stream, (CUDA, number), f"cuda:{number}", committed)
+    return Direct(ds, form, to, size, layout)
 
 
 def why_not(ds: Dataset, form: BatchFormat, size: int) -> str:

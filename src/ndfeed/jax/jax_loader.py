@@ -172,7 +172,8 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a mes
     share = _share(whole, layout, shard)
     asks = shard is None and (layout is None or layout.is_everybody_s)
     check = partial(_check_pass, layout, asks)
-    joint = layout is None and side_by_side(ds, on_error) and not options.pads
+    alone = layout is None or layout.only is not None
+    joint = alone and side_by_side(ds, on_error) and not options.pads
     room = options.memory if joint else 0
     adapt = ToDevices(ds, form, layout, share.size, room, where)
     made = Loader(replace(request, share=share), adapt, check)

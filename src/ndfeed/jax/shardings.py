@@ -29,7 +29,8 @@ class Placement:
     """The shardings of a batch's arrays, which have ``batch_size`` rows.
 
     ``spans_processes`` says whether arrays have parts on devices of other ``processes``; ``ranks``
-    of ``world`` are the slices that this process reads.
+    of ``world`` are the slices that this process reads. ``only`` is the device to which all of that
+    goes, if there is just one.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Placement:
             self.sharding(name, 1 + len(self._shapes.get(name, ())))
         self.check(batch_size, "batch_size", "give a multiple, or another mesh")
         self.world, self.ranks = self._slices(batch_size)
+        self.only = self._find_only(batch_size)
 
     @property
     def is_everybody_s(self) -> bool:
@@ -116,6 +118,26 @@ class Placement:
             for index in indices.values():
                 needed[(index or _ALL)[0]] = True
         return slices(needed)
+
+    def _find_only(self, batch_size: int) -> jax.Device | None:
+        """Return the only device here, if it holds all rows that are read, whole, in its memory."""
+        if len(self.devices) != 1:
+            return None
+        (device,) = self.devices
+        rows = batch_size * len(self.ranks) // self.world
+        for name, shape in self._shapes.items():
+            sharding = self.sharding(name, 1 + len(shape))
+            if sharding.memory_kind not in (None, device.default_memory().kind):
+                return None
+            if sharding.shard_shape((batch_size, *shape)) != (rows, *shape):
+                return None
+        return device
+
+    def wrap(self, name: str, rows: jax.Array) -> jax.Array:
+        """Make the global array of what is on the only device here."""
+        shape = (len(rows) // len(self.ranks) * self.world, *rows.shape[1:])
+        sharding = self.sharding(name, rows.ndim)
+        return jax.make_array_from_single_device_arrays(shape, sharding, [rows])
 
     def put(self, name: str, rows: NDArray[Any]) -> jax.Array:
         """Make the global array, of which this process has ``rows``."""
