@@ -339,7 +339,8 @@ class Group:
         if self.one_each:
             return Place(samples, np.zeros(len(samples), np.int64))
         if self.even:
-            return Place(*np.divmod(samples, self.even))
+            part = samples // self.even  # np.divmod takes several times longer
+            return Place(part, samples - part * self.even)
         part = np.searchsorted(self.starts, samples, side="right") - 1
         return Place(part, samples - self.starts[part])
 

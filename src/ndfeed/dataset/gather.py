@@ -76,14 +76,16 @@ def from_many(
     room: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
     """Return rows from files that were entered: in ``room`` if they consist of pieces."""
-    start = place.row * column.pitch
-    start += column.first[place.part]
     if pieces is None:
+        start = place.row * column.pitch
+        start += column.first[place.part]
         return by_address(maps, file, start, column.size)
     low, records = maps.records(pieces.size, pieces.size, pieces.remainder)
-    start += maps.address[file]
-    start -= low
-    start //= pieces.size
+    start = place.row * (column.pitch // pieces.size)
+    if len(column.first) <= len(place.row):
+        start += ((maps.address[column.file] + column.first - low) // pieces.size)[place.part]
+    else:
+        start += (maps.address[file] + column.first[place.part] - low) // pieces.size
     if len(pieces.steps) > 1:
         start = (start[:, None] + pieces.steps).reshape(-1)
     out = np.empty(len(start), records.dtype) if room is None else room.reshape(-1)

@@ -47,6 +47,7 @@ _SHARED_FIXED = 0x1 | 0x10  # MAP_SHARED | MAP_FIXED
 _MOST_ROOM = 64 << 20  # bytes of addresses for a file, besides its own
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
 _MOST_KEPT = 32 << 20  # bytes that a process keeps for its next arrays
+_FREED = 8 << 20  # bytes of an array that a program may well have freed before
 MORE_MEMORY = "read fewer samples at a time, or raise the limit (ulimit -v, the container's memory)"
 
 
@@ -200,6 +201,15 @@ def keep_freed_memory() -> None:
     if can.tune_malloc and hasattr(library := ctypes.PyDLL(None), "mallopt"):  # musl has none
         library.mallopt(_MMAP_THRESHOLD, _MOST_KEPT)
         library.mallopt(_TRIM_THRESHOLD, _MOST_KEPT)
+
+
+def keep_some_freed_memory() -> None:
+    """Let this process keep some of the memory that it frees, as one that has freed 8 MB does.
+
+    What glibc keeps for new arrays is twice as much as the largest one that was freed. If batches
+    are all that is large, and come from a pool, each thread clears memory for every small array.
+    """
+    np.empty(_FREED, np.uint8)
 
 
 def private_memory(size: int) -> mmap.mmap:

@@ -13,6 +13,7 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.decoding import Decoded
 from ndfeed.dataset.row_selection import Drawn, select_rows
 from ndfeed.loading.batch_maker import BatchMaker
+from ndfeed.loading.batch_rows import BatchRows, Chunk
 from ndfeed.loading.budget import Budget
 from ndfeed.loading.decode_schedule import Schedule
 from ndfeed.loading.engine import Delivered, count_batches
@@ -22,8 +23,6 @@ from ndfeed.loading.timing import Padding, Timing
 from ndfeed.order.epoch import Arrival, Cut, Share, WalkEpoch
 from ndfeed.order.permutation import Ints
 
-_AT_FIRST = 1 << 14  # rows computed at a time at first: fewer would cost as much
-_AT_ONCE = 1 << 18  # and later
 _NONE = np.empty(0, np.int64)
 _WARM = 16  # most checks in a row that are skipped once everything was in memory
 
@@ -35,21 +34,6 @@ class Pass(NamedTuple):
     seed: int
     epoch: int
     start: int
-
-
-class _Chunk(NamedTuple):
-    """The rows of several batches: of one size, except perhaps the last, or up to ``ends``."""
-
-    rows: Ints
-    size: int
-    ends: Ints | None
-
-    def cut(self, first: int, stop: int) -> Ints:
-        """Return the rows of some of the batches."""
-        if self.ends is None:
-            return self.rows[first * self.size : stop * self.size]
-        begin = self.ends[first - 1] if first else 0
-        return self.rows[begin : self.ends[min(stop, len(self.ends)) - 1]]
 
 
 class EpochBatches:
@@ -81,12 +65,7 @@ class EpochBatches:
         self._maker = maker
         self._epoch, self._windows = plan.begin(share.n, seed, epoch)
         self._key = key_of(seed, epoch)
-        self._lock = threading.Lock()
-        # Batches computed at a time. Many, since every NumPy call may release the GIL.
-        self._first_chunk = together * max(_AT_FIRST // (self.size * together), 1)
-        self._chunk_size = together * max(_AT_ONCE // (self.size * together), 1)
-        self._chunks: dict[int, _Chunk] = {}  # rows of some batches, by the first of them
-        self._computing: dict[int, threading.Lock] = {}  # held while a chunk is computed
+        self._rows = BatchRows(self._compute_rows, maker.foresee, self.size, together, self.count)
         self._prefetching = threading.Lock()
         self._checked = 0  # batches checked, and prefetched if necessary
         self._skipped_checks = 0  # checks skipped in a row
@@ -98,58 +77,16 @@ class EpochBatches:
                 plan, ds.rows, decoded, self._list_arrivals, open_parts, self.count
             )
 
-    def rows(self, first: int, stop: int) -> Ints:
-        """Return the rows of batches [first, stop), concatenated."""
-        parts = []
-        while first < stop:
-            begin, end = self._chunk_bounds(first)
-            upto = min(stop, end)
-            parts.append(self._chunk(begin).cut(first - begin, upto - begin))
-            first = upto
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _chunk_bounds(self, number: int) -> tuple[int, int]:
-        """Return the range of batches computed together with this one: few at first."""
-        if number < self._first_chunk:
-            return 0, self._first_chunk
-        begin = number - (number - self._first_chunk) % self._chunk_size
-        return begin, begin + self._chunk_size
-
-    def _chunk(self, begin: int) -> _Chunk:
-        """Return the rows of batches from ``begin`` on, computed by one thread for all.
-
-        Another thread may compute another chunk meanwhile: where rows are small, the order is most
-        of the work.
-        """
-        found = self._chunks.get(begin)
-        if found is not None:
-            return found
-        with self._computing.setdefault(begin, threading.Lock()):
-            found = self._chunks.get(begin)
-            if found is None:
-                found = self._compute_rows(begin, min(self._chunk_bounds(begin)[1], self.count))
-                self._keep(begin, found)
-            return found
-
-    def _keep(self, begin: int, chunk: _Chunk) -> None:
-        """Remember a chunk for the threads that need it next, and forget those that are used up."""
-        with self._lock:
-            for old in [one for one in self._chunks if one < begin - 2 * self._chunk_size]:
-                del self._chunks[old]
-                self._computing.pop(old, None)
-            self._maker.foresee(chunk.rows)
-            self._chunks[begin] = chunk
-
-    def _compute_rows(self, first: int, stop: int) -> _Chunk:
+    def _compute_rows(self, first: int, stop: int) -> Chunk:
         if not self._cut.even:
             return self._compute_uneven(first, stop)
         rows = self._order_rows(first, stop)
         if isinstance(self._ds.rows, Drawn):
             spans = [one for number in range(first, stop) for one in self._spans(number)]
             rows = self._ds.rows.draw(rows, self._key, list_positions(spans))
-        return _Chunk(rows, self._share.size, None)
+        return Chunk(rows, self._share.size, None)
 
-    def _compute_uneven(self, first: int, stop: int) -> _Chunk:
+    def _compute_uneven(self, first: int, stop: int) -> Chunk:
         each = [self._spans(number) for number in range(first, stop)]
         spans = [span for some in each for span in some]
         positions = list_positions(spans)
@@ -161,7 +98,7 @@ class EpochBatches:
         if isinstance(self._ds.rows, Drawn):
             rows = self._ds.rows.draw(rows, self._key, positions)
         ends = np.cumsum([sum(len(range(*span)) for span in some) for some in each])
-        return _Chunk(rows, self._share.size, ends)
+        return Chunk(rows, self._share.size, ends)
 
     def _order_rows(self, first: int, stop: int) -> Ints:
         whole = self._share.world == 1 or (self._plan.lanes and len(self._share.ranks) == 1)
@@ -178,12 +115,14 @@ class EpochBatches:
     def make(self, first: int, stop: int, timing: Timing) -> Iterator[Delivered]:
         """Make the batches [first, stop)."""
         began = time.perf_counter()
-        rows = self.rows(first, stop)
+        rows = self._rows.take(first, stop)
         timing.order += time.perf_counter() - began
         # What maps draw depends on the position only.
         seeds = partial(self._seed_maps, first) if self.slow else None
         size = self._share.size if self._cut.even else max(len(rows), 1)
+        began = time.perf_counter()
         made = self._maker.make_several(rows, stop - first, size, seeds, timing)
+        self._rows.note_copy(time.perf_counter() - began)
         if self._maker.pads:
             made = self._note_padding(made, first, timing)
         return made if self._schedule is None else self._record(made, first, self._schedule)
@@ -239,7 +178,7 @@ class EpochBatches:
         try:
             began = time.perf_counter()
             if self._plan.shuffled:
-                self._compute_ahead(number)
+                self._rows.compute_ahead(number)
                 timing.order += time.perf_counter() - began
             if self._patience and self._skipped_checks < self._patience:
                 self._skipped_checks += 1
@@ -249,15 +188,6 @@ class EpochBatches:
             timing.ahead += time.perf_counter() - began
         finally:
             self._prefetching.release()
-
-    def _compute_ahead(self, number: int) -> None:
-        """Compute the rows after batch ``number``, before other threads have to wait for them."""
-        begin, end = self._chunk_bounds(number)
-        if begin < number < begin + (end - begin) // 4:
-            return  # enough is computed
-        first = begin if number == begin else end
-        if first < self.count:
-            self._chunk(first)
 
     def _prefetch(self, number: int, timing: Timing) -> None:
         scattered = self.size if self._plan.shuffled else 0
@@ -285,7 +215,7 @@ class EpochBatches:
     def _rows_to_prefetch(self, first: int, end: int) -> Ints:
         """Return the rows that some batches are the first to need: their own, or whole blocks."""
         if not self._plan.order.traits.by_part:
-            return self.rows(first, end)
+            return self._rows.look_at(first, end)
         ranges = [one for number in range(first, end) for one in self._list_arrivals(number)]
         rows = [np.arange(*arrival[:2]) for arrival, _ in ranges]
         return self._plan.places(np.concatenate(rows or [_NONE]))

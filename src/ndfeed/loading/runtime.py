@@ -85,6 +85,7 @@ class Runtime:
         adapter: Adapter,
     ) -> None:
         self.pid = os.getpid()
+        platform_calls.keep_some_freed_memory()
         self.adapter = adapter
         self._ds = ds
         self.plan = plan

@@ -169,14 +169,12 @@ class WalkEpoch:
     def _at(self, start: int, stop: int, step: int) -> Ints:
         far = _MOST * step
         cuts = [(at, min(at + far, stop)) for at in range(start, stop, far)]
-        parts = [self._walk.at(np.arange(*cut, step, dtype=np.int64)) for cut in cuts]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+        return _join([self._walk.at(np.arange(*cut, step, dtype=np.int64)) for cut in cuts])
 
     def at(self, positions: Ints) -> Ints:
         """The rows at some ascending positions."""
         cuts = range(0, len(positions), _MOST)
-        parts = [self._walk.at(positions[first : first + _MOST]) for first in cuts]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+        return _join([self._walk.at(positions[first : first + _MOST]) for first in cuts])
 
     def _spans(self, start: int, length: int, distance: int) -> dict[int, Ints]:
         last = min(start + distance * (_AHEAD // length), self._walk.n - length + 1)
@@ -194,6 +192,13 @@ class WalkEpoch:
         """Row ranges that arrived before ``position`` and may be needed from there on."""
         check_span(position, position, self._walk.n)
         return self._walk.held(position)
+
+
+def _join(parts: list[Ints]) -> Ints:
+    """Concatenate vectors, of which most often there is one."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 def rows_at(epoch: Epoch, positions: Ints) -> Ints:

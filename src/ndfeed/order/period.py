@@ -48,12 +48,13 @@ class Period:
         self.rank[places] = np.arange(self.length) - np.repeat(ends - self.weights, self.weights)
         self._places = np.split(places, ends[:-1])
 
-    def list_sources(self, first: int, end: int) -> NDArray[np.uint16]:
-        """Return the sources at positions ``[first, end)``."""
-        start = first % self.length
-        stop = start + end - first
-        many = -(-stop // self.length)
-        return (self.which if many == 1 else np.tile(self.which, many))[start:stop]
+    def list_places(self, source: int, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the positions of rows ``[start, stop)`` of a source, counted from the first."""
+        places = self._places[source]
+        first, last = start // len(places), -(-stop // len(places))
+        begins = np.arange(first, last)[:, None] * self.length
+        found: NDArray[np.int64] = (begins + places).reshape(-1)
+        return found[start - first * len(places) : stop - first * len(places)]
 
     def count(self, source: int, position: int) -> int:
         """Return how many of the first ``position`` positions belong to a source."""

@@ -199,12 +199,13 @@ class MixtureWalk(ScatteredWalk):
     def _span(self, first: int, end: int) -> Ints:
         """Rows at consecutive positions, which are consecutive in every stream: half the work."""
         period = self.period
-        which = period.list_sources(first, end)
         out = np.empty(end - first, np.int64)
         for number, stream in enumerate(self.streams):
             span = period.count(number, first), period.count(number, end)
             if span[0] < span[1]:
-                out[np.flatnonzero(which == number)] = stream.span(*span)
+                places = period.list_places(number, *span)
+                places -= first
+                out[places] = stream.span(*span)
         return out
 
 
