@@ -2,8 +2,6 @@
 
 import dataclasses
 import os
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -214,48 +212,3 @@ def test_cores_are_shared_among_ranks(monkeypatch):
         found.append(platform_calls.share_of_cores())
 
     assert found == [16, 16, 4, 3, 1, 16]
-
-
-@pytest.mark.skipif(not can.place_maps, reason="Linux on 64-bit x86 and ARM only")
-class TestPlacedMaps:
-    @given(step=st.integers(1, 20_000), turns=st.integers(0, 20_000), size=st.integers(1, 9000))
-    def test_a_map_is_where_it_should_be(self, tmp_path_factory, step, turns, size):
-        """At any remainder that a multiple of the page size can have."""
-        path = tmp_path_factory.mktemp("map") / "x"
-        path.write_bytes(data := bytes(i % 251 for i in range(size)))
-        remainder = turns * platform_calls.PAGE % step
-        with path.open("rb") as file:
-            found = np.frombuffer(platform_calls.map_whole(file.fileno(), (step, remainder)), "u1")
-
-        assert found.tobytes() == data
-        assert not found.flags.writeable
-        assert found.ctypes.data % step == remainder
-
-    def test_other_remainders_are_refused(self, file):
-        """Maps begin at pages: nothing may be shifted by less."""
-        with pytest.raises(ValueError, match="no page is at 1 modulo 4096"):
-            platform_calls.map_whole(file, (4096, 1))
-
-    def test_addresses_are_given_back(self, file):
-        """Of the file as well as those around it, once nobody sees the map any more."""
-        before = count_maps()
-        every = [platform_calls.map_whole(file, (3001, k)) for k in range(50)]
-        assert count_maps() > before + 50
-        del every
-
-        assert count_maps() <= before + 2
-
-    def test_a_program_with_few_addresses_maps_files_as_ever(self):
-        """Where a limit is set, none are reserved."""
-        code = (
-            "import resource; from ndfeed.files.platform_calls import can_place; "
-            "print(can_place(3000)); resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40)); "
-            "print(can_place(3000))"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert done.stdout.split() == ["True", "False"]
-
-
-def count_maps():
-    with open("/proc/self/maps") as maps:
-        return len(maps.readlines())

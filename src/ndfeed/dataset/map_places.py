@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ndfeed.dataset.column import Column, Group
-from ndfeed.files.maps import Maps, Places
-from ndfeed.files.platform_calls import PAGE, can_place
+from ndfeed.files.map_room import Places, can_place
+from ndfeed.files.maps import Maps
+from ndfeed.files.platform_calls import PAGE
 from ndfeed.index.table import Ints
 
 LARGE_ROW = 16 << 10  # bytes above which one copy per row is as fast as one call for all

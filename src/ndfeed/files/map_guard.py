@@ -46,7 +46,8 @@ from numpy.typing import NDArray
 from ndfeed.errors import SourceError
 from ndfeed.files import platform_calls
 from ndfeed.files.file import File, Identity, behind_name, is_same, status_of
-from ndfeed.files.platform_calls import Place, can, fcntl, map_whole
+from ndfeed.files.map_room import Room
+from ndfeed.files.platform_calls import can, fcntl, map_whole
 
 with contextlib.suppress(ImportError):  # an interpreter without libffi
     import ctypes  # NumPy has imported it already
@@ -169,17 +170,18 @@ class Unmappable(SourceError):
 
 
 class MappedFile:
-    """One mapped file, at an address of some remainder if that is asked for."""
+    """One mapped file, at its place in a room if there is one."""
 
     __slots__ = ("bytes", "expected", "file", "found", "leased", "number", "refused", "taken")
 
     def __init__(
-        self, number: int, file: File, expected: Identity, place: Place | None = None
+        self, number: int, file: File, expected: Identity, room: Room | None = None
     ) -> None:
         self.number = number
         self.file = file
         self.expected = expected
-        self.bytes: NDArray[np.uint8] = np.frombuffer(map_whole(file.fd, place), np.uint8)
+        found = map_whole(file.fd) if room is None else room.map(number, file.fd)
+        self.bytes: NDArray[np.uint8] = np.frombuffer(found, np.uint8)
         self.leased = False
         self.refused = not can.lease  # this file cannot be leased
         self.taken = False  # a writer has had the file since it was mapped

@@ -31,7 +31,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,8 @@ from ndfeed.files import map_guard
 from ndfeed.files.file import File, Identity, changed
 from ndfeed.files.map_guard import MappedFile, acquire_until, keeper
 from ndfeed.files.map_guard import Unmappable as Unmappable
-from ndfeed.files.platform_calls import Place, can, elapsed
+from ndfeed.files.map_room import Places, Room
+from ndfeed.files.platform_calls import can, elapsed
 
 T = TypeVar("T")
 Records = tuple[int, NDArray[np.void]]  # and the address of the first
@@ -54,6 +55,7 @@ _IDLE_LOOKS = 4
 _WRITTEN = "opened for writing since it was indexed"
 _AGAIN = "open the dataset again"
 _MOST_MAPS = 16_384  # a quarter of Linux's default vm.max_map_count
+_MOST_PLACED = _MOST_MAPS // 2  # what is reserved between two files counts as well
 
 
 class Files(Protocol):
@@ -71,17 +73,6 @@ class Files(Protocol):
     def expected(self, file: int, /) -> Identity:
         """Return its identity when it was indexed."""
         ...
-
-
-class Places(NamedTuple):
-    """Addresses of maps: that of each file has its ``remainder`` modulo ``step``."""
-
-    step: int
-    remainder: NDArray[np.int64]
-
-    def of(self, file: int) -> Place:
-        """Return what one file's address should have."""
-        return self.step, int(self.remainder[file])
 
 
 class _Span:
@@ -106,13 +97,14 @@ class Maps:
     def __init__(self, files: Files, *, guarded: bool = True, places: Places | None = None) -> None:
         if guarded and not (can.lease or can.catch_sigbus or can.maps_keep_size):
             raise SourceError(files.path(0), "cannot be mapped without a guard against writers")
-        cost = files.files * (1 if can.untracked_maps or places else 2)
+        self._room = None if places is None else _reserve(files, places)
+        self.places = None if self._room is None else places
+        cost = files.files * (1 if can.untracked_maps or self._room else 2)
         if files.files > _MOST_MAPS or not keeper.reserve(cost):
             raise SourceError(files.path(0), "too many files to map them all")
         self.address = np.zeros(files.files, np.int64)
         self._ready = np.zeros(files.files, bool)  # mapped, and guarded if necessary
         self._complete = False  # are all files ready?
-        self.places = places
         self._files = files
         self._guarded = guarded
         self._maps: list[MappedFile | None] = [None] * files.files
@@ -151,13 +143,19 @@ class Maps:
         found = self._records.get((size, step, remainder))
         if found is None:
             with self._lock:  # otherwise a file mapped meanwhile would be left out forever
-                used = np.flatnonzero(self.address)
-                low = int(self.address[used].min())
+                low, high = self._find_range()
                 low += (remainder - low) % step
-                high = max(int(self.address[i]) + len(self.bytes(i)) for i in used.tolist())
                 span = np.asarray(_Span(low, high - low, size, step))
                 found = self._records[size, step, remainder] = low, span
         return found
+
+    def _find_range(self) -> tuple[int, int]:
+        """Return the addresses between which all files are that are mapped."""
+        if self._room is not None:
+            return self._room.start, self._room.stop
+        used = np.flatnonzero(self.address).tolist()
+        ends = [int(self.address[i]) + len(self.bytes(i)) for i in used]
+        return int(self.address[used].min()), max(ends)
 
     def read(self, files: int | NDArray[np.int64], copy: Callable[..., T], *args: Any) -> T:
         """Call ``copy(*args)``, which may read the bytes of ``files`` but must not keep a view.
@@ -264,12 +262,15 @@ class Maps:
             one, self._maps[number], self.address[number] = self._maps[number], None, 0
             if one is not None:
                 one.file.close()
+            if self._room is not None:
+                del one
+                self._room.clear(number)
 
     def _open(self, number: int) -> MappedFile:
         path, expected = self._files.path(number), self._files.expected(number)
         file = _open_file(path, expected if self._guarded else None)
         try:
-            one = MappedFile(number, file, expected, self.places and self.places.of(number))
+            one = MappedFile(number, file, expected, self._room)
             self.address[number] = start = one.bytes.__array_interface__["data"][0]
             if self._guarded:
                 map_guard.watch(one.bytes, start, self._lost, number)
@@ -347,6 +348,16 @@ class Maps:
         finally:
             self._closing = False
             self._giving_up.release()
+
+
+def _reserve(files: Files, places: Places) -> Room | None:
+    """Reserve addresses for all files; nothing if there are too few or too many files."""
+    if files.files > _MOST_PLACED:
+        return None
+    try:
+        return Room([files.expected(number).size for number in range(files.files)], places)
+    except OSError:
+        return None
 
 
 def _open_file(path: bytes, expected: Identity | None) -> File:

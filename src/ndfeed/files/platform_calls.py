@@ -6,9 +6,7 @@ off, only slower; the tests switch them off one by one.
 Prefetching into the page cache is a hint: without it, reading works as before.
 """
 
-import errno
 import functools
-import math
 import mmap
 import os
 import sys
@@ -26,7 +24,7 @@ from ndfeed.files import limits
 
 try:
     import fcntl as fcntl
-    import resource
+    import resource as resource
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
     resource = None  # type: ignore[assignment]
@@ -42,9 +40,6 @@ _DEFAULT_FILES = 1024
 # Allocations of at least this size check whether the memory is available.
 LARGE = 32 << 20
 PAGE = mmap.PAGESIZE
-_NOT_RESERVED = 0x2 | 0x20 | 0x4000  # MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE
-_SHARED_FIXED = 0x1 | 0x10  # MAP_SHARED | MAP_FIXED
-_MOST_ROOM = 64 << 20  # bytes of addresses for a file, besides its own
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
 _MOST_KEPT = 32 << 20  # bytes that a process keeps for its next arrays
 _FREED = 8 << 20  # bytes of an array that a program may well have freed before
@@ -140,46 +135,11 @@ def _read_one(fd: int, buffer: memoryview, start: int) -> int:
     return done
 
 
-Place = tuple[int, int]  # the step and the remainder of an address
-
-
-def map_whole(fd: int, place: Place | None = None) -> "mmap.mmap | memoryview":
-    """Map the file read-only, at an address that has some remainder if that is asked for.
-
-    From Python 3.13 on the map keeps no descriptor.
-    """
-    if place is not None:
-        return _map_at(fd, *place)
+def map_whole(fd: int) -> mmap.mmap:
+    """Map the file read-only. From Python 3.13 on the map keeps no descriptor."""
     if sys.version_info >= (3, 13) and can.untracked_maps and sys.platform != "win32":
         return mmap.mmap(fd, 0, prot=mmap.PROT_READ, trackfd=False)
     return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-
-
-def can_place(step: int) -> bool:
-    """Can maps begin at addresses of any remainder modulo ``step`` that pages can have?"""
-    if not can.place_maps or _pages_between(step) * PAGE > _MOST_ROOM:
-        return False
-    return resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
-
-
-def _pages_between(step: int) -> int:
-    """Return how many pages lie between two whose addresses have the same remainder."""
-    return step // math.gcd(step, PAGE)
-
-
-def _map_at(fd: int, step: int, remainder: int) -> memoryview:
-    size, between = os.fstat(fd).st_size, _pages_between(step)
-    # Addresses that nobody else gets, until the last view of them is gone.
-    room = mmap.mmap(-1, size + between * PAGE, _NOT_RESERVED, mmap.PROT_READ)
-    start: int = np.frombuffer(room, np.uint8).__array_interface__["data"][0]
-    common = math.gcd(step, PAGE)
-    if (remainder - start) % common:
-        raise ValueError(f"no page is at {remainder} modulo {step}")
-    pages = (remainder - start) // common * pow(PAGE // common, -1, between) % between
-    skipped = pages * PAGE
-    if find_mmap()(start + skipped, size, mmap.PROT_READ, _SHARED_FIXED, fd, 0) == -1:
-        raise OSError(errno.ENOMEM, "cannot be mapped where it should be")
-    return memoryview(room)[skipped : skipped + size]
 
 
 @functools.cache
