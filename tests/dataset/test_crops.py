@@ -426,6 +426,26 @@ def test_random_crops_of_sums_and_mixtures_are_drawn(two_kinds, mixed):
     same_batches(made[1 : len(made) // 2], rest)
 
 
+@pytest.mark.parametrize("files_first", [True, False])
+def test_crops_of_files_and_rows_together(tmp_path, files_first):
+    """Arrays of one sample have no axis for rows, those of many have one."""
+    rng = np.random.default_rng(0)
+    images, stacked = rng.integers(0, 255, (3, 6, 7)), rng.integers(0, 255, (4, 6, 7))
+    (tmp_path / "each").mkdir()
+    for i, image in enumerate(images):
+        np.savez(tmp_path / "each" / f"{i}.npz", image=image)
+    np.savez(tmp_path / "stacked.npz", image=stacked)
+    each = ndfeed.open(tmp_path / "each", sample="file"), images
+    rows = ndfeed.open(tmp_path / "stacked.npz"), stacked
+    (first, one), (second, two) = (each, rows) if files_first else (rows, each)
+    cases = np.concatenate([one, two])
+
+    found = (first + second).crops({"image": (3, 3)}, grid=1)[:]
+    assert len(found["case"]) == 7 * 9
+    for crop, case, (y, x) in zip(found["image"], found["case"], found["corner"], strict=True):
+        np.testing.assert_array_equal(crop, cases[case][y : y + 3, x : x + 3])
+
+
 def test_places_of_sums_are_those_of_each(two_kinds, tmp_path):
     """Cases are numbered in each dataset; packs, maps and copies in memory have them, too."""
     random, chosen, _ = two_kinds

@@ -21,7 +21,7 @@ from ndfeed.dataset.column import Column, Field, Group, Place, columns_of, has_c
 from ndfeed.dataset.crop_options import Spec
 from ndfeed.dataset.crop_places import CASE, CORNER, make_places
 from ndfeed.dataset.origins import Origin
-from ndfeed.dataset.overlapping import Overlap, axes_of, cuts_of, overlay, row_step
+from ndfeed.dataset.overlapping import Overlap, cuts_of, overlay, row_step, sample_axes_of
 from ndfeed.dataset.remake import Change, not_growing, remade_by, remake
 from ndfeed.dataset.row_selection import Draw, Drawn, Rows, Runs, find_used, freeze, select_rows
 from ndfeed.dataset.windows import Stack
@@ -242,14 +242,9 @@ def _overlap(
             f"field {column.field.name!r} has samples that differ in their number of axes",
             remedy="leave it out with select()",
         )
-    lengths, steps = axes_of(column, part)
-    whole = column.whole[part]
-    row = np.where(whole, 0, steps[:, 0] if steps.shape[1] else 0)
+    lengths, steps, row = sample_axes_of(column, part, rank)
     start = place.row * row
     row = row * rows
-    # Without the axis of the rows, where there is one.
-    if lengths.shape[1] != rank:
-        lengths, steps = lengths[:, 1:], steps[:, 1:]
     cases = runs.cases[:, None]
     if box is None:
         counts = runs.places.prod(axis=1, keepdims=True)

@@ -56,6 +56,25 @@ def axes_of(column: Column, parts: Ints) -> tuple[Ints, Ints]:
     return lengths, steps
 
 
+def sample_axes_of(column: Column, parts: Ints, rank: int) -> tuple[Ints, Ints, Ints]:
+    """Return lengths and strides of the axes that samples have in some parts, and of their rows.
+
+    The last are 0 for parts that are a whole sample each. Samples have ``rank`` axes.
+    """
+    lengths, steps = (np.empty((len(parts), rank), np.int64) for _ in range(2))
+    row = np.zeros(len(parts), np.int64)
+    whole = column.whole[parts]
+    for at in (np.flatnonzero(whole), np.flatnonzero(~whole)):
+        if not len(at):
+            continue
+        some, own = axes_of(column, parts[at])
+        if some.shape[1] != rank:  # there is one for rows
+            row[at] = own[:, 0]
+            some, own = some[:, 1:], own[:, 1:]
+        lengths[at], steps[at] = some, own
+    return lengths, steps, row
+
+
 def cuts_of(group: Group) -> Ints:
     """Return the samples of a group before which its rows are interrupted, and the end."""
     if group.rows is None:
