@@ -47,6 +47,9 @@ class StandInStream:
     def _run(self):
         while True:
             work, *args = self._work.get()
+            if not self._driver.go.is_set():
+                self._driver.held.set()
+                self._driver.go.wait(30)
             if self._driver.lag:
                 time.sleep(self._driver.lag)
             try:
@@ -184,6 +187,9 @@ class StandIn:
 
     def __init__(self, lag=0.0, room=1 << 30):
         self.lag = lag
+        self.go = threading.Event()  # while it is not set, nothing begins
+        self.go.set()
+        self.held = threading.Event()  # something waits for that
         self.room = room  # bytes of device memory
         self.faults = []  # what went wrong on the device
         self.failed = False  # as after an error in a kernel of the consumer: it stays so

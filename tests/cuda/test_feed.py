@@ -183,14 +183,22 @@ def test_a_device_that_failed_leaves_the_files_to_others(tmp_path):
 def test_ctrl_c_while_a_loader_is_closed(tmp_path):
     """What the device has read is given up all the same."""
     ds = files(tmp_path, **SHAPES["large"])
-    loader = load(ds, 8, StandIn(0.2))
+    driver = StandIn()
+    driver.go.clear()
+    loader = load(ds, 8, driver)
     batches = iter(loader)
-    next(batches)
-    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+    assert driver.held.wait(30)  # the device has work, which closing waits for
+
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+        driver.go.set()
+
     with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.3, interrupt).start()
         loader.close()
     loader.close()
     assert reader_of(ds.groups[0]).maps.release(elapsed() + 10)
+    del batches
 
 
 @pytest.mark.parametrize(
