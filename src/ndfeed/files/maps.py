@@ -229,7 +229,7 @@ class Maps:
             one = self._maps[number]
             if one is not None:
                 one.look()
-                self._compare(one)
+                _compare(one, self._lost)
 
     def _map(self, files: list[int]) -> None:
         if self._guarded and can.lease:
@@ -250,7 +250,7 @@ class Maps:
 
     def _guard(self, one: MappedFile, caught: bool) -> None:
         one.lease()
-        self._compare(one)
+        _compare(one, self._lost)
         self.unleased |= not one.leased
         if not (one.leased or caught):
             raise Unmappable(one.file.path, "cannot be guarded against writers")
@@ -283,20 +283,6 @@ class Maps:
                 raise Unmappable(path, f"cannot be mapped: {error}") from None
             raise
         return one
-
-    def _compare(self, one: MappedFile) -> None:
-        """Refuse a file that may not be the one that was indexed; the keeper has its lease."""
-        path, expected = one.file.path, one.expected
-        if one.found is None:
-            found = one.identity()
-            if found == expected and not one.taken:
-                if one.number in self._lost:
-                    raise Unmappable(path, "a part of it could not be read")
-                return
-            if found == expected:
-                raise ChangedError(path, _WRITTEN, remedy=_AGAIN)
-            one.found = found  # a file that was replaced stays so
-        raise changed(path, expected, one.found)
 
     def tend(self) -> bool:
         """Give up what writers wait for, or all when idle; return whether any are left."""
@@ -367,6 +353,21 @@ def _open_file(path: bytes, expected: Identity | None) -> File:
         raise
     except SourceError as error:  # for example out of descriptors
         raise Unmappable(path, error.problem, remedy=error.remedy) from None
+
+
+def _compare(one: MappedFile, lost: list[int]) -> None:
+    """Refuse a file that may not be the one that was indexed; the keeper has its lease."""
+    path, expected = one.file.path, one.expected
+    if one.found is None:
+        found = one.identity()
+        if found == expected and not one.taken:
+            if one.number in lost:
+                raise Unmappable(path, "a part of it could not be read")
+            return
+        if found == expected:
+            raise ChangedError(path, _WRITTEN, remedy=_AGAIN)
+        one.found = found  # a file that was replaced stays so
+    raise changed(path, expected, one.found)
 
 
 def _close(maps: list[MappedFile | None], cost: int, generation: int) -> None:
