@@ -451,3 +451,43 @@ def test_processes_share_a_short_epoch(tmp_path):
 
     assert len(set(pids)) == 3
     assert max(map(pids.count, pids)) <= 40
+
+
+class Curriculum:
+    """A map that is told the epoch."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def __call__(self, batch):
+        time.sleep(0.005)
+        return in_process({"data": batch["data"] * 0 + self.epoch})
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_the_program_changes_is_found_in_the_next_epoch(tmp_path, known):
+    """As in threads. Processes go on if nothing has changed, and anything that matters is seen."""
+    function, pids = Curriculum(), []
+    if not known:
+        function.hidden = iter([1])
+    with ndfeed.loader(numbers(tmp_path, 40).map(function), 4, processes=2) as loader:
+        for function.epoch in (0, 0, 1, 1):
+            batches = list(loader)
+            pids.append({int(pid) for batch in batches for pid in batch["pid"]})
+            assert {int(x) for batch in batches for x in batch["data"]} == {function.epoch}
+
+    assert (pids[0] == pids[1]) == known
+    assert not pids[1] & pids[2]
+
+
+def test_a_process_that_was_replaced_is_no_reason_to_keep_the_others(tmp_path):
+    """It was forked later than these, and has what the program had at that time."""
+    function = Curriculum()
+    with ndfeed.loader(numbers(tmp_path, 400).map(function), 4, processes=2) as loader:
+        for batch in loader:
+            if not function.epoch:
+                function.epoch = 5
+                os.kill(int(batch["pid"][0]), signal.SIGKILL)
+        function.epoch = 0
+
+        assert {int(x) for batch in loader for x in batch["data"]} == {0}

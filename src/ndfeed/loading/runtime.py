@@ -187,7 +187,7 @@ class Runtime:
         return batches.count
 
     def _start_processes(self, processes: ProcessPool) -> None:
-        if processes.ready:
+        if processes.ready and (self._trial is not None or processes.keep_or_close()):
             return
         if processes.lean:
             start_in_background(processes)
