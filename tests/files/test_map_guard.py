@@ -3,6 +3,7 @@
 import gc
 import signal
 import sys
+import textwrap
 import threading
 import weakref
 
@@ -273,6 +274,23 @@ except ndfeed.ChangedError as error:
             file.truncate(100_000)
 
         assert "bytes then, 100000 now); open the dataset again" in finish(child)
+
+
+def test_where_no_thread_can_look_after_leases_files_are_read_by_position():
+    """Under a limit on processes: nobody would let a writer continue."""
+    code = """
+    mine = [one for one in psutil.process_iter(["num_threads", "uids"])
+            if one.info["uids"] and one.info["uids"].real == os.getuid()]
+    most = sum(one.info["num_threads"] for one in mine)
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+    ds = ndfeed.open(args[0], cache=False)
+    print(ds.read([3, 1, 2])["data"].tolist())
+    """
+    with folder_for_all() as folder:
+        np.save(folder / "x.npy", np.arange(10))
+        said = run("import psutil" + AS_NOBODY + textwrap.dedent(code), folder / "x.npy")
+
+    assert said == "[3, 1, 2]\n"
 
 
 FOREIGN = """

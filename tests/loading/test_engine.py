@@ -1,10 +1,13 @@
 """Delivery in order whatever is ready first, a bound on what is under way, and prompt ends."""
 
+import sys
+import textwrap
 import threading
 import time
 
+import numpy as np
 import pytest
-from children import run
+from children import AS_NOBODY, folder_for_all, run
 from loading.making import doubled, eventually, numbers, rows_of, threads
 
 import ndfeed
@@ -192,3 +195,27 @@ def test_a_pass_that_is_left_reads_nothing_more():
         thread.join(60)
 
     assert not source.made
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the threads of a user")
+@pytest.mark.parametrize("spare", [3, 5])
+def test_where_few_threads_may_be_started_these_do_the_work(spare):
+    """On shared machines and in containers: without one that looks after leases, if need be."""
+    code = f"""
+    mine = [one for one in psutil.process_iter(["num_threads", "uids"])
+            if one.info["uids"] and one.info["uids"].real == os.getuid()]
+    most = sum(one.info["num_threads"] for one in mine) + {spare}
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+    ds = ndfeed.open(args[0], sample="row", cache=False)
+    with ndfeed.loader(ds, 8, threads=8) as loader:
+        for _ in range(3):
+            found = np.concatenate([batch["data"] for batch in loader])
+            assert found.tolist() == list(range(200))
+    print("done")
+    """
+    with folder_for_all() as folder:
+        for i in range(2):
+            np.save(folder / f"{i}.npy", np.arange(100 * i, 100 * (i + 1)))
+        said = run("import psutil" + AS_NOBODY + textwrap.dedent(code), folder)
+
+    assert said == "done\n"

@@ -304,8 +304,8 @@ class Keeper:
         if generation == self.generation:
             self._returned.append((count, maps))
 
-    def keep(self, holder: Holder) -> None:
-        """Look after the leases of ``holder``."""
+    def keep(self, holder: Holder) -> bool:
+        """Look after the leases of ``holder``; return false where no thread can be started."""
         with self._lock:
             self._held.add(holder)
             # Not alive: it has ended, or an interrupt came before it could start.
@@ -314,7 +314,9 @@ class Keeper:
                 self._thread = threading.Thread(
                     target=self._look_after, args=(self._stop,), name="ndfeed-leases", daemon=True
                 )
-                self._thread.start()
+                with contextlib.suppress(RuntimeError):
+                    self._thread.start()
+            return self._thread.is_alive()
 
     def _look_after(self, stop: threading.Event) -> None:
         while not stop.wait(_LOOK_EVERY):

@@ -233,8 +233,9 @@ class Maps:
                 _compare(one, self._lost)
 
     def _map(self, files: list[int]) -> None:
-        if self._guarded and can.lease:
-            keeper.keep(self)  # before there is a lease: none may be unattended
+        # Before there is a lease: none may be unattended.
+        if self._guarded and can.lease and not keeper.keep(self):
+            raise Unmappable(self._files.path(files[0]), "no thread can be started to guard it")
         caught = not self._guarded or map_guard.ensure() or can.maps_keep_size
         with self._lock:
             new = [number for number in files if self._maps[number] is None]

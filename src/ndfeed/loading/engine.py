@@ -11,8 +11,7 @@ Guarantees:
 - Ctrl-C at any moment leaves no lock held, and no thread that ``stop`` would not end.
 
 There is no ``Condition`` here, since an interrupt could leave it locked (see
-``loading.uninterrupted``): a thread waits for a bell to ring and then checks for itself. An extra
-ring does no harm.
+``loading.uninterrupted``): a thread waits for a bell to ring and then checks for itself.
 
 The only lock is held while choosing work, never while working. Delivering a batch that is ready
 takes no lock, since updating the dict of slots is atomic. That is correct because each side first
@@ -205,10 +204,9 @@ class Engine:
             found = run.wait(number)
             self.waited += time.perf_counter() - began
         run.taken = number + count_batches(found)
-        if self._sleeping:
-            coming = self._next_run()
-            if coming is not None and self._has_room(coming):
-                self._threads.bell.ring()
+        coming = self._next_run() if self._sleeping else None
+        if coming is not None and self._has_room(coming):
+            self._threads.bell.ring()
         return found
 
     @property
@@ -272,14 +270,16 @@ class Engine:
                 self._threads = _Threads()
                 self.timings = [sum(self.timings, Timing())]
             threads = self._threads
-            for number in range(self._wanted):
-                if number not in threads.running:
-                    if number not in threads.timings:
-                        threads.timings[number] = Timing()
-                        self.timings.append(threads.timings[number])
-                    args = threads, number, threads.timings[number]
-                    thread = start_own_thread(f"ndfeed-{number}", self._work, *args)
-                    threads.running[number] = thread
+            for number in sorted(set(range(self._wanted)) - threads.running.keys()):
+                if number not in threads.timings:
+                    self.timings.append(threads.timings.setdefault(number, Timing()))
+                args = self._work, threads, number, threads.timings[number]
+                try:
+                    threads.running[number] = start_own_thread(f"ndfeed-{number}", *args)
+                except RuntimeError:
+                    if not threads.running:
+                        raise
+                    return  # no more may be started: those that run do the work
 
     def _has_room(self, run: _Run) -> bool:
         """May the next batches of the run be started?"""
