@@ -3,11 +3,12 @@
 import fcntl
 import os
 import signal
+import textwrap
 import time
 
 import numpy as np
 import pytest
-from children import names_in_shared_memory, run
+from children import AS_NOBODY, folder_for_all, names_in_shared_memory, run
 from loading.making import (
     LARGE,
     alive,
@@ -18,6 +19,7 @@ from loading.making import (
     large_rows,
     noisy,
     numbers,
+    one_per_file,
     ragged,
     rows_of,
     running,
@@ -491,3 +493,26 @@ def test_a_process_that_was_replaced_is_no_reason_to_keep_the_others(tmp_path):
         function.epoch = 0
 
         assert {int(x) for batch in loader for x in batch["data"]} == {0}
+
+
+@pytest.mark.parametrize("kind", ["npz", "deflated npz"])
+def test_a_program_that_nobody_may_look_into_makes_batches_in_threads(kind):
+    """As one is that has given up the rights of root: its memory cannot be found by others."""
+    code = """
+    import ctypes
+    ctypes.CDLL(None).prctl(4, 0)
+    ds = ndfeed.open(args[0], sample="file", cache=False)
+    for made in (ds, ds.map(lambda batch: {name: batch[name] + 1 for name in ("x", "y")})):
+        with ndfeed.loader(made, 8, processes=2) as loader:
+            for _ in range(2):
+                found = [int(y) for batch in loader for y in batch["y"]]
+            end = time.monotonic() + 60
+            while not loader.report().obstacle and time.monotonic() < end:
+                time.sleep(0.01)
+            print(found[0], found[-1], loader.report().processes, bool(loader.report().obstacle))
+    """
+    with folder_for_all() as folder:
+        one_per_file(folder / "x", kind, shape=(80, 80))
+        lines = run(AS_NOBODY + textwrap.dedent(code), folder / "x").splitlines()
+
+    assert lines == ["0 39 0 True", "1 40 0 True"]

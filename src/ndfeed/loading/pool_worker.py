@@ -20,7 +20,7 @@ from ndfeed.dataset.global_rng import renew_locks, seed_globals
 from ndfeed.dataset.in_memory import memories_of, with_memory
 from ndfeed.dataset.map_steps import Batch, SampleFailed, Step
 from ndfeed.dataset.row_selection import Rows
-from ndfeed.errors import Error, WorkerError
+from ndfeed.errors import Error, MissingError, WorkerError
 from ndfeed.files.file import File
 from ndfeed.files.shared_memory import Block, Handle, align, attach
 from ndfeed.files.worker_process import Message, Orphaned, Parent
@@ -52,6 +52,10 @@ class Task(NamedTuple):
     rows: Ints
     seeds: SampleSeeds | None
     batch: Batch | None = None
+
+
+class Detached(Exception):
+    """A process cannot reach the memory of the one that asks."""
 
 
 class Stream(NamedTuple):
@@ -200,7 +204,10 @@ class _Worker:
         """Return the memory of a handle; it stays mapped for a while, since blocks come again."""
         found = self._attached.pop(handle, None)
         if found is None:
-            found = attach(handle)
+            try:
+                found = attach(handle)
+            except MissingError:
+                raise Detached("worker processes may not open /proc/PID/fd of this one") from None
             while len(self._attached) >= _MOST_ATTACHED:
                 del self._attached[next(iter(self._attached))]
         self._attached[handle] = found

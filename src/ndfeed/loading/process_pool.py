@@ -22,7 +22,7 @@ from ndfeed.files.worker_process import Child, Died, Message, start_child
 from ndfeed.loading.batch_builder import running_maps
 from ndfeed.loading.buffer_pool import Bytes, discard
 from ndfeed.loading.map_snapshot import Snapshot, take_snapshot
-from ndfeed.loading.pool_worker import Job, serve
+from ndfeed.loading.pool_worker import Detached, Job, serve
 from ndfeed.loading.uninterrupted import uninterrupted
 
 Result = TypeVar("Result")
@@ -185,6 +185,9 @@ class ProcessPool:
         except Died:
             alive = False
             raise
+        except Detached as error:
+            self.abandon(f"{error}")
+            return None
         finally:
             self._return(process, alive)
 
@@ -267,11 +270,14 @@ def ask_into(
     The memory is not used again if the process could not be killed: it may still write there.
     """
     try:
-        return process.ask(question, patience)
+        answer = process.ask(question, patience)
     except Died as died:
         if died.status is None and memory is not None:
             discard(memory)
         raise
+    if answer[0] == "error" and isinstance(answer[1], Detached):
+        raise answer[1]
+    return answer
 
 
 def try_twice(
