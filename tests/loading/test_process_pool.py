@@ -482,6 +482,33 @@ def test_what_the_program_changes_is_found_in_the_next_epoch(tmp_path, known):
     assert not pids[1] & pids[2]
 
 
+@pytest.mark.parametrize("more", [0, 10 << 20])
+def test_lean_processes_find_what_the_program_has_changed(tmp_path, more):
+    """They are sent the function anew, however much there is of it."""
+    (tmp_path / "mine.py").write_text(
+        "import os\nclass Curriculum:\n    epoch = 0\n    def __call__(self, batch):\n"
+        "        return {'data': [(self.epoch, os.getpid()) for _ in batch['data']]}\n"
+    )
+    code = """
+    sys.path.insert(0, args[0])
+    sys.modules["jax"] = type(sys)("jax")  # beside which nothing is forked
+    import mine
+    function, pids = mine.Curriculum(), []
+    function.more = np.zeros(int(args[1]), np.uint8)
+    np.save(args[0] + "/x.npy", np.arange(40))
+    ds = ndfeed.open(args[0] + "/x.npy").map(function)
+    with ndfeed.loader(ds, 4, processes=1) as loader:
+        for function.epoch in (0, 0, 1):
+            found = {each for batch in loader for each in batch["data"]}
+            pids.append({pid for _, pid in found})
+            print({epoch for epoch, _ in found})
+    print(pids[0] == pids[1], pids[1] == pids[2], os.getpid() in pids[0] | pids[2])
+    """
+    said = run(code, tmp_path, str(more)).splitlines()
+
+    assert said == ["{0}", "{0}", "{1}", "True False False"]
+
+
 def test_a_process_that_was_replaced_is_no_reason_to_keep_the_others(tmp_path):
     """It was forked later than these, and has what the program had at that time."""
     function = Curriculum()

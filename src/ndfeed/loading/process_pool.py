@@ -9,6 +9,8 @@ Guarantees:
 """
 
 import _thread
+import contextlib
+import hashlib
 import heapq
 import threading
 from collections.abc import Callable
@@ -17,7 +19,7 @@ from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
 
 from ndfeed.errors import Error, WorkerError
-from ndfeed.files.process_server import Payload, Server, ServerError
+from ndfeed.files.process_server import Payload, Server, ServerError, encode
 from ndfeed.files.worker_process import Child, Died, Message, start_child
 from ndfeed.loading.batch_builder import running_maps
 from ndfeed.loading.buffer_pool import Bytes, discard
@@ -57,7 +59,7 @@ class ProcessPool:
         self.patience: float | None = None  # seconds that an answer may take, if limited
         self._job = job
         self._mapped = bool(job.ds.steps)
-        self._found: Snapshot | None = None  # what functions referred to when all were started
+        self._found: Snapshot | bytes | None = None  # what functions referred to when they started
         self._asked = choice.wanted
         # A function that would take memory of a GPU in every process is to fail instead.
         self._environment = {} if choice.wanted else _NO_GPU
@@ -93,17 +95,25 @@ class ProcessPool:
     def keep_or_close(self) -> bool:
         """Keep the processes if functions find there what they would find in new ones.
 
-        Return whether there are any. Forks are not kept if that is not known; lean ones are, since
-        starting them takes long and they have nothing of this process but the functions.
+        If that is not known they are closed. Return whether there are any.
         """
         if not self._mapped:
             return self.ready
-        now = take_snapshot(self._job.ds.steps)
-        known = now is not None and self._found is not None
-        kept = now == self._found if known else self.lean
+        now = self._look()
+        kept = now is not None and now == self._found
         if not kept:
             uninterrupted(self.close)
         return kept and self.ready
+
+    def _look(self) -> Snapshot | bytes | None:
+        """Return what functions refer to, so that it can be compared; ``None`` if unknown."""
+        steps = self._job.ds.steps
+        found = take_snapshot(steps)
+        if found is None and self.lean:  # what lean processes would be sent is all they have
+            with contextlib.suppress(ServerError):
+                text, pieces = encode(steps)
+                return b"".join(hashlib.blake2b(one).digest() for one in (text, *pieces))
+        return found
 
     def start(self) -> None:
         """Start what is missing, unless it was closed; ``problem`` says why that failed."""
@@ -124,7 +134,7 @@ class ProcessPool:
     def _try_starting(self) -> str:
         """Start what is missing, and return what went wrong."""
         if self._mapped and not self._all:
-            self._found = take_snapshot(self._job.ds.steps)
+            self._found = self._look()
         try:
             if self.lean and self._server is None and not self._closed:
                 server = Server(Payload(serve, self._job), self._environment)
