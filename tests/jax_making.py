@@ -115,15 +115,27 @@ def stand_in():
     return driver, driver.make_stream()
 
 
+class OfGPU:
+    """A device that says it is a GPU."""
+
+    platform = "gpu"
+
+
 class ToStandIn(ToDevices):
     """Takes the stand-in for a GPU."""
+
+    def find_device(self):
+        device = super().find_device()
+        return device and OfGPU()
 
     def __call__(self):
         chosen = not cuda_feed.why_not(self.ds, self.form, self.size)
         if (self.layout is None or self.layout.only) and self.room and chosen:
             committed = self.place is not None or self.layout is not None
             to = cuda_feed.To(*stand_in(), CPU, "stand-in", committed)
-            return cuda_feed.Direct(self.ds, self.form, to, self.size, self.layout)
+            return cuda_feed.Direct(
+                self.ds, self.form, to, self.size, self.layout, resident=self.resident
+            )
         to = To(self.layout, self.place and self.place.find(), jax.config.jax_default_device)
         return Away(self.form, to, "device", self.size, self.room)
 

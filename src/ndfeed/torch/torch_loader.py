@@ -15,8 +15,8 @@ from typing import Any, Self
 import torch
 from torch.utils.data import SequentialSampler
 
+from ndfeed.cuda.feed import check_resident
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.row_selection import Drawn
 from ndfeed.dataset.sampling import SETTLE, Missing
 from ndfeed.loading import loader as arrays
 from ndfeed.loading.adapter import Adapter
@@ -82,16 +82,7 @@ def adapter_for(
             "use device=None and move the tensors with .to()"
         )
     if resident:
-        if ds.steps or form.ragged:
-            raise ValueError(
-                "resident=True holds samples as they are stored, all of one shape; leave out "
-                "map() and ragged fields, or resident"
-            )
-        if isinstance(ds.rows, Drawn):
-            raise ValueError(
-                "resident=True holds the same samples for all epochs, and random crops are drawn "
-                "in each; leave out resident, or cut crops with grid= or at="
-            )
+        check_resident(ds, ragged=form.ragged)
         check_fits(ds, device)
     return OnDevice(ds, device, form, resident)
 
