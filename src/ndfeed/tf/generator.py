@@ -150,8 +150,11 @@ class Generator:
     def are_full(self) -> bool:
         """Are all batches full, those of the epoch in progress and of the next ones?"""
         state = self.state
-        rest = state is None or self._loaders.of(state.epoch).cuts.are_full(state.samples)
-        return rest and self.loader.cuts.are_full(0)
+        if state is not None:
+            cuts = self._loaders.of(state.epoch).cuts
+            if not cuts.are_full(state.samples, state.epoch):
+                return False
+        return self.loader.cuts.are_always_full
 
     def refresh(self, missing: Missing, settle: float) -> int:
         """Let the epochs that come have the files there are now; return how many are new."""
