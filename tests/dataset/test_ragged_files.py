@@ -301,6 +301,17 @@ def test_arguments_that_do_not_go_with_offsets(saved):
         ndfeed.open("tokens.npy", offsets="scalar.npy")
 
 
+@pytest.mark.parametrize("mapped", [True, False])
+def test_no_sample_at_all(saved, mapped):
+    """A condition may leave none: that is no damage."""
+    ds = ndfeed.open("tokens.npy", offsets="offsets.npy", mapped=mapped).take([])
+
+    assert "0 samples, 0 B" in repr(ds)
+    assert ds[:]["data"] == []
+    assert ds.lengths("data").tolist() == []
+    assert list(ndfeed.loader(ds + ds, 2)) == []
+
+
 def test_a_changed_file_of_offsets_is_noticed(saved):
     """As any other file that was written to since it was opened."""
     ds = ndfeed.open("tokens.npy", offsets="offsets.npy")
