@@ -22,8 +22,17 @@ from ndfeed.dataset.crop_options import Spec
 from ndfeed.dataset.crop_places import CASE, CORNER, make_places
 from ndfeed.dataset.origins import Origin
 from ndfeed.dataset.overlapping import Overlap, cuts_of, overlay, row_step, sample_axes_of
-from ndfeed.dataset.remake import Change, not_growing, remade_by, remake
-from ndfeed.dataset.row_selection import Draw, Drawn, Rows, Runs, find_used, freeze, select_rows
+from ndfeed.dataset.remake import Change, not_growing, remade_by, remake, repeatable
+from ndfeed.dataset.row_selection import (
+    Draw,
+    Drawn,
+    Rows,
+    Runs,
+    compose,
+    find_used,
+    freeze,
+    select_rows,
+)
 from ndfeed.dataset.windows import Stack
 from ndfeed.errors import FieldError, SchemaError
 from ndfeed.formats.description import INLINE
@@ -44,6 +53,8 @@ def _make_again(change: Change, ds: "Dataset", spec: Spec) -> "Dataset":
 def make_crops(ds: "Dataset", spec: Spec) -> "Dataset":
     """Return crops of the samples of a dataset."""
     _check_stored(ds, spec)
+    if spec.place and isinstance(ds.rows, np.ndarray) and len(np.unique(ds.rows)) < len(ds):
+        ds = _number_apart(ds)
     runs = _find_runs(ds, spec)
     groups = _make_groups(ds.groups, spec, runs)
     names = ds.names
@@ -63,6 +74,20 @@ def make_crops(ds: "Dataset", spec: Spec) -> "Dataset":
         names=names,
         identity=identity.hexdigest()[:16],
         origins=tuple(_origin(origin, runs) for origin in ds.all_origins()),
+    )
+
+
+@repeatable
+def _number_apart(ds: "Dataset") -> "Dataset":
+    """Return the same samples, in which those that were taken twice have two numbers."""
+    return ds.view(
+        _number_apart,
+        groups=tuple(
+            replace(group, rows=compose(group.rows, freeze(ds.rows))) for group in ds.groups
+        ),
+        rows=None,
+        identity=ds.fingerprint,
+        origins=tuple(origin.choose(ds.rows) for origin in ds.all_origins()),
     )
 
 
