@@ -397,6 +397,16 @@ def test_read_into_behind_a_map(ds, data):
     np.testing.assert_array_equal(out, data[[4, 2]] * 2)
 
 
+def test_read_into_text_behind_a_map():
+    """Of the width of the batch, whatever that of its first sample."""
+    ds = ndfeed.open({"n": np.arange(3)})
+    texts = np.array(["a", "long", "b"])
+    out = {"text": np.empty(2, "<U4")}
+    ds.map(lambda batch: {"text": texts[batch["n"]]}).read_into([0, 1], out)
+
+    assert out["text"].tolist() == ["a", "long"]
+
+
 def test_a_map_must_keep_the_samples_apart(ds):
     """A value for all of them together cannot be shuffled, split or batched."""
     with pytest.raises(ValueError, match=r"must return a value for each of 2 samples; 's' has one"):

@@ -221,6 +221,8 @@ def fields_of(batch: Batch) -> dict[str, Field]:
 
 
 def _field_of(name: str, values: Sequence[Any]) -> Field:
+    if isinstance(values, np.ndarray):
+        return Field(name, values.dtype, values.shape[1:], values.dtype.str)
     first = np.asarray(values[0])
     shape = (None,) * first.ndim if isinstance(values, list) else first.shape
     return Field(name, first.dtype, shape, first.dtype.str)
