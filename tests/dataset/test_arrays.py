@@ -162,6 +162,11 @@ BAD = {
         TypeError,
         "cannot be read as an array",
     ),
+    "masked values": (
+        lambda: ndfeed.open({"x": np.ma.array([1, 2], mask=[False, True])}),
+        TypeError,
+        r"'x': masked values are no numbers; pass array\.filled",
+    ),
     "a device": (
         lambda: ndfeed.open({"x": DLPackOnly(np.zeros(3), device=2)}),
         TypeError,
