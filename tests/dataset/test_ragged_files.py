@@ -246,6 +246,18 @@ def test_wrong_ends_are_refused_when_opened(saved, case):
             ndfeed.open("tokens.npy", offsets=offsets)
 
 
+def test_offsets_of_several_dtypes_are_opened_as_one(saved):
+    """The error says where: dtype= beside the values would convert these."""
+    for i, dtype in enumerate(("i4", "i8")):
+        np.save(f"part{i}.npy", VALUES)
+        np.save(f"ends{i}.npy", OFFSETS.astype(dtype))
+
+    with pytest.raises(ndfeed.SchemaError, match=r"dtype=\{'data': 'int32'\}, in offsets=ndfeed\.open"):
+        ndfeed.open("part?.npy", offsets="ends?.npy")
+    ends = ndfeed.open("ends?.npy", sample="row", dtype={"data": "int32"})
+    same_in_any_order(ndfeed.open("part?.npy", offsets=ends), EXPECTED * 2)
+
+
 @pytest.mark.parametrize("wrong", [10**6, -5, 2**62, -(2**63)])
 def test_offsets_that_go_back_are_refused_when_read(saved, wrong):
     """A file may have 10⁸ of them: each is checked when it is used, and nothing else is read."""
