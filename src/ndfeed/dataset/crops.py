@@ -313,7 +313,7 @@ def _chosen(ds: "Dataset", given: Ints, runs: Runs) -> Ints:
         at = int(np.flatnonzero(bad)[0])
         raise IndexError(
             f"at= has corner {given[at, 1:].tolist()} in case {case[at]}, where corners must be "
-            f"below {places[at].tolist()}"
+            f"at least 0 and below {places[at].tolist()}"
         )
     code = np.zeros(len(case), np.int64)
     for axis in range(places.shape[1]):
