@@ -113,6 +113,18 @@ def test_maps_see_the_names_that_they_were_written_for(tmp_path):
     assert later[:]["t"].tolist() == [0, 0, 0, 0]
 
 
+def test_sums_of_several_shapes_are_known_in_a_dict(tmp_path):
+    """One sample of each side is tried, as for the sum alone: a loader needs to know."""
+    np.save(tmp_path / "x.npy", np.arange(24).reshape(8, 3))
+    ds = ndfeed.open(tmp_path / "x.npy")
+    both = ds.map(lambda batch: {"x": batch["data"]}) + ds.map(lambda b: {"x": b["data"][:, :2]})
+    made = ndfeed.open({"p": both, "q": np.arange(16), "r": both})
+
+    assert made.fields["p"].shape == made.fields["r"].shape == (None,)
+    (batch,) = ndfeed.loader(made, 16, ragged="packed", fields=("p", "p_offsets"))
+    assert batch[1].tolist() == [*range(0, 25, 3), *range(26, 41, 2)]
+
+
 def jitter(batch, rng):
     return {"noise": rng.random(len(batch["x"]))}
 

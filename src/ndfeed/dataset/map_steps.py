@@ -381,14 +381,6 @@ def hidden(name: str, known: Collection[str]) -> str:
     return next(n for i in count() if (n := f"{_HIDDEN}{i}/{name}") not in known)
 
 
-def route_field(steps: Sequence[Step]) -> str | None:
-    """Return the stored field that says which dataset a sample is from, if steps depend on it."""
-    first = steps[0] if steps else None
-    if isinstance(first, Beside):
-        return route_field(first.steps)
-    return first.field if isinstance(first, Routed) else None
-
-
 def all_maps(steps: Sequence[Step]) -> Iterator[Map]:
     """Yield the functions among the steps, including those for only some samples."""
     for step in steps:
