@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ndfeed.dataset.choosing import check_unmixed
+from ndfeed.dataset.choosing import check_unmixed, check_unnumbered
 from ndfeed.dataset.column import Column, Field, Group, Place, columns_of, has_crops
 from ndfeed.dataset.crop_options import Spec
 from ndfeed.dataset.crop_places import CASE, CORNER, make_places
@@ -53,7 +53,10 @@ def _make_again(change: Change, ds: "Dataset", spec: Spec) -> "Dataset":
 def make_crops(ds: "Dataset", spec: Spec) -> "Dataset":
     """Return crops of the samples of a dataset."""
     _check_stored(ds, spec)
-    if spec.place and isinstance(ds.rows, np.ndarray) and len(np.unique(ds.rows)) < len(ds):
+    twice = isinstance(ds.rows, np.ndarray) and len(np.unique(ds.rows)) < len(ds)
+    if twice or spec.at is not None:  # their files are listed in another order
+        check_unnumbered(ds, "crops(at=…)" if spec.at else "crops() of samples taken twice")
+    if twice and spec.place:
         ds = _number_apart(ds)
     runs = _find_runs(ds, spec)
     groups = _make_groups(ds.groups, spec, runs)
