@@ -116,7 +116,8 @@ def _find_coded(column: Column, several: NDArray[np.bool_]) -> NDArray[np.bool_]
 def _count_together(group: Group) -> NDArray[np.float64]:
     """Per part: how many samples are in its streams, in this part or in others."""
     number = np.cumsum(first_of_streams(group)) - 1
-    return np.bincount(number, np.diff(group.starts))[number]
+    found: NDArray[np.float64] = np.bincount(number, np.diff(group.starts))[number]
+    return found
 
 
 def first_of_streams(group: Group) -> NDArray[np.bool_]:
