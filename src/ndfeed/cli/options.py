@@ -105,10 +105,10 @@ def make_opener(
         if by is not None:
             raise typer.BadParameter("--by is for --windows")
         return opener
-    length, *stride = parse_shape(windows)
-    if len(stride) > 1:
+    given = parse_shape(windows)
+    if len(given) not in (1, 2):
         raise typer.BadParameter(f"--windows takes a length and a stride, got {windows!r}")
-    step = stride[0] if stride else 1
+    length, step = (*given, 1)[:2]
     return lambda source, **options: opener(source, **options).windows(length, stride=step, by=by)
 
 

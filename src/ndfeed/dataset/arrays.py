@@ -64,8 +64,12 @@ def as_array(source: Any, name: str) -> Array:  # noqa: ANN401 - of any library
             f"{name} must be an array in memory or a path, got an np.memmap; pass the path of the "
             "file, which is then read in place, or np.array(memmap) to copy it"
         )
+    if np.ma.is_masked(source):
+        raise TypeError(f"{name}: masked values are no numbers; pass array.filled(number)")
     try:
         found = source if isinstance(source, np.ndarray) else _convert(source, name)
+        if isinstance(found, np.ndarray) and found.dtype.hasobject:
+            raise ValueError(f"{type(source).__name__} is no number")
         kind = found.type if isinstance(found, Array) else named(found.dtype)
     except (RuntimeError, ValueError) as error:
         raise TypeError(f"{name} cannot be read as an array: {error}") from None

@@ -94,6 +94,7 @@ def prefix_fields(ds: Dataset, prefix: str) -> Dataset:
         steps=steps,
         why=ds.why,
         names=tuple(names.values()),
+        identity=ds.fingerprint if ds._identity else "",
         origins=tuple(one.choose(ds.rows) for one in ds._origins),
         skipped=ds._skipped,
         classes=rename_classes(ds.classes, shown),

@@ -221,6 +221,8 @@ def fields_of(batch: Batch) -> dict[str, Field]:
 
 
 def _field_of(name: str, values: Sequence[Any]) -> Field:
+    if isinstance(values, np.ndarray):
+        return Field(name, values.dtype, values.shape[1:], values.dtype.str)
     first = np.asarray(values[0])
     shape = (None,) * first.ndim if isinstance(values, list) else first.shape
     return Field(name, first.dtype, shape, first.dtype.str)
@@ -377,14 +379,6 @@ def is_hidden(name: str) -> bool:
 def hidden(name: str, known: Collection[str]) -> str:
     """Return a name for such a field that is not known yet."""
     return next(n for i in count() if (n := f"{_HIDDEN}{i}/{name}") not in known)
-
-
-def route_field(steps: Sequence[Step]) -> str | None:
-    """Return the stored field that says which dataset a sample is from, if steps depend on it."""
-    first = steps[0] if steps else None
-    if isinstance(first, Beside):
-        return route_field(first.steps)
-    return first.field if isinstance(first, Routed) else None
 
 
 def all_maps(steps: Sequence[Step]) -> Iterator[Map]:

@@ -73,6 +73,9 @@ def _spell(one: object, here: bytes | None = None) -> bytes:
     else:
         numbers = isinstance(one, Sequence | int | float | np.number)
         hint = "; np.asarray(list) makes a source of numbers" if numbers else ""
+        if hasattr(one, "__array__") and np.ndim(one):
+            hint = "; np.stack(list) makes a source of arrays of one shape, np.concatenate(list) "
+            hint += "with offsets= one of arrays that differ in length"
         raise TypeError(
             f"a source must be a path or a list of paths, got {type(one).__name__} in it{hint}"
         )
