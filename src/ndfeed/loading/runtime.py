@@ -178,6 +178,8 @@ class Runtime:
         self._size, self._padding = batches.size, batches.padding
         self._sent.clear()
         if self._processes is not None and (self._trial is None or self._trial.uses_processes):
+            if self._trial is None and self._ds.steps:
+                self._processes.keep_or_close()
             self._start_processes(self._processes)
         self._engine.begin(batches)
         if self._continues:
