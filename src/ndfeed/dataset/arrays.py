@@ -14,8 +14,6 @@ from ndfeed.dataset.column import Field
 from ndfeed.dataset.in_memory import Held, Room, hold
 from ndfeed.formats.dtypes import EXTENDED, delivered, named
 
-WHY = "an array in memory"
-
 _HOST = 1, 3, 11  # devices in DLPack: memory of this machine, also pinned for CUDA or ROCm
 _BITS = {1: "uint8", 2: "int16", 4: "int32"}
 

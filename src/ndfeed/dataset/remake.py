@@ -20,8 +20,7 @@ Change = Callable[[Opened], Opened]
 Way = Callable[..., Any]
 
 _WAYS: dict[Callable[..., Any], Way] = {}
-_FIXED: dict[Callable[..., Any], tuple[str, str]] = {}
-_REMEDY = "refresh the dataset of the files first, then make the view again"
+_FIXED: dict[Callable[..., Any], str] = {}
 
 
 def repeatable(function: F) -> F:
@@ -44,11 +43,11 @@ def remade_by(way: Way) -> Callable[[F], F]:
     return declare
 
 
-def fixed(what: str, remedy: str = _REMEDY) -> Callable[[F], F]:
+def fixed(what: str) -> Callable[[F], F]:
     """Declare that what a function makes cannot follow its files; ``what`` is its name."""
 
     def declare(function: F) -> F:
-        _FIXED[function] = what, remedy
+        _FIXED[function] = what
         return function
 
     return declare
@@ -66,7 +65,7 @@ def remake(ds: S, change: Change) -> S:
     function, args = ds._made
     way = _WAYS.get(function)
     if way is None:
-        raise not_growing(*_FIXED.get(function, ("this view",)))
+        raise not_growing(_FIXED.get(function, "this view"))
     made: S = way(change, *args)
     return made
 
@@ -83,10 +82,11 @@ def once(change: Change) -> Change:
     return change_once
 
 
-def not_growing(what: str, remedy: str = _REMEDY) -> ValueError:
+def not_growing(what: str) -> ValueError:
     """Return the error for a view that cannot follow its files."""
     return ValueError(
-        f"a dataset cannot grow after {what}, which is fixed when it is made; {remedy}"
+        f"a dataset cannot grow after {what}, which is fixed when it is made; refresh the dataset "
+        "of the files first, then make the view again"
     )
 
 
