@@ -177,9 +177,7 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Tens
     adapt = partial(TfAdapter, piece, joint, held)
     passes = Generator(Loader(request, adapt), epochs, state)
     policy = auto_shard(shard is not None or context is not None)
-    # All batches may be full, though those of an epoch in which samples are skipped are not.
-    whole = on_error == "raise"
-    return Batches(passes, partial(_make, passes, ragged, size, policy, joint=joint, whole=whole))
+    return Batches(passes, partial(_make, passes, ragged, size, policy, joint=joint))
 
 
 def _make(
@@ -189,11 +187,11 @@ def _make(
     policy: tf.data.experimental.AutoShardPolicy,
     *,
     joint: bool,
-    whole: bool,
 ) -> Made:
-    """Make a dataset of passes, as TensorFlow has to know them now."""
+    """Make a dataset of the passes, with what TensorFlow has to know of them now."""
     request = passes.loader.request
-    full = whole and passes.are_full()
+    # Where samples are skipped, any batch may be short.
+    full = request.options.on_error == "raise" and passes.are_full()
     form = BatchFormat(request.ds, request.options, ragged, size, full=full, joint=joint)
     count = passes.most = passes.count()
     source = GeneratorSource(passes, form, count)
