@@ -111,7 +111,7 @@ def bench(
     """
     opened = make_opener(dtype, shape, tail, fields, windows, by)
     picture = None if plot is None else chart.check(plot)
-    mapped = None if function is None else import_function(function)
+    mapped = None if function is None else _import_function(function)
     ds = _open(path, sample, opened)
     options = {
         "--sample": sample,
@@ -150,7 +150,7 @@ def _check_options(case: Case) -> None:
         replace(case, function=None).loader(case.ds)
 
 
-def import_function(name: str) -> Function:
+def _import_function(name: str) -> Function:
     """Import ``module:name``; modules of the current folder are found."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:

@@ -69,10 +69,10 @@ def as_array(source: Any, name: str) -> Array:  # noqa: ANN401 - of any library
         raise TypeError(f"{name} cannot be read as an array: {error}") from None
     values = found.values if isinstance(found, Array) else found
     native = delivered(kind)
-    return Array(values if values.dtype == native else values.astype(native), native_name(kind))
+    return Array(values if values.dtype == native else values.astype(native), _native_name(kind))
 
 
-def native_name(kind: str) -> str:
+def _native_name(kind: str) -> str:
     """Return the name of a type in the byte order of this machine."""
     return kind if kind in EXTENDED else delivered(kind).str
 

@@ -27,7 +27,7 @@ def repeatable(function: F) -> F:
     """Declare that ``function`` makes the same kind of dataset of any files."""
 
     def repeat(change: Change, *args: object) -> object:
-        return function(*(replace_files(one, change) for one in args))
+        return function(*(_replace_files(one, change) for one in args))
 
     _WAYS[function] = repeat
     return function
@@ -53,7 +53,7 @@ def fixed(what: str) -> Callable[[F], F]:
     return declare
 
 
-def replace_files(one: object, change: Change) -> Any:  # noqa: ANN401 - the same kind of object
+def _replace_files(one: object, change: Change) -> Any:  # noqa: ANN401 - the same kind of object
     """Return an argument with its files changed, if it has any."""
     if isinstance(one, Opened):
         return change(one)

@@ -198,10 +198,10 @@ def sample_kind(ds: "Dataset") -> str:
         return "both" if kinds else "none"
     if False in kinds:
         return "range" if all(c.offsets is not None for c in columns) else "row"
-    return "item" if any(is_list(group) for group in ds.groups) else "file"
+    return "item" if any(_is_list(group) for group in ds.groups) else "file"
 
 
-def is_list(group: Group) -> bool:
+def _is_list(group: Group) -> bool:
     """Does a file hold several whole arrays of a field? Then it holds a list of them."""
     return bool(len(group.starts) - 1 > group.table.files) and not group.table.sealed
 
@@ -211,10 +211,10 @@ def reading(ds: "Dataset") -> str:
     return f"{READINGS[sample_kind(ds)]} ({ds.why})"
 
 
-def odd_shapes(ds: "Dataset") -> list[str]:
+def _odd_shapes(ds: "Dataset") -> list[str]:
     """For each field that is ragged because of few files: name the first, and how many agree."""
     columns = columns_of(ds.groups)
-    return [odd_shape(c) for c in columns if c.field.ragged and c.offsets is None and _is_odd(c)]
+    return [_odd_shape(c) for c in columns if c.field.ragged and c.offsets is None and _is_odd(c)]
 
 
 def _is_odd(column: Column) -> bool:
@@ -222,7 +222,7 @@ def _is_odd(column: Column) -> bool:
     return bool(len(counts) > 1 and counts.max() >= _ODD * counts.sum())
 
 
-def odd_shape(column: Column) -> str:
+def _odd_shape(column: Column) -> str:
     """Name the first file whose samples have an unusual shape, and how many have the usual one."""
     shapes = column.table.shape[column.arrays]
     kinds, first, counts = np.unique(shapes, return_index=True, return_counts=True)
@@ -264,7 +264,7 @@ def table(ds: "Dataset") -> str:
     more = len(ds.fields) - len(fields)
     foot = [f"  … and {more:,} more fields"] if more else []
     foot.append(f"  {shown(reading(ds))}")
-    foot += [f"  {line}" for line in odd_shapes(ds)]
+    foot += [f"  {line}" for line in _odd_shapes(ds)]
     for name, classes in ds.classes.items():
         if name not in ds.fields:  # a map left it out
             continue

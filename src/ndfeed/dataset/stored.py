@@ -32,20 +32,20 @@ from ndfeed.index.table import Ints, Table
 MEMORY = "memory"  # in place of a path, for samples that are in no file
 
 
-def fingerprint_groups(groups: Sequence[Group]) -> str:
+def _fingerprint_groups(groups: Sequence[Group]) -> str:
     """Return the fingerprint of all the samples of some groups."""
     digest = hashlib.sha256()
     for table in {id(group.table): group.table for group in groups}.values():
         digest.update(codec.fingerprint(table).encode())
     for group in groups:
         if group.rows is not None and not isinstance(group.rows, PartNumbers):
-            digest.update(fingerprint_rows("", group.rows).encode())
+            digest.update(_fingerprint_rows("", group.rows).encode())
     whole = [bool(group.columns[0].whole.all()) for group in groups]
     digest.update(f"{len(groups[0])} {sorted(set(whole))}".encode())
     return digest.hexdigest()[:16]
 
 
-def fingerprint_rows(all_of_them: str, rows: Rows) -> str:
+def _fingerprint_rows(all_of_them: str, rows: Rows) -> str:
     """Return that of a selection of ``rows`` of samples whose fingerprint is known."""
     if rows is None:
         return all_of_them
@@ -246,7 +246,7 @@ class Stored:
         A copy of the files elsewhere has the same one, and so does ``in_memory()``.
         """
         if self._fingerprint is None:
-            self._fingerprint = fingerprint_rows(self._fingerprint_all(), self.rows)
+            self._fingerprint = _fingerprint_rows(self._fingerprint_all(), self.rows)
         return self._fingerprint
 
     def _fingerprint_all(self) -> str:
@@ -255,4 +255,4 @@ class Stored:
             return self._identity
         # Computed fields have their group in memory, and do not count.
         in_files = [group for group in self.groups if not group.table.sealed]
-        return fingerprint_groups(in_files or self.groups)
+        return _fingerprint_groups(in_files or self.groups)

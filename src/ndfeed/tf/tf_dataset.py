@@ -44,11 +44,11 @@ from ndfeed.tf.framework_hacks import tensor_that_keeps
 from ndfeed.tf.generator import Generator, GeneratorSource, State
 
 
-def batch_and_shard(
+def _batch_and_shard(
     size: int,
     shard: tuple[int, int] | None,
     context: tf.distribute.InputContext | None,
-    name: str = "batch_size",
+    name: str,
 ) -> tuple[int, tuple[int, int]]:
     """Return the batch size of this reader, or its tokens, and its rank and world size."""
     if context is not None:
@@ -76,7 +76,7 @@ def batch_and_shard(
     return size, shard or (0, 1)
 
 
-def auto_shard(own: bool) -> tf.data.experimental.AutoShardPolicy:
+def _auto_shard(own: bool) -> tf.data.experimental.AutoShardPolicy:
     """Return how TensorFlow divides the dataset among workers: by batches, or not at all.
 
     Not at all where it is divided here already. Never by files, since the graph has none.
@@ -162,7 +162,7 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Tens
     check_dataset(ds)
     own = None if shard is None else as_shard(shard)
     most, budget = as_batch_size(batch_size, tokens)
-    size, part = batch_and_shard(most, own, context, "tokens" if budget else "batch_size")
+    size, part = _batch_and_shard(most, own, context, "tokens" if budget else "batch_size")
     request = settle(
         ds, None if budget else size, tokens=size if budget else None, shard=part,
         drop_last=drop_last, seed=seed, fields=fields, memory=memory, threads=threads,
@@ -176,7 +176,7 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Tens
     held = _HELD * (piece if joint else bytes_each)
     adapt = partial(TfAdapter, piece, joint, held)
     passes = Generator(Loader(request, adapt), epochs, state)
-    policy = auto_shard(shard is not None or context is not None)
+    policy = _auto_shard(shard is not None or context is not None)
     return Batches(passes, partial(_make, passes, ragged, size, policy, joint=joint))
 
 
