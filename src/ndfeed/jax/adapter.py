@@ -78,18 +78,19 @@ class ToDevices:
         # That of the consumer: the threads of the loader have one of their own.
         default: Any = jax.config.jax_default_device
         device = None if self.place is None else self.place.find()
-        to = To(self.layout, device, default)
         layout = self.layout
-        found = device or default or jax.local_devices()[0]
-        if layout is not None:
-            if layout.only is None:
-                return self._by_jax(to, layout.platform)
+        target = Target(layout, device, default)
+        if layout is None:
+            found = device or default or jax.local_devices()[0]
+            if isinstance(found, str):
+                found = jax.local_devices(backend=found)[0]
+        elif layout.only is None:
+            return self._by_jax(target, layout.platform)
+        else:
             found = layout.only
-        elif isinstance(found, str):
-            found = jax.local_devices(backend=found)[0]
         if found.platform != "gpu":
-            return self._by_jax(to, found.platform)
-        why = "batches are not alike"
+            return self._by_jax(target, found.platform)
+        why = "batches may differ in shape"
         if self.room:
             why = cuda_feed.why_not(self.ds, self.form, self.size)
         if not why:
@@ -100,12 +101,12 @@ class ToDevices:
                 )
             except Refused as error:
                 why = f"{error}"
-        return self._by_jax(to, found.platform, why)
+        return self._by_jax(target, found.platform, why)
 
-    def _by_jax(self, to: "To", platform: str, why: str = "") -> "Feed":
+    def _by_jax(self, target: "Target", platform: str, why: str = "") -> "Feed":
         if platform == "cpu":
-            return Feed(self.form, to)
-        return Away(self.form, to, platform, self.size, self.room, why)
+            return Feed(self.form, target)
+        return Away(self.form, target, platform, self.size, self.room, why)
 
     def for_dataset(self, ds: Dataset) -> "ToDevices":
         """Return the same for a dataset that has more files."""
@@ -113,7 +114,7 @@ class ToDevices:
 
 
 @dataclass(frozen=True, slots=True)
-class To:
+class Target:
     """Where arrays are put: as a layout says, on a device, or on the default device.
 
     Arrays put on a ``device`` are committed to it, as with ``jax.device_put``; arrays put on the
@@ -138,11 +139,11 @@ class To:
 class Feed(Adapter):
     """Makes JAX arrays on the CPU, in the thread that read them."""
 
-    def __init__(self, form: BatchFormat, to: To) -> None:
+    def __init__(self, form: BatchFormat, target: Target) -> None:
         super().__init__(form.structure)
         self.growth = form.growth
         self._form = form
-        self._to = to
+        self._target = target
         self._pool = Pool(_KEPT)  # for arrays that are cast
 
     def finish(self, made: dict[str, Any]) -> Batch:
@@ -157,7 +158,7 @@ class Feed(Adapter):
 
     def _put(self, batches: Sequence[dict[str, Any]]) -> Sequence[Batch]:
         """Put batches where they are used, and build what is delivered."""
-        made = self._to.put(batches)
+        made = self._target.put(batches)
         if self.structure.flat is not None and len(self.structure.flat) == len(batches[0]):
             return [tuple(arrays) for arrays in made]  # ``pick`` keeps that order
         build = self.structure.build
@@ -166,7 +167,7 @@ class Feed(Adapter):
 
     def describe(self) -> str:
         """Say how batches get to where they are used."""
-        layout = self._to.layout
+        layout = self._target.layout
         if layout is None:
             return ""
         return f"on {len(layout.devices)} {layout.platform} devices of this process"
@@ -185,9 +186,15 @@ class Away(Feed):
     """
 
     def __init__(
-        self, form: BatchFormat, to: To, platform: str, size: int, room: int, why: str = ""
+        self,
+        form: BatchFormat,
+        target: Target,
+        platform: str,
+        size: int,
+        room: int,
+        why: str = "",
     ) -> None:
-        super().__init__(form, to)
+        super().__init__(form, target)
         self._why = why  # JAX copies from memory that is not pinned
         self.ahead = _AHEAD
         self._platform = platform
