@@ -136,7 +136,7 @@ def _tables(ds: Dataset) -> list[Table]:
 
 
 def _count_formats(tables: Sequence[Table]) -> dict[str, int]:
-    """Count the files of each format; decoded offsets are in none."""
+    """Count the files of each format; arrays in memory are no files."""
     found: dict[str, int] = {}
     for table in tables:
         for name, count in zip(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ndfeed.dataset import arguments
 from ndfeed.dataset.column import Column, Field, Group, columns_of
 from ndfeed.dataset.layout import Layout, Sample, all_raw
+from ndfeed.dataset.origins import is_memory
 from ndfeed.errors import AmbiguousError, SchemaError, shown, shown_size
 from ndfeed.formats.description import CODINGS
 from ndfeed.formats.dtypes import delivered
@@ -191,7 +192,7 @@ def sample_kind(ds: "Dataset") -> str:
         return kinds_of_groups.pop()
     columns = columns_of(ds.groups)
     # Computed fields say nothing, unless everything was loaded into memory.
-    found = [c.whole[_in_files(c)] for c in columns]
+    found = [c.whole[~is_memory(c.table)[c.file]] for c in columns]
     found = found if any(map(len, found)) else [c.whole for c in columns]
     kinds = {bool(one) for whole in found if len(whole) for one in (whole.min(), whole.max())}
     if len(kinds) != 1:
@@ -234,12 +235,6 @@ def _odd_shape(column: Column) -> str:
         f"{shown(column.field.name)} is {most} in {counts[usual]:,} of {len(shapes):,} files; "
         f"{path} has {own}"
     )
-
-
-def _in_files(column: "Column") -> NDArray[np.bool_]:
-    """Per part of a column: is it in a file?"""
-    memory = np.array([name == "memory" for name in column.table.formats], bool)
-    return ~memory[column.table.format[column.file]]
 
 
 def table(ds: "Dataset") -> str:
