@@ -174,7 +174,7 @@ def _files_of(groups: Sequence[Group]) -> Ints:
 
 
 def is_memory(table: Table) -> NDArray[np.bool_]:
-    """Per file: is it memory of ours, and no file?"""
+    """Per file: is it an array in memory, and no file?"""
     if "memory" not in table.formats:
         return np.zeros(table.files, bool)
     return np.asarray(table.format == table.formats.index("memory"))

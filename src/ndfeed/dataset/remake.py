@@ -72,7 +72,7 @@ def remake(ds: S, change: Change) -> S:
 
 def once(change: Change) -> Change:
     """Return a function that changes every table once, however many views share it."""
-    changed: dict[int, tuple[Opened, Opened]] = {}  # each with the one it was made from
+    changed: dict[int, tuple[Opened, Opened]] = {}  # by id, after the one it was made from
 
     def change_once(opened: Opened) -> Opened:
         if id(opened) not in changed:

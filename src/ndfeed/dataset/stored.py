@@ -46,7 +46,7 @@ def _fingerprint_groups(groups: Sequence[Group]) -> str:
 
 
 def _fingerprint_rows(all_of_them: str, rows: Rows) -> str:
-    """Return that of a selection of ``rows`` of samples whose fingerprint is known."""
+    """Return the fingerprint of some ``rows`` of samples that have the fingerprint given."""
     if rows is None:
         return all_of_them
     digest = hashlib.sha256(all_of_them.encode())
@@ -60,7 +60,7 @@ def _fingerprint_rows(all_of_them: str, rows: Rows) -> str:
 
 
 def join_fingerprints(first: str, second: str) -> str:
-    """Return that of two datasets, one after the other."""
+    """Return the fingerprint of two datasets, one after the other."""
     return hashlib.sha256(f"{first}+{second}".encode()).hexdigest()[:16]
 
 
