@@ -221,9 +221,9 @@ def _describe(case: Case, found: Findings) -> Facts:
         if found.to_device is None
         else {"rows_per_second": round(found.to_device.rows_per_second, 1)},
         "limit": found.limit,
-        "sample": {"rows": found.sample, "rows_per_second": round(found.base.given, 1)},
+        "sample": {"rows": found.sample, "rows_per_second": round(found.base.rate, 1)},
         "trials": [
-            {"name": one.name, "how": one.how, "rows_per_second": round(one.given, 1)}
+            {"name": one.name, "how": one.how, "rows_per_second": round(one.rate, 1)}
             for one in found.trials
         ],
         "remedies": [
