@@ -94,11 +94,11 @@ class ToDevices:
         """Make the adapter, in the process that uses it."""
         # That of the consumer: the threads of the loader have one of their own.
         default: Any = jax.config.jax_default_device
-        to = To(self.layout, None if self.place is None else self.place.find(), default)
+        target = Target(self.layout, None if self.place is None else self.place.find(), default)
         device = self.find_device()
         if device is None or device.platform != "gpu":
             layout = self.layout
-            return self._by_jax(to, self._one().platform if layout is None else layout.platform)
+            return self._by_jax(target, self._one().platform if layout is None else layout.platform)
         why = self._why_by_jax()
         if not why:
             committed = self.place is not None or self.layout is not None
@@ -111,7 +111,7 @@ class ToDevices:
                 if self.resident:
                     raise RuntimeError(f"resident=True cannot be had here: {error}") from None
                 why = f"{error}"
-        return self._by_jax(to, device.platform, why)
+        return self._by_jax(target, device.platform, why)
 
     def find_device(self) -> jax.Device | None:
         """Return the device that gets all batches, if there is one."""
@@ -130,13 +130,13 @@ class ToDevices:
     def _why_by_jax(self) -> str:
         """Say why batches are sent by JAX itself; empty if they are not."""
         if not self.room:
-            return "batches are not alike"
+            return "batches may differ in shape"
         return cuda_feed.why_not(self.ds, self.form, self.size)
 
-    def _by_jax(self, to: "To", platform: str, why: str = "") -> "Feed":
+    def _by_jax(self, target: "Target", platform: str, why: str = "") -> "Feed":
         if platform == "cpu":
-            return Feed(self.form, to)
-        return Away(self.form, to, platform, self.size, self.room, why)
+            return Feed(self.form, target)
+        return Away(self.form, target, platform, self.size, self.room, why)
 
     def for_dataset(self, ds: Dataset) -> "ToDevices":
         """Return the same for a dataset that has more files."""
@@ -144,7 +144,7 @@ class ToDevices:
 
 
 @dataclass(frozen=True, slots=True)
-class To:
+class Target:
     """Where arrays are put: as a layout says, on a device, or on the default device.
 
     Arrays put on a ``device`` are committed to it, as with ``jax.device_put``; arrays put on the
@@ -169,11 +169,11 @@ class To:
 class Feed(Adapter):
     """Makes JAX arrays on the CPU, in the thread that read them."""
 
-    def __init__(self, form: BatchFormat, to: To) -> None:
+    def __init__(self, form: BatchFormat, target: Target) -> None:
         super().__init__(form.structure)
         self.growth = form.growth
         self._form = form
-        self._to = to
+        self._target = target
         self._pool = Pool(_KEPT)  # for arrays that are cast
 
     def finish(self, made: dict[str, Any]) -> Batch:
@@ -188,7 +188,7 @@ class Feed(Adapter):
 
     def _put(self, batches: Sequence[dict[str, Any]]) -> Sequence[Batch]:
         """Put batches where they are used, and build what is delivered."""
-        made = self._to.put(batches)
+        made = self._target.put(batches)
         if self.structure.flat is not None and len(self.structure.flat) == len(batches[0]):
             return [tuple(arrays) for arrays in made]  # ``pick`` keeps that order
         build = self.structure.build
@@ -197,7 +197,7 @@ class Feed(Adapter):
 
     def describe(self) -> str:
         """Say how batches get to where they are used."""
-        layout = self._to.layout
+        layout = self._target.layout
         if layout is None:
             return ""
         return f"on {len(layout.devices)} {layout.platform} devices of this process"
@@ -216,9 +216,15 @@ class Away(Feed):
     """
 
     def __init__(
-        self, form: BatchFormat, to: To, platform: str, size: int, room: int, why: str = ""
+        self,
+        form: BatchFormat,
+        target: Target,
+        platform: str,
+        size: int,
+        room: int,
+        why: str = "",
     ) -> None:
-        super().__init__(form, to)
+        super().__init__(form, target)
         self._why = why  # JAX copies from memory that is not pinned
         self.ahead = _AHEAD
         self._platform = platform

@@ -69,7 +69,7 @@ class Kind(NamedTuple):
     cast: np.dtype[Any] | None
 
 
-class To(NamedTuple):
+class CudaTarget(NamedTuple):
     """Where arrays go: a device as its driver and DLPack know it, and whether they stay there."""
 
     driver: Driver
@@ -89,7 +89,7 @@ class Direct(CudaFeed):
         self,
         ds: Dataset,
         form: BatchFormat,
-        to: To,
+        target: CudaTarget,
         size: int,
         layout: Placement | None = None,
         *,
@@ -100,18 +100,22 @@ class Direct(CudaFeed):
         self._cast = [] if on_host else form.checked_casts
         direct = ds.select(*[n for n in ds.names if n not in self._cast]) if self._cast else ds
         fields = {c.field.name: c.field for c in columns_of(direct.groups)}
-        self._memory = OwnMemory(to.driver, {n: (f.dtype, f.lengths) for n, f in fields.items()})
-        side = Side(to.driver, to.stream, self._memory)
-        super().__init__(direct, side, form.structure, to.name, on_host=on_host, resident=resident)
+        self._memory = OwnMemory(
+            target.driver, {n: (f.dtype, f.lengths) for n, f in fields.items()}
+        )
+        side = Side(target.driver, target.stream, self._memory)
+        super().__init__(
+            direct, side, form.structure, target.name, on_host=on_host, resident=resident
+        )
         self.joint = not ds.steps
-        self.allocate = partial(allocate_pinned, to.driver)
-        self.allocate_shared = partial(allocate_pinned_shared, to.driver)
+        self.allocate = partial(allocate_pinned, target.driver)
+        self.allocate_shared = partial(allocate_pinned_shared, target.driver)
         self._exact = {} if on_host else form.exact_casts
         self._kept = form.checked_casts
         self._form = form
         self._size = size
         self._layout = layout
-        self._to = to
+        self._target = target
         self._pool = Pool(_KEPT, self.allocate)
         self._uploads = Uploads(side)
         self._copying: deque[tuple[jax.Array, Sequence[object]]] = deque()
@@ -135,7 +139,7 @@ class Direct(CudaFeed):
             return super()._load(pieces)
         except MemoryError:
             raise MemoryError(
-                f"resident=True needs {shown_size(self._ds.nbytes)} on {self._to.name} beside "
+                f"resident=True needs {shown_size(self._ds.nbytes)} on {self._target.name} beside "
                 "what JAX keeps for itself; set XLA_PYTHON_CLIENT_MEM_FRACTION to less, select "
                 "fewer fields, or leave it out"
             ) from None
@@ -226,10 +230,10 @@ class Direct(CudaFeed):
         return Kind(None if is_named(dtype) else dtype, self._exact.get(name))
 
     def _take_over(self, span: Span, event: Event) -> jax.Array:
-        shared = Shareable(span, self._side.stream, event, self._to.number)
+        shared = Shareable(span, self._side.stream, event, self._target.number)
         with self._side.driver.context():
             found = jax.dlpack.from_dlpack(shared)
-        return found if self._to.committed else uncommit(found)
+        return found if self._target.committed else uncommit(found)
 
     def _wait(self) -> None:
         """Let go of what JAX has copied; wait if that is far behind."""
@@ -301,8 +305,8 @@ def make(
     number = int(getattr(device, "local_hardware_id", None) or 0)
     driver = driver_of(number)
     stream = side_stream(driver)
-    to = To(driver, stream, (CUDA, number), f"cuda:{number}", committed)
-    return Direct(ds, form, to, size, layout, resident=resident)
+    target = CudaTarget(driver, stream, (CUDA, number), f"cuda:{number}", committed)
+    return Direct(ds, form, target, size, layout, resident=resident)
 
 
 def why_not(ds: Dataset, form: BatchFormat, size: int) -> str:

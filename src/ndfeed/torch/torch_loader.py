@@ -47,7 +47,7 @@ class OnHost(Adapter):
         return form.build({n: form.convert_field(n, form.tensor(n, a)) for n, a in needed.items()})
 
 
-def device_of(device: torch.device | str | int | None, resident: bool) -> torch.device:
+def _device_of(device: torch.device | str | int | None, resident: bool) -> torch.device:
     """Return the device that was asked for, if it exists and batches can be put there."""
     try:
         found = torch.device("cpu" if device is None else device)
@@ -340,7 +340,7 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a dev
         processes=processes, ragged=packed, on_error=on_error, pad_to=pad_to,
         pad_value=pad_value, shuffle=shuffle,
     )  # fmt: skip
-    where = device_of(device, resident)
+    where = _device_of(device, resident)
     form = BatchFormat(request.ds, request.options.structure, convert, ragged)
     adapt = adapter_for(request.ds, form, where, resident=resident)
     check = _check_ranks if shard is None else None
