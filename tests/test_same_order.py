@@ -78,6 +78,39 @@ def test_frameworks_read_the_same(ds, batches):
             )
 
 
+VIEWS = {
+    "windows": lambda ds: ds.windows(offsets={"x": range(5)}, stride=2),
+    "uneven windows": lambda ds: ds.windows(offsets={"x": [0, 1, 4]}),
+    "crops": lambda ds: ds.crops({"x": (4,)}, each=2),
+    "mapped crops": lambda ds: ds.crops({"x": (4,)}, each=2).map(lambda batch: batch),
+    "a sum": lambda ds: ds.crops({"x": (4,)}, each=2) + ds.crops({"x": (4,)}, grid=1, place=False),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("batches", [with_torch, with_tensorflow, with_keras, with_jax])
+def test_frameworks_cut_the_same(tmp_path, view, batches):
+    """Windows and crops are samples like any other, and random ones come from the same draws."""
+    rows = np.arange(360).reshape(60, 6)
+    np.savez(tmp_path / "x.npz", x=rows, n=np.arange(60))
+    ds = VIEWS[view](ndfeed.open(tmp_path / "x.npz"))
+    expected = numpy_batches(ds)
+    found = batches(ds)
+
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        for mine, theirs in zip(one, other, strict=True):
+            np.testing.assert_array_equal(np.asarray(mine), theirs)
+    n, x = (np.concatenate([batch[i] for batch in expected]) for i in (0, 1))
+    if "windows" in view:
+        steps = [0, 1, 4] if "uneven" in view else range(5)
+        np.testing.assert_array_equal(x, rows[n[:, None] + np.array(steps)])
+    else:
+        start = x[:, :1] - 6 * n[:, None]
+        np.testing.assert_array_equal(x, 6 * n[:, None] + start + np.arange(4))
+        assert set(start.ravel().tolist()) == {0, 1, 2}
+
+
 ORDERS = [
     ndfeed.Weighted(np.arange(60) % 4, rows=45),
     ndfeed.Balanced(np.arange(60) // 25, rows=46),

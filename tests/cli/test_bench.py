@@ -139,6 +139,17 @@ def test_fields_and_order_are_the_loaders(invoke, plain):
     assert one["bytes_per_sample"] == 8
 
 
+def test_windows_are_what_is_measured(invoke, tmp_path):
+    """The command that packs them names them as well."""
+    np.arange(20_000, dtype=np.uint16).tofile(tmp_path / "x.bin")
+    options = ("--dtype", "uint16", "--windows", "50,50")
+    found = examined(invoke, tmp_path / "x.bin", *options, "--batch-size", "8")
+
+    assert (found["samples"], found["bytes_per_sample"]) == (400, 100)
+    (packed,) = (one["how"] for one in found["trials"] if one["name"] == "pack")
+    assert packed.endswith("--dtype '<u2' --windows 50,50")
+
+
 def test_a_packed_dataset_is_not_packed_again(invoke, compressed, tmp_path):
     """Nothing would come of it."""
     ndfeed.pack(ndfeed.open(compressed, sample="file"), tmp_path / "packed")
@@ -352,10 +363,10 @@ def test_every_byte_of_the_samples_is_read_from_the_disk(compressed):
     """A disk that is asked for less would look faster than it is."""
     ds = ndfeed.open(compressed, sample="file", cache=False)
     found = throughput.locate_pieces(ds, np.arange(len(ds)))
-    given = throughput.read(found, seconds=60, threads=3)
+    done = throughput.read(found, seconds=60, threads=3)
 
-    assert given.nbytes == throughput.count_bytes(found)
-    assert given.nbytes >= sum(path.stat().st_size for path in compressed.iterdir()) // 2
+    assert done.nbytes == throughput.count_bytes(found)
+    assert done.nbytes >= sum(path.stat().st_size for path in compressed.iterdir()) // 2
     assert throughput.read(found, seconds=-1, threads=3).nbytes == 0
 
 

@@ -198,6 +198,10 @@ def test_raw_files_are_described_by_options(facts, tmp_path):
         (["--shape", "3"], "needs --dtype"),
         (["--dtype", "uint16", "--shape", "3,x"], "expected whole numbers such as 3,32,32"),
         (["--dtype", "numbers"], "not understood"),
+        (["--windows", ""], "--windows takes a length and a stride, got ''"),
+        (["--windows", "2,1,1"], "--windows takes a length and a stride, got '2,1,1'"),
+        (["--windows", "2,0"], "stride must be at least 1"),
+        (["--by", "data"], "--by is for --windows"),
     ],
 )
 def test_wrong_options_are_refused(invoke, tmp_path, options, problem):
@@ -281,6 +285,22 @@ def test_sequences_and_sparse_rows_are_ranges_of_files(facts, tmp_path):
     assert (matrix["sample"], matrix["samples"]) == ("range", 30)
     assert matrix["formats"] == {"csr": 1}
     assert matrix["bytes_on_disk"] == (tmp_path / "m.npz").stat().st_size
+
+
+def test_windows_are_samples(facts, invoke, tmp_path):
+    """Of rows, within sequences; what is stored is the same."""
+    rows = np.zeros((20, 3), "<f4")
+    np.savez(tmp_path / "x.npz", data=rows, episode=np.repeat([0, 1], [8, 12]))
+    path, options = tmp_path / "x.npz", ("--windows", "4,2", "--by", "episode")
+
+    found = facts(path, *options)
+    text = words(invoke("inspect", path, *options).stdout)
+
+    assert (found["sample"], found["samples"]) == ("window", 3 + 5)
+    assert [field["shape"] for field in found["fields"]] == [[4, 3], [4]]
+    assert found["bytes_on_disk"] == path.stat().st_size
+    assert "a sample is a window of rows (4 consecutive rows, 2 apart, in 2 sequences; " in text
+    assert facts(path, "--windows", "4", "--fields", "data")["samples"] == 17
 
 
 def test_many_fields_are_cut_in_the_table_only(facts, invoke, tmp_path):

@@ -137,6 +137,16 @@ def test_raw_files(invoke, tmp_path):
     assert ndfeed.open(tmp_path / "packed")[:]["data"].shape == (6, 4)
 
 
+def test_windows(invoke, tmp_path):
+    """What overlaps is stored as often as it occurs."""
+    np.savez(tmp_path / "x.npz", data=np.arange(9), episode=np.repeat([0, 1], [5, 4]))
+    options = ("--windows", "3,2", "--by", "episode")
+    invoke("pack", tmp_path / "x.npz", tmp_path / "packed", *options)
+
+    found = ndfeed.open(tmp_path / "packed")[:]["data"]
+    assert found.tolist() == [[0, 1, 2], [2, 3, 4], [5, 6, 7]]
+
+
 def test_append_and_repair(invoke, source, tmp_path):
     """What is there grows, and what is damaged is made good."""
     options = ("pack", source, tmp_path / "packed", "--sample", "row")

@@ -157,10 +157,20 @@ BAD = {
     "objects": (lambda: ndfeed.open(np.array([{}])), TypeError, "a path or a list of paths"),
     "a list of numbers": (lambda: ndfeed.open([1, 2]), TypeError, r"got int in it; np\.asarray"),
     "nested lists": (lambda: ndfeed.open({"x": [[1.0]]}), TypeError, r"in it; np\.asarray"),
+    "a list of arrays": (
+        lambda: ndfeed.open({"x": [np.zeros(2), np.zeros(3)]}),
+        TypeError,
+        r"got ndarray in it; np\.stack\(list\) .* np\.concatenate\(list\) with offsets=",
+    ),
     "a structure": (
         lambda: ndfeed.open(np.zeros(3, [("a", "f4")])),
         TypeError,
         "cannot be read as an array",
+    ),
+    "masked values": (
+        lambda: ndfeed.open({"x": np.ma.array([1, 2], mask=[False, True])}),
+        TypeError,
+        r"'x': masked values are no numbers; pass array\.filled",
     ),
     "a device": (
         lambda: ndfeed.open({"x": DLPackOnly(np.zeros(3), device=2)}),

@@ -113,6 +113,18 @@ def test_maps_see_the_names_that_they_were_written_for(tmp_path):
     assert later[:]["t"].tolist() == [0, 0, 0, 0]
 
 
+def test_sums_of_several_shapes_are_known_in_a_dict(tmp_path):
+    """One sample of each side is tried, as for the sum alone: a loader needs to know."""
+    np.save(tmp_path / "x.npy", np.arange(24).reshape(8, 3))
+    ds = ndfeed.open(tmp_path / "x.npy")
+    both = ds.map(lambda batch: {"x": batch["data"]}) + ds.map(lambda b: {"x": b["data"][:, :2]})
+    made = ndfeed.open({"p": both, "q": np.arange(16), "r": both})
+
+    assert made.fields["p"].shape == made.fields["r"].shape == (None,)
+    (batch,) = ndfeed.loader(made, 16, ragged="packed", fields=("p", "p_offsets"))
+    assert batch[1].tolist() == [*range(0, 25, 3), *range(26, 41, 2)]
+
+
 def jitter(batch, rng):
     return {"noise": rng.random(len(batch["x"]))}
 
@@ -145,6 +157,44 @@ def test_other_rows_are_other_data(stored):
     }
 
     assert len(prints) == 4
+
+
+def test_swapped_sources_are_other_data(tmp_path):
+    """Also where one of them is more than its files."""
+    np.save(tmp_path / "x.npy", np.arange(9))
+    ds = ndfeed.open(tmp_path / "x.npy")
+    a, b = ds.windows(3), ds.take(range(7))
+    swapped = [ndfeed.open(one).fingerprint for one in ({"a": a, "b": b}, {"a": b, "b": a})]
+
+    assert swapped[0] != swapped[1]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_memory_beside_files_is_known_in_other_processes(tmp_path, nested):
+    """It has another name in each: a run could not be resumed, and ranks seemed to disagree."""
+    np.save(tmp_path / "x.npy", np.arange(9))
+    values, ends = tmp_path / "x.npy", [0, 4, 9]
+    sums = [
+        lambda: ndfeed.open(values) + ndfeed.open(np.arange(9)),
+        lambda: ndfeed.open(values, offsets=ends) + ndfeed.open(values, offsets=ends),
+        lambda: (
+            ndfeed.open({"a": values, "b": np.arange(9)}) + ndfeed.open({"a": values, "b": values})
+        ),
+    ]
+    for make in sums:
+        one, other = make(), make()
+        if nested:
+            one, other = (ndfeed.open({"a": ds, "b": np.zeros(len(ds))}) for ds in (one, other))
+        assert one.fingerprint == other.fingerprint == pickle.loads(pickle.dumps(one)).fingerprint
+        assert one.fingerprint != make().take(range(len(one) - 1)).fingerprint
+
+
+def test_fields_of_views_keep_their_order(tmp_path):
+    """As select() gave it, whatever the order in files."""
+    np.savez(tmp_path / "x.npz", a=np.zeros(3), b=np.zeros(3), c=np.zeros(3))
+    view = ndfeed.open(tmp_path / "x.npz").select("c", "a")
+
+    assert list(ndfeed.open({"p": view, "q": np.zeros(3)}).fields) == ["p/c", "p/a", "q"]
 
 
 def test_where_samples_of_views_lie(tmp_path):

@@ -619,6 +619,25 @@ def test_crops_of_rows_that_are_joined_are_refused(tmp_path):
         windows.crops({"data": (None, 3)})
 
 
+def test_samples_that_were_taken_twice_are_two_cases(tmp_path):
+    """So results find their place, and a chosen case is the one that was chosen."""
+    np.save(tmp_path / "x.npy", np.arange(24).reshape(4, 6))
+    ds = ndfeed.open(tmp_path / "x.npy").with_labels([5, 6, 7, 8])
+    twice = ds.take([2, 0, 0, 2])
+    grid = twice.crops({"data": (4,)}, grid=2)
+    at = [[3, 1], [2, 0], [0, 2]]
+    chosen = pickle.loads(pickle.dumps(twice.crops({"data": (4,)}, at=at)))[:]
+
+    assert grid[:]["case"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert grid[:]["data"][::2].tolist() == twice[:]["data"][:, :4].tolist()
+    assert np.column_stack([chosen["case"], chosen["corner"]]).tolist() == at
+    assert chosen["data"].tolist() == [[13, 14, 15, 16], [0, 1, 2, 3], [14, 15, 16, 17]]
+    assert chosen["label"].tolist() == [7, 5, 7]
+    drawn = twice.crops({"data": (4,)}, each=3, place=True)
+    assert drawn[:]["case"].tolist() == np.repeat(range(4), 3).tolist()
+    assert drawn.locate(range(12))[1].tolist() == np.repeat([2, 0, 0, 2], 3).tolist()
+
+
 def test_more_crops_than_can_be_numbered_are_refused(tmp_path):
     """Their numbers would begin again at crops of another place."""
     np.save(tmp_path / "x.npy", np.zeros((400, 400), "u1"))

@@ -82,6 +82,21 @@ def test_iterating_gives_samples(ds, data):
     np.testing.assert_array_equal(np.stack([sample["x"] for sample in ds]), data)
 
 
+SLICES = st.builds(
+    slice, *[st.none() | st.integers(-12, 12)] * 2, st.sampled_from([None, 1, 2, -1, -3])
+)
+
+
+@given(slices=st.lists(SLICES, min_size=1, max_size=4))
+def test_slices_of_slices_are_those_of_numpy(slices):
+    """Also those that go back: no sample is lost."""
+    ds, rows = ndfeed.open({"x": np.arange(10)}), np.arange(10)
+    for one in slices:
+        ds, rows = ds.take(one), rows[one]
+
+    assert ds[:]["x"].tolist() == rows.tolist()
+
+
 def test_select_keeps_the_order_asked_for(ds):
     """Names are positions once batches become tuples."""
     assert list(ds.select("y", "x").fields) == ["y", "x"]
@@ -380,6 +395,16 @@ def test_read_into_behind_a_map(ds, data):
     ds.map(double).read_into([4, 2], {"x": out})
 
     np.testing.assert_array_equal(out, data[[4, 2]] * 2)
+
+
+def test_read_into_text_behind_a_map():
+    """Of the width of the batch, whatever that of its first sample."""
+    ds = ndfeed.open({"n": np.arange(3)})
+    texts = np.array(["a", "long", "b"])
+    out = {"text": np.empty(2, "<U4")}
+    ds.map(lambda batch: {"text": texts[batch["n"]]}).read_into([0, 1], out)
+
+    assert out["text"].tolist() == ["a", "long"]
 
 
 def test_a_map_must_keep_the_samples_apart(ds):

@@ -152,6 +152,24 @@ def test_pieces_of_rows_may_be_smaller_than_their_elements(tmp_path, rows):
         np.testing.assert_array_equal(found, whole[order])
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_pieces_of_rows_need_not_consist_of_elements(tmp_path, packed):
+    """Files are mapped for the largest rows, of 36 bytes: others of 24 come in pieces of 12."""
+    large, small = np.arange(90, dtype="f4").reshape(10, 9), np.arange(30.0).reshape(10, 3)
+    for i in range(2):
+        np.savez(tmp_path / f"{i}.npz", large=large + i, small=small + i)
+    ds = ndfeed.open(tmp_path, sample="row")
+    if packed:
+        ds = ndfeed.pack(ds, tmp_path / "packed")
+        ds = ds + ds
+    rows = [13, 2, 19, 0]
+    expected = np.concatenate([small, small + 1])[rows]
+
+    np.testing.assert_array_equal(ds.read(rows)["small"], expected)
+    for batch in ndfeed.loader(ds.take(rows), 4):
+        np.testing.assert_array_equal(batch["small"], expected)
+
+
 def test_batches_do_not_lie_among_mapped_files(tmp_path):
     """NumPy would copy rows through a buffer, three times as slowly, if they might overlap."""
     for i in range(20):

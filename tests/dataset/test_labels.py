@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import datetime
 import gzip
 import json
 import os
@@ -548,6 +549,27 @@ BAD = {
         lambda ds, t: ds.with_labels(lambda path: object()),
         TypeError,
         "a label cannot be read as an array",
+    ),
+    "dates": (
+        lambda ds, t: ds.with_labels(lambda path: datetime.date(2020, 1, 1)),
+        TypeError,
+        "a label cannot be read as an array: date is no number",
+    ),
+    "masked values": (
+        lambda ds, t: ds.with_labels(np.ma.array(range(len(ds)), mask=[True] * len(ds))),
+        TypeError,
+        "labels: masked values are no numbers",
+    ),
+    "a set": (lambda ds, t: ds.with_labels(set(range(len(ds)))), TypeError, "got a set"),
+    "names of no text": (
+        lambda ds, t: ds.with_labels({"cat0": 1}, match=lambda path: None),
+        TypeError,
+        "names of files, which match= may return, must be text, got None",
+    ),
+    "names of nothing": (
+        lambda ds, t: ds.with_labels(ndfeed.folder_name, match=ndfeed.folder_name),
+        ValueError,
+        "match= is for labels in a table or a mapping",
     ),
     "a field that exists": (
         lambda ds, t: ds.with_labels(t, column="kind", field="data"),

@@ -62,3 +62,25 @@ def test_stretches_of_windows_that_go_back(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(40))
     windows = ndfeed.open(tmp_path / "x.npy").windows(offsets=range(0, -6, -1))
     assert check_stretches(windows, "data") == 8
+
+
+@pytest.mark.parametrize("view", ["windows", "crops"])
+@pytest.mark.parametrize("coding", ["npy", "deflated"])
+def test_a_run_goes_on_with_other_ranks(tmp_path, coding, view):
+    """After four steps on two ranks, one goes on with what is left, read by processes."""
+    rng = np.random.default_rng(0)
+    write(tmp_path, coding, [rng.integers(0, 999, (n, 6)) for n in (14, 17, 12)])
+    name = "data" if coding == "npy" else "image"
+    rows = ndfeed.open(tmp_path, fields=name, sample="row", cache=False)
+    ds = rows.windows(3) if view == "windows" else rows.crops({name: (4,)})
+    whole = [batch[name] for batch in ndfeed.loader(ds, 6, shuffle=True, seed=2)]
+    ranks = [ndfeed.loader(ds, 3, shuffle=True, seed=2, shard=(rank, 2)) for rank in range(2)]
+    passes = [iter(rank) for rank in ranks]
+    found = [np.concatenate([next(one)[name] for one in passes]) for _ in range(4)]
+    rest = ndfeed.loader(ds, 6, shuffle=True, seed=2, processes=2)
+    rest.load_state_dict(ranks[0].state_dict())
+    with rest:
+        found += [batch[name] for batch in rest]
+
+    assert len(whole) > 6
+    assert [one.tolist() for one in found] == [one.tolist() for one in whole]

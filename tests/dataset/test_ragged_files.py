@@ -246,6 +246,18 @@ def test_wrong_ends_are_refused_when_opened(saved, case):
             ndfeed.open("tokens.npy", offsets=offsets)
 
 
+def test_offsets_of_several_dtypes_are_opened_as_one(saved):
+    """The error says where: dtype= beside the values would convert these."""
+    for i, dtype in enumerate(("i4", "i8")):
+        np.save(f"part{i}.npy", VALUES)
+        np.save(f"ends{i}.npy", OFFSETS.astype(dtype))
+
+    with pytest.raises(ndfeed.SchemaError, match=r"'int32'\}, in offsets=ndfeed\.open"):
+        ndfeed.open("part?.npy", offsets="ends?.npy")
+    ends = ndfeed.open("ends?.npy", sample="row", dtype={"data": "int32"})
+    same_in_any_order(ndfeed.open("part?.npy", offsets=ends), EXPECTED * 2)
+
+
 @pytest.mark.parametrize("wrong", [10**6, -5, 2**62, -(2**63)])
 def test_offsets_that_go_back_are_refused_when_read(saved, wrong):
     """A file may have 10⁸ of them: each is checked when it is used, and nothing else is read."""
@@ -299,6 +311,17 @@ def test_arguments_that_do_not_go_with_offsets(saved):
     np.save("scalar.npy", np.array(3))
     with pytest.raises(ndfeed.SchemaError, match="scalar"):
         ndfeed.open("tokens.npy", offsets="scalar.npy")
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_no_sample_at_all(saved, mapped):
+    """A condition may leave none: that is no damage."""
+    ds = ndfeed.open("tokens.npy", offsets="offsets.npy", mapped=mapped).take([])
+
+    assert "0 samples, 0 B" in repr(ds)
+    assert ds[:]["data"] == []
+    assert ds.lengths("data").tolist() == []
+    assert list(ndfeed.loader(ds + ds, 2)) == []
 
 
 def test_a_changed_file_of_offsets_is_noticed(saved):

@@ -248,6 +248,29 @@ def test_with_origin_numbers_cannot_go_stale(scans):
         scans.with_origin(file="age")
 
 
+def test_with_origin_numbers_are_those_of_windows_and_crops(tmp_path):
+    """Files that have no window, and cases in another order, would be counted otherwise."""
+    for i, count in enumerate((2, 6, 4)):
+        np.save(tmp_path / f"{i}.npy", np.arange(2 * count).reshape(count, 2))
+    rows = ndfeed.open(tmp_path, sample="row")
+    cases = ndfeed.open(tmp_path, sample="file")
+    box, at = {"data": (1,)}, [[2, 0], [1, 0]]
+
+    for ds in (rows.windows(3).with_origin(), cases.crops(box, at=at).with_origin()):
+        files = [ds.files[number] for number in ds[:]["file"]]
+        assert files == [ds.files[number] for number in ds.locate(range(len(ds)))[0]]
+    grid = cases.with_origin().crops(box, grid=0)
+    assert grid[:]["file"].tolist() == grid[:]["case"].tolist()
+    wrong = (
+        lambda: rows.with_origin().windows(3),
+        lambda: cases.with_origin().crops(box, at=at),
+        lambda: cases.take([0, 0, 1]).with_origin().crops(box, grid=0),
+    )
+    for view in wrong:
+        with pytest.raises(ValueError, match=r"not possible after with_origin\(\), which numbers"):
+            view()
+
+
 def test_with_origin_can_be_packed(shards, tmp_path):
     """The two are fields like any other."""
     made = ndfeed.pack(shards.with_origin(), tmp_path / "p")

@@ -268,6 +268,21 @@ def test_sources_of_several_files_agree_on_sequences(tmp_path):
     assert (found["x"] == found["y"]).all()
 
 
+@pytest.mark.parametrize("length", [5, 4])
+def test_sequences_of_one_window_are_compressed_together(tmp_path, length):
+    """A stream is shuffled as a whole, and counts, however its rows are divided."""
+    rows = np.arange(60).reshape(30, 2)
+    np.savez_compressed(tmp_path / "x.npz", data=rows, episode=np.repeat(range(6), 5))
+    ds = ndfeed.open(tmp_path / "x.npz").windows(length, stride=5, by="episode")
+    loader = ndfeed.loader(ds, 2, shuffle=True, processes=0)
+
+    found = np.concatenate([batch["data"] for batch in loader])
+    assert sorted(found[:, 0, 0].tolist()) == rows[::5, 0].tolist()
+    assert isinstance(loader.order, ndfeed.Windows)
+    uneven = ndfeed.open(tmp_path / "x.npz").windows(4, bounds=[4, 9])
+    assert len(list(ndfeed.loader(uneven, 1, shuffle=True, processes=0))) == len(uneven) == 21
+
+
 def test_where_a_window_lies_is_known(tmp_path):
     """Its file, and its first row there."""
     episodes(tmp_path)

@@ -1,6 +1,8 @@
 """Assemble a dataset from opened sources, now or again from other files."""
 
+import hashlib
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ndfeed.dataset import samples
@@ -10,6 +12,7 @@ from ndfeed.dataset.layout import Layout, all_raw, layout
 from ndfeed.dataset.origins import Origin, make_origins, sort_origins
 from ndfeed.dataset.remake import Change, remade_by, remake
 from ndfeed.dataset.samples import Reading
+from ndfeed.dataset.stored import fingerprint_groups
 from ndfeed.errors import SchemaError
 from ndfeed.index.open import Opened
 from ndfeed.index.refresh import pair
@@ -77,13 +80,15 @@ def make_dataset(parts: "tuple[Part | Dataset, ...]", why: str | None) -> Datase
 
     ``why`` says why samples were interpreted so, if that is known from before.
     """
-    groups: list[Group] = []
     reasons: list[str] = []
     recipe: list[Any] = []
+    names: list[str] = []
+    own: list[tuple[Group, ...]] = []  # of each part
     whole = [part for part in parts if isinstance(part, Dataset)]
     for part in parts:
         if isinstance(part, Dataset):
-            groups += part.groups
+            names += part.names
+            own.append(part.groups)
             reasons.append(part.why)
             recipe.append(part)
             continue
@@ -91,19 +96,19 @@ def make_dataset(parts: "tuple[Part | Dataset, ...]", why: str | None) -> Datase
         made = samples.group(part.layout, way.sample, mapped=part.mapped)
         if why is None:
             samples.warn_of_scattered_rows(made)
-        groups.append(made)
+        names += part.layout.names
+        own.append((made,))
         reasons.append(way.why)
         # What was decided with a warning stays decided: a worker process need not warn again.
         dtype = _decided_dtype(part)
         recipe.append((part.opened, part.prefix, part.fields, dtype, part.mapped, way))
-    named: dict[str, Group] = {}
-    for group in groups:
-        for column in group.columns:
-            if column.field.name in named:
-                problem = f"field {column.field.name!r} comes from two sources"
-                raise SchemaError(group.table.path(0), problem, remedy="rename one")
-            named[column.field.name] = group
+    groups = [group for some in own for group in some]
+    _check_names(groups)
     reason = why or "; ".join(dict.fromkeys(reasons))
+    identity = ""
+    if any(part._identity for part in whole):  # groups cannot tell all
+        prints = " ".join(map(_identify, parts, own))
+        identity = hashlib.sha256(prints.encode()).hexdigest()[:16]
     origins: tuple[Origin, ...] = ()
     if any(part._origins for part in whole):  # windows, for example, which groups cannot locate
         inside = {id(group) for part in whole for group in part.groups}
@@ -115,10 +120,30 @@ def make_dataset(parts: "tuple[Part | Dataset, ...]", why: str | None) -> Datase
         (_rebuild, (recipe, reason)),
         origins=origins,
         steps=tuple(step for part in whole for step in part.steps),
+        names=tuple(names),
+        identity=identity,
         why=reason,
         skipped=tuple(error for part in whole for error in part._skipped),
         classes={field: own for part in whole for field, own in part.classes.items()},
     )
+
+
+def _check_names(groups: Sequence[Group]) -> None:
+    named: set[str] = set()
+    for group in groups:
+        for column in group.columns:
+            if column.field.name in named:
+                problem = f"field {column.field.name!r} comes from two sources"
+                raise SchemaError(group.table.path(0), problem, remedy="rename one")
+            named.add(column.field.name)
+
+
+def _identify(part: "Part | Dataset", groups: Sequence[Group]) -> str:
+    """Return the fingerprint of a source with these groups; arrays in memory do not count."""
+    if isinstance(part, Dataset) and part._identity:
+        return part.fingerprint
+    in_files = [group for group in groups if not group.table.sealed]
+    return fingerprint_groups(in_files) if in_files else ""
 
 
 def _decided_dtype(part: Part) -> object:

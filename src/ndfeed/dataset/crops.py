@@ -16,14 +16,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ndfeed.dataset.choosing import check_unmixed
+from ndfeed.dataset.choosing import check_unmixed, check_unnumbered
 from ndfeed.dataset.column import Column, Field, Group, Place, columns_of, has_crops
 from ndfeed.dataset.crop_options import Spec
 from ndfeed.dataset.crop_places import CASE, CORNER, make_places
 from ndfeed.dataset.origins import Origin
 from ndfeed.dataset.overlapping import Overlap, cuts_of, overlay, row_step, sample_axes_of
-from ndfeed.dataset.remake import Change, not_growing, remade_by, remake
-from ndfeed.dataset.row_selection import Draw, Drawn, Rows, Runs, find_used, freeze, select_rows
+from ndfeed.dataset.remake import Change, not_growing, remade_by, remake, repeatable
+from ndfeed.dataset.row_selection import (
+    Draw,
+    Drawn,
+    Rows,
+    Runs,
+    compose,
+    find_used,
+    freeze,
+    select_rows,
+)
 from ndfeed.dataset.windows import Stack
 from ndfeed.errors import FieldError, SchemaError
 from ndfeed.formats.description import INLINE
@@ -44,6 +53,11 @@ def _make_again(change: Change, ds: "Dataset", spec: Spec) -> "Dataset":
 def make_crops(ds: "Dataset", spec: Spec) -> "Dataset":
     """Return crops of the samples of a dataset."""
     _check_stored(ds, spec)
+    twice = isinstance(ds.rows, np.ndarray) and len(np.unique(ds.rows)) < len(ds)
+    if twice or spec.at is not None:  # their files are listed in another order
+        check_unnumbered(ds, "crops(at=…)" if spec.at else "crops() of samples taken twice")
+    if twice and spec.place:
+        ds = _number_apart(ds)
     runs = _find_runs(ds, spec)
     groups = _make_groups(ds.groups, spec, runs)
     names = ds.names
@@ -63,6 +77,20 @@ def make_crops(ds: "Dataset", spec: Spec) -> "Dataset":
         names=names,
         identity=identity.hexdigest()[:16],
         origins=tuple(_origin(origin, runs) for origin in ds.all_origins()),
+    )
+
+
+@repeatable
+def _number_apart(ds: "Dataset") -> "Dataset":
+    """Return the same samples, in which those that were taken twice have two numbers."""
+    return ds.view(
+        _number_apart,
+        groups=tuple(
+            replace(group, rows=compose(group.rows, freeze(ds.rows))) for group in ds.groups
+        ),
+        rows=None,
+        identity=ds.fingerprint,
+        origins=tuple(origin.choose(ds.rows) for origin in ds.all_origins()),
     )
 
 
@@ -288,7 +316,7 @@ def _chosen(ds: "Dataset", given: Ints, runs: Runs) -> Ints:
         at = int(np.flatnonzero(bad)[0])
         raise IndexError(
             f"at= has corner {given[at, 1:].tolist()} in case {case[at]}, where corners must be "
-            f"below {places[at].tolist()}"
+            f"at least 0 and below {places[at].tolist()}"
         )
     code = np.zeros(len(case), np.int64)
     for axis in range(places.shape[1]):

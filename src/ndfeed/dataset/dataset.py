@@ -5,7 +5,7 @@ Views (``select``, ``take``, ``split``, ``map``, ``+``) are new values over the 
 pickles as the way it was made, in a few kilobytes, and opens its files when it first reads.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -31,7 +31,7 @@ from ndfeed.dataset.map_steps import (
     fields_of,
     is_hidden,
 )
-from ndfeed.dataset.origins import Origin, join_origins
+from ndfeed.dataset.origins import Origin, is_memory, join_origins
 from ndfeed.dataset.proportions import Proportions
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.remake import fixed, repeatable
@@ -90,7 +90,7 @@ class Dataset(Sampling):
         self._made = made
         self._empty: Batch = dict.fromkeys(self.names)
         self._fields: dict[str, Field] | None = None
-        self._tried: Mapping[str, Field] | None = None
+        self._differing: Mapping[str, Field] | None = None
         self._parts: dict[tuple[str, ...], Dataset] = {}
 
     @property
@@ -133,7 +133,7 @@ class Dataset(Sampling):
         """
         wanted = as_rows(rows, self._count)
         batch = self._read_and_map(wanted, rng)
-        return with_lists(batch, self._behind()) if self.steps else batch
+        return with_lists(batch, self._find_differing()) if self.steps else batch
 
     def _read_and_map(self, wanted: Ints, rng: np.random.Generator | None = None) -> Batch:
         """Read rows that are in range, and apply the steps."""
@@ -147,10 +147,10 @@ class Dataset(Sampling):
             raise _translate(error, self.groups[0], len(wanted)) from None
         return apply_steps_alone(batch, self.steps, wanted, rng) if self.steps else batch
 
-    def _behind(self) -> Mapping[str, Field]:
-        if self._tried is None:
-            self._tried = differing_fields(self, self._known_fields)
-        return self._tried
+    def _find_differing(self) -> Mapping[str, Field]:
+        if self._differing is None:
+            self._differing = differing_fields(self, self._known_fields)
+        return self._differing
 
     def read_into(
         self,
@@ -239,7 +239,8 @@ class Dataset(Sampling):
             names = agreed_names(self._known_fields(), other._known_fields(), other.first_file)
             return _add_mapped(self, other, names)
         groups = join_groups(self.groups, other.groups)
-        return self.view(Dataset.__add__, other, groups=groups, **_sum(self, other, alike=True))
+        beside = _sum(self, other, groups, alike=True)
+        return self.view(Dataset.__add__, other, groups=groups, **beside)
 
     def with_origin(self, *, file: str = "file", row: str = "row") -> "Dataset":
         """Return the dataset with two more fields: the file of each sample, and its row there.
@@ -329,12 +330,19 @@ def _with_origin(ds: Dataset, file: str, row: str) -> Dataset:
     )
 
 
-def _sum(first: Dataset, second: Dataset, *, alike: bool) -> dict[str, Any]:
-    """Return what a sum has besides groups, names and steps; if ``alike``, groups tell most."""
+def _sum(
+    first: Dataset, second: Dataset, groups: Sequence[Group], *, alike: bool
+) -> dict[str, Any]:
+    """Return what a sum has besides groups, names and steps.
+
+    Fingerprint and origins follow from its groups if these are ``alike``, and nothing is noted.
+    """
     rows = join_rows(first.rows, len(first), second.rows, len(second), len(first.groups[0]))
     identity = ""
     origins: tuple[Origin, ...] = ()
-    if first._identity or second._identity or not alike:
+    # Memory has another name in every process: files beside it cannot tell what is in it.
+    named = all(group.table.sealed or not is_memory(group.table).any() for group in groups)
+    if first._identity or second._identity or not (alike and named):
         identity = join_fingerprints(first.fingerprint, second.fingerprint)
     if first._origins or second._origins or not alike:
         origins = join_origins(first.all_origins(), second.all_origins())
@@ -348,7 +356,7 @@ def _add_mapped(first: Dataset, second: Dataset, names: tuple[str, ...] | None) 
     """Add datasets whose batches go through different steps."""
     sides = (first.groups, first.steps), (second.groups, second.steps)
     groups, step, alike = route_steps(*sides, names)
-    beside = _sum(first, second, alike=alike)
+    beside = _sum(first, second, groups, alike=alike)
     return Dataset(groups, (_add_mapped, (first, second, names)), steps=(step,), **beside)
 
 

@@ -88,11 +88,9 @@ def from_many(
         start += (maps.address[file] + column.first[place.part] - low) // pieces.size
     if len(pieces.steps) > 1:
         start = (start[:, None] + pieces.steps).reshape(-1)
-    if room is None:
-        return records.take(start, mode="clip")
-    # First as bytes: a piece may be a part of an element, or of several.
-    out = room.reshape(-1).view(np.uint8).view(records.dtype)
-    return records.take(start, out=out, mode="clip")
+    # As bytes: a piece may be a part of an element, or of several.
+    out = None if room is None else room.reshape(-1).view(np.uint8).view(records.dtype)
+    return records.take(start, out=out, mode="clip").view(np.uint8)
 
 
 def by_address(maps: Maps, file: Ints, start: Ints, size: int) -> NDArray[np.void]:

@@ -96,6 +96,8 @@ class Labelled(Choosing):
         table = isinstance(source, str | os.PathLike)
         if not table and (column is not None or key is not None):
             raise ValueError("column= and key= are for labels in a .csv, .tsv or .parquet file")
+        if match is not None and not (table or isinstance(source, Mapping)):
+            raise ValueError("match= is for labels in a table or a mapping, which have names")
         if table or callable(source) or isinstance(source, Mapping):
             how = _How(column, key, match, wanted)
             labels, places = _label_files(self, source, how)
@@ -207,6 +209,8 @@ def _check_classes(classes: Sequence[str] | None) -> tuple[str, ...] | None:
 
 def _label_samples(ds: Labelled, source: object, classes: tuple[str, ...] | None) -> _Labels:
     source = without_index(source)
+    if isinstance(source, set | frozenset):
+        raise TypeError("labels must be in the order of the samples, got a set, which has none")
     if isinstance(source, Iterable) and not is_array(source):
         # Also an array of text, which is a list of names elsewhere.
         values = source.tolist() if isinstance(source, np.ndarray) else list(source)
@@ -286,7 +290,7 @@ def _label_files(ds: Labelled, source: object, how: _How) -> tuple[_Labels, "_Pl
             problem = describe_missing(missing, len(paths))[0]
             raise SchemaError(path, problem, remedy=REMEDY)
     else:
-        names = paths if match is None else [match(one) for one in paths]
+        names = paths if match is None else [_as_key(match(one)) for one in paths]
         if isinstance(source, Mapping):
             path = paths[0] if paths else ds.first_file
             keys, values = [_as_key(one) for one in source], list(source.values())
@@ -308,7 +312,7 @@ def _as_key(name: object) -> str:
         return os.fsdecode(name)
     if isinstance(name, int | np.integer) and not isinstance(name, bool):
         return str(name)
-    raise TypeError(f"names of files must be text, got {name!r}")
+    raise TypeError(f"names of files, which match= may return, must be text, got {name!r}")
 
 
 # Values

@@ -91,14 +91,15 @@ class Streams(NamedTuple):
     @classmethod
     def of(cls, group: Group) -> "Streams":
         """List the streams of a group."""
-        columns = [] if group.by_file else [c for c in group.columns if _find_coded(c, group).any()]
+        several = _count_together(group) > 1
+        columns = [c for c in group.columns if not group.by_file and _find_coded(c, several).any()]
         sizes = np.zeros(len(group.starts) - 1, np.int64)
         counts = np.zeros(len(group.starts) - 1, np.int64)
         seen: list[Ints] = []
         for column in columns:
             table, arrays = column.table, column.arrays
             places = table.offset[arrays]
-            fresh = _find_coded(column, group)
+            fresh = _find_coded(column, several)
             for earlier in seen:  # the columns of a structured array share a stream
                 fresh &= places != earlier
             seen.append(places)
@@ -107,10 +108,16 @@ class Streams(NamedTuple):
         return cls(columns, sizes, int(counts.max(initial=0)))
 
 
-def _find_coded(column: Column, group: Group) -> NDArray[np.bool_]:
-    """Per part: does it hold several rows that cannot be read alone?"""
-    coding = column.coding
-    return np.asarray((coding != RAW) & (coding != INLINE) & (np.diff(group.starts) > 1))
+def _find_coded(column: Column, several: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Per part: does its stream hold ``several`` rows that cannot be read alone?"""
+    return np.asarray((column.coding != RAW) & (column.coding != INLINE) & several)
+
+
+def _count_together(group: Group) -> NDArray[np.float64]:
+    """Per part: how many samples are in its streams, in this part or in others."""
+    number = np.cumsum(first_of_streams(group)) - 1
+    found: NDArray[np.float64] = np.bincount(number, np.diff(group.starts))[number]
+    return found
 
 
 def first_of_streams(group: Group) -> NDArray[np.bool_]:

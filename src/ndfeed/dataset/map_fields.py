@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from ndfeed.dataset.column import Field, Group, columns_of
-from ndfeed.dataset.map_steps import Batch, Step, all_maps, as_samples, route_field
+from ndfeed.dataset.map_steps import Batch, Routed, Step, all_maps, as_samples
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import Rows, select_rows
 from ndfeed.index.table import Ints
@@ -59,16 +59,28 @@ def learn_fields(ds: Samples, make: Callable[[Ints], Batch]) -> dict[str, Field]
 
 def _pick_one_of_each(ds: Samples) -> Ints:
     """Return a row of each of the datasets that were added, if they have different steps."""
-    name = route_field(ds.steps)
-    if name is None:
-        return np.zeros(1, np.int64)
+    names = _route_fields(ds.steps)
     found: Batch = {}
     for group in ds.groups:
-        columns = tuple(column for column in group.columns if column.field.name == name)
+        columns = tuple(column for column in group.columns if column.field.name in names)
         if columns:
             alone = replace(group, columns=columns)
             reader_of(alone).read(alone, select_rows(ds.rows, np.arange(len(ds))), found)
-    return np.unique(found[name], return_index=True)[1]
+    rows = [np.unique(values, return_index=True)[1] for values in found.values()]
+    return np.concatenate([np.zeros(1, np.int64), *rows])
+
+
+def _route_fields(steps: Sequence[Step]) -> list[str]:
+    """Return the stored fields that say which dataset a sample is from, if steps depend on any."""
+    found: list[str] = []
+    for step in steps:
+        if isinstance(step, Routed):
+            return [*found, step.field]
+        if not hasattr(step, "steps"):
+            break
+        stored = {own: name for name, own in getattr(step, "fields", ())}  # of one of several
+        found += [stored.get(name, name) for name in _route_fields(step.steps)]
+    return found
 
 
 def may_differ(groups: Sequence[Group], steps: Sequence[Step]) -> bool:

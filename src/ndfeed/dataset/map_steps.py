@@ -63,7 +63,7 @@ class Map:
     @classmethod
     def of(cls, function: Callable[..., Mapping[str, Any]], batched: bool) -> "Map":
         """Make a step from what the user wrote."""
-        return cls(function, batched, takes_rng(function))
+        return cls(function, batched, _takes_rng(function))
 
     def __call__(self, batch: Batch, draws: Draws | None, number: int) -> Batch:
         """Apply the function to ``batch``, as step ``number``."""
@@ -195,7 +195,7 @@ def apply_steps_alone(
     return apply_steps(batch, steps, None if rng is None else Given(rng))
 
 
-def takes_rng(function: Callable[..., Any]) -> bool:
+def _takes_rng(function: Callable[..., Any]) -> bool:
     """Does the function have a parameter ``rng``?"""
     try:
         return "rng" in inspect.signature(function).parameters
@@ -221,6 +221,8 @@ def fields_of(batch: Batch) -> dict[str, Field]:
 
 
 def _field_of(name: str, values: Sequence[Any]) -> Field:
+    if isinstance(values, np.ndarray):
+        return Field(name, values.dtype, values.shape[1:], values.dtype.str)
     first = np.asarray(values[0])
     shape = (None,) * first.ndim if isinstance(values, list) else first.shape
     return Field(name, first.dtype, shape, first.dtype.str)
@@ -377,14 +379,6 @@ def is_hidden(name: str) -> bool:
 def hidden(name: str, known: Collection[str]) -> str:
     """Return a name for such a field that is not known yet."""
     return next(n for i in count() if (n := f"{_HIDDEN}{i}/{name}") not in known)
-
-
-def route_field(steps: Sequence[Step]) -> str | None:
-    """Return the stored field that says which dataset a sample is from, if steps depend on it."""
-    first = steps[0] if steps else None
-    if isinstance(first, Beside):
-        return route_field(first.steps)
-    return first.field if isinstance(first, Routed) else None
 
 
 def all_maps(steps: Sequence[Step]) -> Iterator[Map]:

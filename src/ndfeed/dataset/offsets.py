@@ -244,6 +244,9 @@ def have_offsets(column: Column, place: Place) -> NDArray[np.bool_]:
 
 def where(column: Column, place: Place, maps: Maps | None) -> Spans:
     """Locate samples of located parts; their files are entered for it."""
+    if not len(place.part):
+        none = np.zeros((0, len(column.field.shape or ())), np.int64)
+        return Spans(none[:, 0], none[:, 0], none[:, 0], none)
     if maps is None:
         return _spans(column, place, None)
     return maps.read(_files(column, place.part), lambda: _spans(column, place, maps))

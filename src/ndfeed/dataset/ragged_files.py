@@ -64,6 +64,9 @@ def as_ends(offsets: object, open_source: Callable[[Any], Dataset]) -> Ends:
             error.offset,
             f'describe raw offsets: offsets=ndfeed.open("{name}", dtype="int64")',
         ) from None
+    except SchemaError as error:
+        remedy = f"{error.remedy}, in offsets=ndfeed.open(…)"
+        raise SchemaError(error.path or "", error.problem, remedy=remedy) from None
     path = rows.first_file
     if rows.rows is not None or rows.steps:
         raise ValueError("offsets= must be a dataset of files, without take(), split() or map()")

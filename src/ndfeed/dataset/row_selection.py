@@ -138,7 +138,8 @@ def compose(
     if isinstance(rows, PartNumbers) and isinstance(further, range) and further.step == 1:
         return PartNumbers(np.clip(rows.starts - further.start, 0, len(further)))
     if isinstance(rows, range) and isinstance(further, range):
-        return rows[further.start : further.stop : further.step] if len(further) else range(0)
+        start, step = rows.start + further.start * rows.step, rows.step * further.step
+        return range(start, start + len(further) * step, step)
     return select_rows(rows, np.asarray(further, np.int64))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ndfeed.dataset.block_checks import WindowChecks
-from ndfeed.dataset.choosing import check_unmixed
+from ndfeed.dataset.choosing import check_unmixed, check_unnumbered
 from ndfeed.dataset.column import Column, Field, Group, Place, columns_of, has_crops
 from ndfeed.dataset.map_steps import Batch
 from ndfeed.dataset.origins import Origin
@@ -239,6 +239,7 @@ class Stack:
 
 def _check_rows(ds: "Dataset") -> None:
     check_unmixed(ds, "windows()")
+    check_unnumbered(ds, "windows()")
     if ds.steps:
         raise ValueError("windows() comes before map(): a map then gets batches of windows")
     if any(map(has_crops, columns_of(ds.groups))):

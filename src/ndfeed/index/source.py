@@ -35,13 +35,13 @@ class Files(NamedTuple):
     folders: Folders
 
     def cut(self, start: int, stop: int) -> "Files":
-        """Return those from ``start`` to ``stop``, without the folders they were found in."""
+        """Return the files [start, stop), without the folders they were found in."""
         if stop - start == len(self.paths):
             return self._replace(folders=Folders())
         return Files(self.paths.cut(start, stop), self.picky[start:stop], Folders())
 
     def chosen(self, which: NDArray[np.bool_]) -> "Files":
-        """Return those that a mask marks."""
+        """Return the files that a mask marks."""
         return Files(self.paths.chosen(which), self.picky[which], self.folders)
 
 
@@ -73,6 +73,9 @@ def _spell(one: object, here: bytes | None = None) -> bytes:
     else:
         numbers = isinstance(one, Sequence | int | float | np.number)
         hint = "; np.asarray(list) makes a source of numbers" if numbers else ""
+        if hasattr(one, "__array__") and np.ndim(one):
+            hint = "; np.stack(list) makes a source of arrays of one shape, np.concatenate(list) "
+            hint += "with offsets= one of arrays that differ in length"
         raise TypeError(
             f"a source must be a path or a list of paths, got {type(one).__name__} in it{hint}"
         )
