@@ -492,6 +492,10 @@ def test_damaged_states_are_refused(two):
             later.load_state_dict(bad)
     with pytest.raises(ResumeError, match="damaged"):
         later.load_state_dict({**good, "samples": 3, "order": {**good["order"], "x": 1}})
+    for bad in ({**good, "more": {"sources": {"a": 4, "b": 7}}}, {**good, "more": {}}):
+        for loader in (later, ndfeed.loader(mix(two), 5, shuffle=True)):
+            with pytest.raises(ResumeError, match="its sources are not where its samples say"):
+                loader.load_state_dict(bad)
 
 
 def test_growth_is_counted(two, monkeypatch):
