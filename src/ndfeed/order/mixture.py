@@ -133,7 +133,8 @@ class Mixture(Plain):
             raise ResumeError.of_damage("it stands before its own start")
         if dict(found.more) != made.describe(0, found.epoch, found.samples):
             raise ResumeError.of_damage("its sources are not where its samples say")
-        return made, found.samples
+        late = made.start is not None and found.epoch > made.start.epoch
+        return made.settle(found.epoch) if late else made, found.samples
 
     def leave(self) -> "Mixture":
         """Return the mixture of the same sources that begins with the first epoch."""
