@@ -567,13 +567,18 @@ def test_a_pass_stays_at_its_end(tmp_path):
         assert iter(batches) is batches
 
 
-def test_nothing_to_read_is_an_epoch_of_no_batches(tmp_path):
-    """An empty split is legal, and so are several epochs of it."""
-    ds = numbers(tmp_path, 4).take([])
-    with ndfeed.loader(ds, 4, shuffle=True) as loader:
-        assert [list(loader) for _ in range(3)] == [[], [], []]
-        assert loader.epoch == 3
-        assert len(loader) == 0
+@pytest.mark.parametrize("shuffle", [True, False, ndfeed.Blocks(), ndfeed.Windows()], ids=str)
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_nothing_to_read_is_an_epoch_of_no_batches(tmp_path, save, shuffle):
+    """An empty split is legal, as are files without rows, and so are several epochs of them."""
+    for rows in (0, 4):
+        save(tmp_path / f"{rows}.npz", data=np.arange(rows))
+    split = ndfeed.open(tmp_path / "4.npz", sample="row").take([])
+    for ds in (split, ndfeed.open(tmp_path / "0.npz", sample="row")):
+        with ndfeed.loader(ds, 4, shuffle=shuffle) as loader:
+            assert [list(loader) for _ in range(3)] == [[], [], []]
+            assert loader.epoch == 3
+            assert len(loader) == 0
 
 
 @pytest.mark.parametrize("batched", [True, False])

@@ -356,8 +356,13 @@ def test_the_old_mixture_tells_where_times_do_not(two):
     with pytest.raises(ResumeError, match=r"source 'a': cannot tell.*grown=ndfeed\.mix"):
         last.load_state_dict(state)
     last.load_state_dict(state, grown=old)
+    over = last.state_at(9, 5).as_dict()  # the pass that grew is over, which needs no telling
+    other = ndfeed.loader(mix(two, end="last"), 5, shuffle=True)
+    other.load_state_dict(over)
     found += take([last])
     assert len({n for n in found if n < 1000}) == 50
+    last.epoch = 9
+    assert take([last])[5:] == take([other])
 
 
 def test_orders_that_cannot_grow_are_refused(two):
@@ -492,6 +497,10 @@ def test_damaged_states_are_refused(two):
             later.load_state_dict(bad)
     with pytest.raises(ResumeError, match="damaged"):
         later.load_state_dict({**good, "samples": 3, "order": {**good["order"], "x": 1}})
+    for bad in ({**good, "more": {"sources": {"a": 4, "b": 7}}}, {**good, "more": {}}):
+        for loader in (later, ndfeed.loader(mix(two), 5, shuffle=True)):
+            with pytest.raises(ResumeError, match="its sources are not where its samples say"):
+                loader.load_state_dict(bad)
 
 
 def test_growth_is_counted(two, monkeypatch):

@@ -162,6 +162,8 @@ def count_by_file(
 
 def _locate_rows(ds: Dataset, coded: Coded, rows: range) -> Stretch:
     """Find the parts that consecutive rows of a dataset lie in."""
+    if not rows:
+        return Stretch(coded, rows, slice(0, 0))
     wanted = np.arange(rows.start, rows.stop)
     if ds.rows is None and coded.group.rows is None:
         wanted = wanted[[0, -1]]

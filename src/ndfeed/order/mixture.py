@@ -119,26 +119,22 @@ class Mixture(Plain):
         of the new length begins there.
         """
         own, order = self.spec(), dict(found.order)
-        if order == own:
-            if dict(found.more) != self.describe(0, found.epoch, found.samples):
-                raise ResumeError.of_damage("its sources are not where its samples say")
-            return self, found.samples
         told = {name: order.get(name) for name in ("kind", "rows", "orders")}
         if told != {name: own[name] for name in told}:
             return None
-        if all(order.get(name) == own[name] for name in ("end", "weights")):
-            if "start" not in order:
-                return self.leave(), found.samples
-            start = order["start"]
-            if not isinstance(start, Mapping):
-                return None
-            made = self._begin_at(start.get("epoch"), start)
-            if made is not None and found.samples < made._find_skipped(found.epoch):
-                raise ResumeError.of_damage("it stands before its own start")
-            return None if made is None else (made, found.samples)
-        passes = _list_passes(order.get("start"))
-        made = self._begin_at(found.epoch, {**passes, **found.more})
-        return None if made is None else (made, 0)
+        if any(order.get(name) != own[name] for name in ("end", "weights")):
+            passes = _list_passes(order.get("start"))
+            made = self._begin_at(found.epoch, {**passes, **found.more})
+            return None if made is None else (made, 0)
+        made = self if order == own else self._begin_as(order)
+        if made is None:
+            return None
+        if found.samples < made._find_skipped(found.epoch):
+            raise ResumeError.of_damage("it stands before its own start")
+        if dict(found.more) != made.describe(0, found.epoch, found.samples):
+            raise ResumeError.of_damage("its sources are not where its samples say")
+        late = made.start is not None and found.epoch > made.start.epoch
+        return made.settle(found.epoch) if late else made, found.samples
 
     def leave(self) -> "Mixture":
         """Return the mixture of the same sources that begins with the first epoch."""
@@ -249,6 +245,13 @@ class Mixture(Plain):
         """Return where each source stands after some samples of an epoch."""
         layout, bases = self._lay_out(epoch), self._find_bases(epoch)
         return tuple(base + layout.count(number, samples) for number, base in enumerate(bases))
+
+    def _begin_as(self, order: Mapping[str, Any]) -> "Mixture | None":
+        """Return this mixture with the start that a state tells; ``None`` if it is damaged."""
+        start = order.get("start")
+        if start is None:
+            return self.leave()
+        return self._begin_at(start.get("epoch"), start) if isinstance(start, Mapping) else None
 
     def _begin_at(self, epoch: object, told: Mapping[str, Any]) -> "Mixture | None":
         """Return this mixture with the positions that a state tells; ``None`` if it is damaged."""
