@@ -268,6 +268,18 @@ def test_sources_of_several_files_agree_on_sequences(tmp_path):
     assert (found["x"] == found["y"]).all()
 
 
+def test_no_windows_have_the_same_fields(tmp_path):
+    """Also at uneven offsets, which are stored as a field each."""
+    np.savez(tmp_path / "x.npz", x=np.arange(20).reshape(10, 2), n=np.arange(10))
+    ds = ndfeed.open(tmp_path / "x.npz").windows(offsets={"x": [0, 1, 3]})
+    none = ds.where(lambda batch: batch["n"] > 99)
+
+    assert list(none.fields) == list(ds.fields) == ["x", "n"]
+    assert none.fields["x"].shape == ds.fields["x"].shape == (3, 2)
+    assert none.rename({"x": "y"}).fields["y"].shape == (3, 2)
+    assert none[:]["x"].shape == (0, 3, 2)
+
+
 @pytest.mark.parametrize("length", [5, 4])
 def test_sequences_of_one_window_are_compressed_together(tmp_path, length):
     """A stream is shuffled as a whole, and counts, however its rows are divided."""

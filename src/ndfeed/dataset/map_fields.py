@@ -20,7 +20,15 @@ from typing import Protocol
 import numpy as np
 
 from ndfeed.dataset.column import Field, Group, columns_of
-from ndfeed.dataset.map_steps import Batch, Routed, Step, all_maps, as_samples
+from ndfeed.dataset.map_steps import (
+    Batch,
+    Routed,
+    Step,
+    all_maps,
+    as_samples,
+    fields_of,
+    is_hidden,
+)
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import Rows, select_rows
 from ndfeed.index.table import Ints
@@ -34,6 +42,7 @@ class Samples(Protocol):
 
     groups: tuple[Group, ...]
     rows: Rows
+    names: tuple[str, ...]
     steps: tuple[Step, ...]
 
     def __len__(self) -> int: ...
@@ -55,6 +64,18 @@ def learn_fields(ds: Samples, make: Callable[[Ints], Batch]) -> dict[str, Field]
             raise
         made = make(tried)  # some samples make it fail: those that are needed may work
     return {name: _field(name, made[name], stored, certain) for name in made}
+
+
+def guess_fields(ds: Samples, make: Callable[[Ints], Batch]) -> dict[str, Field]:
+    """Return the fields of no samples at all: as they are stored, if functions make others."""
+    stored = {column.field.name: column.field for column in columns_of(ds.groups)}
+    if next(all_maps(ds.steps), None) is None:
+        made = make(np.zeros(0, np.int64))
+        arrays = {name: one for name, one in made.items() if isinstance(one, np.ndarray)}
+        found = fields_of(arrays)
+        if all(name in found or name in stored for name in made):
+            return {name: found.get(name) or stored[name] for name in made}
+    return {name: stored[name] for name in ds.names if not is_hidden(name)}
 
 
 def _pick_one_of_each(ds: Samples) -> Ints:
