@@ -321,6 +321,23 @@ def test_numbers_of_windows_cost_nothing(tmp_path):
         assert next(iter(loader))["data"].shape == (8, 1025)
 
 
+def test_windows_of_a_part_of_the_rows_cost_nothing(tmp_path):
+    """Training and validation without overlap, as the documentation divides them."""
+    with open(tmp_path / "x.bin", "wb") as file:
+        file.truncate(18 * 10**9)
+    rows = ndfeed.open(tmp_path / "x.bin", dtype="uint16", shape=())
+    train, val = rows.take(range(8 * 10**9)), rows.take(range(-(10**9), 0))
+
+    assert (len(train.windows(1025)), len(val.windows(1025))) == (8 * 10**9 - 1024, 10**9 - 1024)
+    assert val.windows(1025).locate([0])[1] == [8 * 10**9]
+    for ds in (train.windows(1025), rows.windows(1025).take(range(8 * 10**9))):
+        assert "1 file" in repr(ds)
+        assert len(pickle.dumps(ds)) < 10_000
+        with ndfeed.loader(ds, 8, shuffle=True) as loader:
+            assert next(iter(loader))["data"].shape == (8, 1025)
+            assert loader.state_dict()
+
+
 def test_checksums_are_compared_under_windows(tmp_path):
     """Damage in any row of a window is found when it is read."""
     np.save(tmp_path / "x.npy", np.arange(400_000))
