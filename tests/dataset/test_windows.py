@@ -295,6 +295,26 @@ def test_sequences_of_one_window_are_compressed_together(tmp_path, length):
     assert len(list(ndfeed.loader(uneven, 1, shuffle=True, processes=0))) == len(uneven) == 21
 
 
+@pytest.mark.parametrize("rows", [range(12), range(2, 11), range(5, 6), range(6, 12), range(3, 5)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_windows_of_a_range_in_a_dict(tmp_path, rows, stride):
+    """Are those of the rows themselves; of windows they are the windows of these."""
+    for i, count in enumerate((3, 0, 5, 4)):
+        np.save(tmp_path / f"{i}.npy", 10 * i + np.arange(count))
+    ds = ndfeed.open(tmp_path, sample="row")
+    listed = np.concatenate([10 * i + np.arange(count) for i, count in enumerate((3, 0, 5, 4))])
+    for source, values in ((ds, listed), (ds.windows(1, stride=stride), None)):
+        values = source[:]["data"] if values is None else values
+        some = range(rows.start, min(rows.stop, len(values)))
+        pairs = [(a, a + 1) for a in some[:-1] if np.all(values[a] // 10 == values[a + 1] // 10)]
+        if not pairs:
+            continue
+        both = ndfeed.open({"p": source.take(some), "q": np.arange(len(some))})
+        found = both.windows(2)[:]
+        assert found["p"].tolist() == [values[list(pair)].tolist() for pair in pairs]
+        assert found["q"].tolist() == [[a - some.start, b - some.start] for a, b in pairs]
+
+
 def test_where_a_window_lies_is_known(tmp_path):
     """Its file, and its first row there."""
     episodes(tmp_path)

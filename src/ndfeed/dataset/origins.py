@@ -68,6 +68,8 @@ class Origin:
         """Return the samples before which the rows of files are interrupted."""
         if self.rows is None:
             return self.starts
+        if isinstance(self.rows, range) and self.rows.step == 1:
+            return np.clip(self.starts - self.rows.start, 0, len(self))
         return self.locate(np.arange(len(self))).find_breaks()
 
     def steps_of(self, part: Ints) -> Ints:

@@ -62,14 +62,15 @@ def _check_range(found: NDArray[Any], count: int, from_end: bool) -> Ints:
 
 def take_rows(rows: ArrayLike, count: int) -> "range | Ints":
     """Return the rows that ``take`` means; negative ones count from the end."""
-    if isinstance(rows, range):
-        return _take_range(rows, count)
     if isinstance(rows, SupportsIndex) and not isinstance(rows, bool) and not np.ndim(rows):
         number = operator.index(rows)
         raise TypeError(
             f"take({number}) could mean two things: take(range({number})) is the first {number} "
             f"samples, as ds[:{number}] reads them; take([{number}]) is sample {number} alone"
         )
+    given: object = rows
+    if isinstance(given, range):
+        return _take_range(given, count)
     return as_rows(rows, count, from_end=True)
 
 
