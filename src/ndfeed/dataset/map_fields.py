@@ -9,8 +9,9 @@ rule for a field that a map returns:
 - An array is of one shape, unless there are functions of single samples, whose results are stacked
   if possible, and all samples that could be tried had one shape to start with: then a field of the
   same name and rank is as ragged as it is stored.
-- In a list, the axes differ that do so among the samples tried. In a field that keeps its name and
-  its rank those that differ as it is stored do so, too. If there are none, all may differ.
+- In a list, the axes differ that do so among the samples tried, and also their number in a field
+  that keeps its name and is stored so. In a field that keeps its name and its rank those that
+  differ as it is stored do so, too. If there are none, all may differ.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -148,9 +149,11 @@ def _field(
     if before is not None and before.shape is not None and len(before.shape) == first.ndim:
         kept = {axis for axis, length in enumerate(before.shape) if length is None}
     shape: tuple[int | None, ...] | None = first.shape
-    if len({sample.ndim for sample in samples}) > 1:
+    listed = isinstance(values, list | tuple)
+    any_rank = listed and before is not None and before.shape is None
+    if any_rank or len({sample.ndim for sample in samples}) > 1:
         shape = None
-    elif isinstance(values, list | tuple) or not certain:
+    elif listed or not certain:
         lengths = np.array([sample.shape for sample in samples]).reshape(len(samples), first.ndim)
         differing = kept | set(np.flatnonzero((lengths != lengths[0]).any(axis=0)).tolist())
         if not differing and certain:
