@@ -1,7 +1,8 @@
 """What do orders cost that are more than a shuffle, and what do they cost those who only shuffle?
 
     first      draws by weight from 10**8 rows of 32 bytes: how long until the first batch
-    weighted   how fast batches come after it. Floor: the plain shuffle of the same rows
+    weighted   how fast batches come after it, of rows of 32 and of 128 bytes. Floor: the plain
+               shuffle of the same rows
     mix        a mixture of three sets beside one set, LitData and Grain (``orders_mix.py``)
     buckets    padding of batches of similar length, beside group_by_length of transformers, and
                what they cost (``orders_buckets.py``)
@@ -38,14 +39,14 @@ import ndfeed
 
 ROUNDS = 11
 SECONDS = 1.0
-ROWS, WIDTH = 10**8, 8  # of 4 bytes
+ROWS, SMALL, WIDE = 10**8, 32, 128  # rows, and the bytes of one
 MOST = 1 << 24  # weights of torch's sampler: at least, it refuses this many
 BATCH = 4096
 
 
-def write_rows(path, rows):
-    """A file whose rows are full of their own number."""
-    out = np.lib.format.open_memmap(path, "w+", np.uint32, (rows, WIDTH))
+def write_rows(path, rows, size=SMALL):
+    """A file whose rows of ``size`` bytes are full of their own number."""
+    out = np.lib.format.open_memmap(path, "w+", np.uint32, (rows, size // 4))
     for at in range(0, rows, 1 << 20):
         out[at : at + (1 << 20)] = np.arange(at, min(at + (1 << 20), rows))[:, None]
     out.flush()
@@ -160,17 +161,22 @@ def first(folder, quick):
 def weighted(folder, quick, rounds=ROUNDS):
     """The rate of draws by weight, compared with that of a shuffle."""
     count = 10**6 if quick else ROWS
-    write_rows(f"{folder}/x.npy", count)
-    ds = ndfeed.open(f"{folder}/x.npy")
     weights = np.random.default_rng(0).random(count)
-    for size in (64, BATCH):
+    for width, size in itertools.product((SMALL, WIDE), (64, BATCH)):
+        path = f"{folder}/{width}.npy"
+        if not os.path.exists(path):
+            write_rows(path, count, width)
+        ds = ndfeed.open(path)
+        name = f"{width} bytes, batches of {size}"
         orders = {"shuffled": True, "weighted": ndfeed.Weighted(weights)}
         loaders = {
-            f"batches of {size}: {name}": ndfeed.loader(ds, size, shuffle=order)
-            for name, order in orders.items()
+            f"{name}: {way}": ndfeed.loader(ds, size, shuffle=order)
+            for way, order in orders.items()
         }
         ratio = alternate("weighted", loaders, size, rounds)
-        bar("weighted", f"batches of {size}: weighted / shuffled", ratio, 0.8)
+        bar("weighted", f"{name}: weighted / shuffled", ratio, 0.8)
+        for loader in loaders.values():
+            loader.close()
 
 
 # Those who only shuffle

@@ -22,7 +22,7 @@ import ndfeed
 import ndfeed.jax
 import ndfeed.jax.jax_loader
 from ndfeed.jax import cuda_feed
-from ndfeed.jax.adapter import Away, To, ToDevices
+from ndfeed.jax.adapter import Away, Target, ToDevices
 
 P = PartitionSpec
 CPU = 1, 0  # as DLPack numbers devices
@@ -115,17 +115,30 @@ def stand_in():
     return driver, driver.make_stream()
 
 
+class OfGPU:
+    """A device that says it is a GPU."""
+
+    platform = "gpu"
+
+
 class ToStandIn(ToDevices):
     """Takes the stand-in for a GPU."""
+
+    def find_device(self):
+        device = super().find_device()
+        return device and OfGPU()
 
     def __call__(self):
         chosen = not cuda_feed.why_not(self.ds, self.form, self.size)
         if (self.layout is None or self.layout.only) and self.room and chosen:
             committed = self.place is not None or self.layout is not None
-            to = cuda_feed.To(*stand_in(), CPU, "stand-in", committed)
-            return cuda_feed.Direct(self.ds, self.form, to, self.size, self.layout)
-        to = To(self.layout, self.place and self.place.find(), jax.config.jax_default_device)
-        return Away(self.form, to, "device", self.size, self.room)
+            target = cuda_feed.CudaTarget(*stand_in(), CPU, "stand-in", committed)
+            return cuda_feed.Direct(
+                self.ds, self.form, target, self.size, self.layout, resident=self.resident
+            )
+        device = self.place and self.place.find()
+        target = Target(self.layout, device, jax.config.jax_default_device)
+        return Away(self.form, target, "device", self.size, self.room)
 
 
 def one_device_each(process, world, source):

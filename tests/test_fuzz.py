@@ -55,7 +55,7 @@ def test_short_runs_by_coverage_find_nothing(tmp_path):
     """Instrumentation, custom mutators and the command itself work, too, for every target."""
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "fuzz.run", "all", "--seconds", "2"),
+            *(sys.executable, "-m", "fuzz.run", "all", "--seconds", "1"),
             *("--seed", "1", "--found", tmp_path),
         ],
         capture_output=True,

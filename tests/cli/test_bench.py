@@ -363,10 +363,10 @@ def test_every_byte_of_the_samples_is_read_from_the_disk(compressed):
     """A disk that is asked for less would look faster than it is."""
     ds = ndfeed.open(compressed, sample="file", cache=False)
     found = throughput.locate_pieces(ds, np.arange(len(ds)))
-    given = throughput.read(found, seconds=60, threads=3)
+    done = throughput.read(found, seconds=60, threads=3)
 
-    assert given.nbytes == throughput.count_bytes(found)
-    assert given.nbytes >= sum(path.stat().st_size for path in compressed.iterdir()) // 2
+    assert done.nbytes == throughput.count_bytes(found)
+    assert done.nbytes >= sum(path.stat().st_size for path in compressed.iterdir()) // 2
     assert throughput.read(found, seconds=-1, threads=3).nbytes == 0
 
 

@@ -193,9 +193,12 @@ def test_ctrl_c_while_a_loader_is_closed(tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
         driver.go.set()
 
-    with pytest.raises(KeyboardInterrupt):
+    def close():
         threading.Timer(0.3, interrupt).start()
         loader.close()
+
+    with pytest.raises(KeyboardInterrupt):
+        close()
     loader.close()
     assert reader_of(ds.groups[0]).maps.release(elapsed() + 10)
     del batches

@@ -53,23 +53,35 @@ def test_descriptors_are_lent_up_to_half_of_what_there_are():
     keeper = Keeper()
     most = platform_calls.open_files_limit() // 2
 
-    assert keeper.reserve(most)
-    assert not keeper.reserve(1)
-    keeper.release(10, keeper.generation)
-    assert keeper.reserve(10)
-    assert not keeper.reserve(1)
+    assert keeper.reserve(most, 0)
+    assert not keeper.reserve(1, 0)
+    keeper.release(10, 0, keeper.generation)
+    assert keeper.reserve(10, 0)
+    assert not keeper.reserve(1, 0)
+
+
+def test_maps_of_all_files_together_leave_some_to_the_program():
+    """Where a million files may be open, every dataset had as many as if it were alone."""
+    keeper = Keeper()
+    assert keeper.reserve(0, 16_384)
+    assert keeper.reserve(0, 16_384)
+    assert not keeper.reserve(0, 1)
+    keeper.release(0, 16_384, keeper.generation)
+
+    assert keeper.reserve(0, 16_384)
+    assert not keeper.reserve(0, 16_384)
 
 
 def test_a_child_has_all_descriptors_and_gives_back_none_of_its_parents():
     """What the parent had mapped is closed in the child too, but was never counted there."""
     keeper = Keeper()
     before = keeper.generation
-    keeper.reserve(100)
+    keeper.reserve(100, 0)
     keeper.after_fork()
-    keeper.release(100, before)
+    keeper.release(100, 0, before)
 
-    assert keeper.reserve(platform_calls.open_files_limit() // 2)
-    assert not keeper.reserve(1)
+    assert keeper.reserve(platform_calls.open_files_limit() // 2, 0)
+    assert not keeper.reserve(1, 0)
 
 
 def test_it_looks_until_nobody_needs_it():

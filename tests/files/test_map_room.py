@@ -51,6 +51,33 @@ def test_maps_are_where_they_should_be(tmp_path_factory, step, files):
     assert stop <= room.stop
 
 
+@pytest.mark.parametrize(
+    ("size", "step", "remainders", "unit"),
+    [
+        (3 << 20, 3072, (0, 1024), 2 << 20),
+        (3 << 20, 3001, (0, 1, 3000), 2 << 20),
+        (3 << 20, 8192, (0, 4096), PAGE),  # where only pages are
+        (1 << 20, 3072, (0, 1024), PAGE),  # most of the addresses would be unused
+    ],
+)
+def test_large_files_begin_at_large_pages(tmp_path, size, step, remainders, unit):
+    """Their pages then need fewer entries in the tables of the system."""
+    sizes = [size + 5 * number for number in range(len(remainders))]
+    room = Room(sizes, Places(step, np.array(remainders)))
+    starts = []
+    for number, size in enumerate(sizes):
+        path = tmp_path / f"{number}"
+        with path.open("wb") as file:
+            file.truncate(size)
+        with path.open("rb") as file:
+            one = np.frombuffer(room.map(number, file.fileno()), "u1")
+        starts.append(one.ctypes.data)
+        assert room.start <= starts[-1] <= starts[-1] + one.nbytes <= room.stop
+    assert [start % step for start in starts] == list(remainders)
+    assert not any(start % unit for start in starts)
+    assert unit > PAGE or any(start % (2 << 20) for start in starts)
+
+
 def test_other_remainders_are_refused():
     """Maps begin at pages: nothing may be shifted by less."""
     with pytest.raises(ValueError, match="no page is at 1 modulo 4096"):

@@ -312,3 +312,21 @@ def test_daemonic_processes_may_use_them(tmp_path):
     """
 
     assert run(code, tmp_path / "x") == "done\n"
+
+
+def test_a_frozen_program_reads_with_threads(tmp_path):
+    """Its executable is no Python; functions run in its forks all the same."""
+    one_per_file(tmp_path / "x", "npz")
+    code = """
+    sys.frozen = True
+    ds = ndfeed.open(args[0], sample="file")
+    for made in (ds, ds.map(lambda batch: batch | {"y": batch["y"] + os.getpid()})):
+        with ndfeed.loader(made, 8, processes=2) as loader:
+            found = {int(y) for batch in loader for y in batch["y"]}
+            report = loader.report()
+            print(found <= set(range(40)), report.processes, report.obstacle)
+    """
+    files, mapped = run(code, tmp_path / "x").splitlines()
+
+    assert files == "True 0 the program is frozen"
+    assert mapped == "False 2 "

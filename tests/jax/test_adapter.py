@@ -15,15 +15,16 @@ from loading.making import large_rows, numbers  # noqa: E402
 
 import ndfeed  # noqa: E402
 import ndfeed.jax  # noqa: E402
-from ndfeed.jax.adapter import Away, To, ToDevices  # noqa: E402
+from ndfeed.jax.adapter import Away, Target, ToDevices  # noqa: E402
 
 
 class ToAnother(ToDevices):
     """Takes the CPU for another device."""
 
     def __call__(self):
-        to = To(self.layout, self.place and self.place.find(), jax.config.jax_default_device)
-        return Away(self.form, to, "device", self.size, self.room)
+        device = self.place and self.place.find()
+        target = Target(self.layout, device, jax.config.jax_default_device)
+        return Away(self.form, target, "device", self.size, self.room)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -68,6 +68,66 @@ def test_the_device_reads_the_files(tmp_path, label):
         assert "reads the files" in loader.report().way
 
 
+@pytest.mark.parametrize("label", SHAPES)
+def test_all_data_may_be_on_the_device(tmp_path, label):
+    """Rows are gathered there, in the same order; values that are checked come beside them."""
+    ds = files(tmp_path, **SHAPES[label])
+    with ndfeed.jax.loader(ds, 32, shuffle=True, resident=True) as loader:
+        for _ in range(2):
+            expected = ndfeed.loader(ds, 32, shuffle=True)
+            expected.epoch = loader.epoch
+            same(list(loader), list(expected))
+        assert "resident on" in loader.report().way
+
+
+def test_compressed_files_are_decoded_once_for_the_device(tmp_path):
+    for number in range(30):
+        np.savez_compressed(tmp_path / f"{number}.npz", x=np.full((20, 20), number, "<f4"))
+    ds = ndfeed.open(tmp_path, sample="file")
+    with ndfeed.jax.loader(ds, 8, shuffle=True, resident=True) as loader:
+        for _ in range(2):
+            expected = ndfeed.loader(ds, 8, shuffle=True)
+            expected.epoch = loader.epoch
+            same(list(loader), list(expected))
+        assert "resident on" in loader.report().way
+
+
+def test_data_that_is_larger_than_the_device(tmp_path, monkeypatch):
+    """The error says what JAX's own part of the memory has to do with it."""
+    if HAS_GPU:
+        pytest.skip("the stand-in alone has as much memory as it says")
+    monkeypatch.setattr(stand_in()[0], "room", 1 << 20)
+    ds = files(tmp_path, x=("<f4", 5000, 700))
+    with ndfeed.jax.loader(ds, 32, resident=True) as loader:
+        message = r"resident=True needs 14 MB on .* set XLA_PYTHON_CLIENT_MEM_FRACTION to less"
+        with pytest.raises(MemoryError, match=message):
+            next(iter(loader))
+
+
+def every_device():
+    """A sharding over several devices of this process."""
+    if len(jax.local_devices()) == 1:
+        pytest.skip("JAX has one device")
+    return NamedSharding(Mesh(np.array(jax.local_devices()), ("data",)), P())
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "message"),
+    [
+        (lambda ds: ds.map(lambda batch: batch), {}, "leave out map"),
+        (lambda ds: ds.crops({"x": (2,)}, each=2), {}, "random crops are drawn in each"),
+        (lambda ds: ds.select("y"), {}, "every value is cast, and checked; leave it out"),
+        (lambda ds: ds, {"sharding": every_device}, "one GPU of each process"),
+    ],
+)
+def test_what_cannot_be_held_on_the_device(tmp_path, change, words, message):
+    """It is refused when the loader is made."""
+    ds = change(files(tmp_path, x=("<f4", 50, 7), y=("<i8", 50)))
+    words = {name: value() for name, value in words.items()}
+    with pytest.raises(ValueError, match=message):
+        ndfeed.jax.loader(ds, 10, resident=True, **words)
+
+
 def test_batches_are_arrays_of_jax_itself(tmp_path):
     """They can be donated, and stay what they are while the loader goes on."""
     ds = files(tmp_path, x=("<f4", 4000, 64))

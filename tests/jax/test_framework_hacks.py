@@ -21,4 +21,4 @@ def test_where_it_cannot_jax_sends_the_batches(monkeypatch):
     monkeypatch.setattr(framework_hacks, "uncommit", lambda array: array)
     assert not framework_hacks.can_uncommit()
     with pytest.raises(Refused, match="commits"):
-        cuda_feed.make(None, None, jax.local_devices()[0], 8, None, committed=False)
+        cuda_feed.make(None, None, jax.local_devices()[0], 8, None, committed=False, resident=False)

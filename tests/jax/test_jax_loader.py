@@ -50,7 +50,7 @@ class JaxFeed(Feed):
 class TestEpochs(EpochContract):
     feed = JaxFeed
     package = ndfeed.jax
-    more = ("sharding", "cast", "device")
+    more = ("sharding", "cast", "device", "resident")
 
 
 class TestArguments(ArgumentContract):
@@ -118,6 +118,11 @@ def test_wrong_devices_are_refused(tmp_path, device, error, text):
     """At once, with those that there are."""
     with pytest.raises(error, match=text):
         ndfeed.jax.loader(table(tmp_path), 4, device=device)
+
+
+def test_data_is_held_on_gpus_alone(tmp_path):
+    with pytest.raises(ValueError, match=r"needs device='gpu'.*ds.in_memory\(\) holds it in RAM"):
+        ndfeed.jax.loader(table(tmp_path), 8, resident=True, device="cpu")
 
 
 def test_a_device_and_a_sharding(tmp_path):

@@ -288,3 +288,20 @@ def test_a_state_goes_on_with_more_files(tmp_path):
     assert now.data.state_dict()["more"] == {"grown": [[12, 6, state["data"]]]}
     assert sorted(seen + take(now)) == expected(5, 10, 20, 30, 40)
     assert sorted(take(now)) == expected(5, 10, 20, 30, 40)
+
+
+def test_files_found_after_a_state_was_loaded_wait_for_the_next_epoch(tmp_path):
+    """The rest of the epoch is that of the files there were: nothing is lost or comes twice."""
+    write(tmp_path, 10, 20, 30)
+    loader = ndfeed.loader(ndfeed.open(tmp_path, sample="row"), 3, shuffle=True)
+    seen = next(iter(loader))["data"].tolist()
+    feed = KerasFeed(ndfeed.open(tmp_path, sample="row"), 3, shuffle=True)
+    feed.data.load_state_dict(loader.state_dict())
+    write(tmp_path, 5)
+    assert feed.data.refresh() == 4
+    assert feed.data.state_dict() == loader.state_dict()
+    assert len(feed.data) == 4
+    for files in ([10, 20, 30], [5, 10, 20, 30]):
+        seen += [x for batch in feed.epoch() for x in np.asarray(batch["data"]).tolist()]
+        assert sorted(seen) == expected(*files)
+        seen = []

@@ -103,6 +103,17 @@ class Slotted:
         return batch
 
 
+class Private:
+    __slots__ = ("__n",)
+
+    def __init__(self):
+        self.__n = 0
+
+    def __call__(self, batch):
+        self.__n += 1
+        return batch
+
+
 class OfClass:
     n = 0
 
@@ -160,6 +171,7 @@ CHANGING = {
     "an attribute of the function": change_own,
     "an attribute of a module": change_module,
     "a slot": Slotted(),
+    "a private slot": Private(),
     "an attribute of a class": OfClass(),
     "a global": change_global,
     "a table": change_table,

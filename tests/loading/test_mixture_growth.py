@@ -350,7 +350,13 @@ def test_the_old_mixture_tells_where_times_do_not(two):
     with pytest.raises(ResumeError, match="not that of the state, which is a mixture"):
         later.load_state_dict(state, grown=ndfeed.open(two / "a", sample="row"))
     later.load_state_dict(state, grown=old)
-    found = seen + take([later])
+    found = seen + take([later], 2)
+    state = through_json(later)  # of the samples there are now
+    last = ndfeed.loader(mix(two, end="last"), 5, shuffle=True)
+    with pytest.raises(ResumeError, match=r"source 'a': cannot tell.*grown=ndfeed\.mix"):
+        last.load_state_dict(state)
+    last.load_state_dict(state, grown=old)
+    found += take([last])
     assert len({n for n in found if n < 1000}) == 50
 
 
@@ -375,6 +381,43 @@ def test_orders_that_cannot_grow_are_refused(two):
             call()
     assert blocks.state_dict() == state
     assert take([blocks])
+
+
+def test_any_order_has_what_is_found_before_its_first_epoch(two):
+    """Nothing of any source was delivered yet."""
+    order = {"a": ndfeed.Sorted("n"), "b": True}
+    loader = ndfeed.loader(mix(two), 8, shuffle=order)
+    write(two / "a", 4)
+    assert loader.refresh() == 10
+    assert sorted(take([loader])) == sorted(mix(two)[:]["n"].tolist())
+
+
+def test_an_epoch_that_grew_begins_once_more(two):
+    """Where it grew: every source goes on there, and the epoch is one that can be resumed."""
+
+    def load(state=None):
+        loader = ndfeed.loader(mix(two, weights=[1, 1], end="cycle"), 5, shuffle=True)
+        if state is not None:
+            loader.load_state_dict(state, grown=True)
+        return loader
+
+    loader = load()
+    seen, state = take([loader], 4), through_json(loader)
+    write(two / "a", 4)
+    later, other = load(state), load(state)
+    take([later], 1)
+    later.epoch = 0
+    assert later.state_dict()["more"] == state["more"]
+    assert len(later) == 12
+    assert len(set(seen + take([later], 8))) == 60
+    assert len(take([load(through_json(later))])) == 20
+
+    take([other], 1)
+    write(two / "a", 3)
+    assert other.refresh() == 10
+    other.epoch = 0
+    assert other.state_dict()["more"] == state["more"]
+    assert len(set(seen + take([other], 8))) == 60
 
 
 def test_files_that_vanish_in_the_middle_of_a_pass(two):
@@ -404,6 +447,12 @@ def test_a_mixture_in_memory_does_not_grow(two):
     loader = ndfeed.loader(mix(two).in_memory(), 8, shuffle=True)
     with pytest.raises(ValueError, match=r"cannot grow after in_memory\(\)"):
         loader.refresh()
+    take([loader], 1)
+    state = through_json(loader)
+    write(two / "a", 4)
+    later = ndfeed.loader(mix(two).in_memory(), 8, shuffle=True)
+    with pytest.raises(ResumeError, match=r"cannot grow after in_memory\(\)"):
+        later.load_state_dict(state, grown=True)
 
 
 def test_damaged_states_are_refused(two):

@@ -451,3 +451,35 @@ def test_processes_share_a_short_epoch(tmp_path):
 
     assert len(set(pids)) == 3
     assert max(map(pids.count, pids)) <= 40
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_the_program_changes_is_found_in_the_next_epoch(tmp_path, known, killed):
+    """The usual curriculum: the batches are those of threads, whatever happens to a process."""
+
+    class Curriculum:
+        epoch = 0
+
+        def __call__(self, batch):
+            return in_process({"data": batch["data"] * 0 + self.epoch})
+
+    function, pids = Curriculum(), []
+    if not known:
+        function.hidden = iter([1])
+    with ndfeed.loader(numbers(tmp_path, 40).map(function), 4, processes=2) as loader:
+        for epoch in (0, 0, 1, 1):
+            function.epoch = epoch
+            batches = []
+            for batch in loader:
+                batches.append(batch)
+                if killed and len(batches) == 1:
+                    os.kill(int(batch["pid"][0]), signal.SIGKILL)
+                    function.epoch = 5
+            pids.append({int(pid) for batch in batches for pid in batch["pid"]})
+            if not killed:
+                assert {int(x) for batch in batches for x in batch["data"].ravel()} == {epoch}
+
+    assert killed or (pids[0] == pids[1]) == known
+    assert not pids[1] & pids[2]
+    assert not killed or not pids[0] & pids[1]

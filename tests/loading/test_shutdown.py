@@ -621,10 +621,12 @@ def iterate(loader, way, until):
                 break
         if way == 2:
             loader.close()
-rng, mapped = random.Random(0), ds.map(dict) if processes else ds
+# Of an iterator nothing is known, so that processes are forked anew for every epoch.
+rng, unknown = random.Random(0), iter(())
+kinds = (ds.map(dict), ds.map(lambda batch: batch or unknown)) if processes else (ds, ds)
 for number in range(rounds):
     faulthandler.dump_traceback_later(200, exit=True)
-    loader = ndfeed.loader(mapped, 32, shuffle=True, threads=3, processes=processes)
+    loader = ndfeed.loader(kinds[number // 3 % 2], 32, shuffle=True, threads=3, processes=processes)
     delay = rng.choice([0.003, 0.02, 0.08]) * rng.random()
     try:
         os.write(say, struct.pack("d", delay))

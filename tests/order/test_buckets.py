@@ -353,7 +353,7 @@ def test_lengths_may_be_given():
     data = Lengths(np.zeros(4, np.int64), 2)
     assert {*order.bind(data).begin(4, 0, 0).rows(0, 2).tolist()} in ({0, 2}, {1, 3})
     assert data.asked == []
-    with pytest.raises(ValueError, match="a length for each of 3 samples, got 4"):
+    with pytest.raises(ValueError, match="one for each of 3 samples, got 4; pass as many"):
         order.bind(Lengths(np.zeros(3, np.int64), 2))
 
 
@@ -366,6 +366,7 @@ def test_lengths_may_be_given():
         ({"edges": (-1, 4)}, ValueError, "edges are lengths, which are not negative, got -1"),
         ({"edges": (1.5,)}, TypeError, "edges must be integers, got 1.5"),
         ({"edges": "abc"}, TypeError, "edges must be lengths that rise"),
+        ({"edges": 64}, TypeError, r"edges must be lengths that rise, such as .*, got 64"),
         ({"edges": range(5000)}, ValueError, "at most 4,096 lengths, got 5,000"),
         ({"ranks": 0}, ValueError, "ranks must be at least 1"),
         ({"ranks": 2**70}, ValueError, r"ranks must be at most 2\*\*62"),

@@ -463,6 +463,22 @@ def test_a_state_counts_the_epochs_that_were_begun(tmp_path):
     assert sorted(chained(used_values(rest, again))) == expected(5, 10, 20, 30, 40)
 
 
+def test_files_found_after_a_state_was_loaded_wait_for_the_next_epoch(tmp_path):
+    """The rest of the epoch is that of the files there were: nothing is lost or comes twice."""
+    write(tmp_path, 10, 20, 30)
+    loader = ndfeed.loader(ndfeed.open(tmp_path, sample="row"), 3, shuffle=True)
+    seen = next(iter(loader))["data"].tolist()
+    state = ndfeed.tf.State()
+    ds = ndfeed.open(tmp_path, sample="row")
+    data = ndfeed.tf.dataset(ds, 3, shuffle=True, fields="data", state=state)
+    state.load_state_dict(loader.state_dict())
+    write(tmp_path, 5)
+    assert data.refresh() == 4
+    assert state.state_dict() == loader.state_dict()
+    assert sorted(seen + chained(used_values(data, state))) == expected(10, 20, 30)
+    assert sorted(chained(used_values(data, state))) == expected(5, 10, 20, 30)
+
+
 def used_values(data, state):
     """The values of batches, each counted when it was used."""
     found = []

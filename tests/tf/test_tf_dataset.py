@@ -860,3 +860,23 @@ def test_threads_and_memory_of_the_data_before_are_released(tmp_path):
         data.refresh()
         gc.collect()
         assert gone is None or gone() is None
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_epochs_of_a_mixture_may_end_in_a_short_batch(tmp_path, epochs):
+    """Also those after a first one whose batches are all full."""
+    sources = {}
+    for name, first in (("a", 0), ("b", 3)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, *range(first, first + 3))
+        sources[name] = ndfeed.open(tmp_path / name, sample="row")
+    ds = ndfeed.mix(sources, weights={0: [3, 1], 1: [1, 1], 2: [5, 1]})
+    loader = ndfeed.loader(ds, 8, shuffle=True)
+    numpy = [batch["data"].tolist() for _ in range(3) for batch in loader]
+    assert [len(batch) for batch in numpy] == [8, 8, 8, 8, 8, 8, 6]
+    data = ndfeed.tf.dataset(ds, 8, shuffle=True, epochs=epochs)
+    found = [batch["data"].numpy().tolist() for _ in range(3 // epochs) for batch in data]
+    assert found == numpy
+    assert data.element_spec["data"].shape == (None,)
+    whole = ndfeed.tf.dataset(ds, 8, shuffle=True, drop_last=True)
+    assert whole.element_spec["data"].shape == (8,)

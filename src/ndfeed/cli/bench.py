@@ -111,7 +111,7 @@ def bench(
     """
     opened = make_opener(dtype, shape, tail, fields, windows, by)
     picture = None if plot is None else chart.check(plot)
-    mapped = None if function is None else import_function(function)
+    mapped = None if function is None else _import_function(function)
     ds = _open(path, sample, opened)
     options = {
         "--sample": sample,
@@ -150,7 +150,7 @@ def _check_options(case: Case) -> None:
         replace(case, function=None).loader(case.ds)
 
 
-def import_function(name: str) -> Function:
+def _import_function(name: str) -> Function:
     """Import ``module:name``; modules of the current folder are found."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
@@ -221,9 +221,9 @@ def _describe(case: Case, found: Findings) -> Facts:
         if found.to_device is None
         else {"rows_per_second": round(found.to_device.rows_per_second, 1)},
         "limit": found.limit,
-        "sample": {"rows": found.sample, "rows_per_second": round(found.base.given, 1)},
+        "sample": {"rows": found.sample, "rows_per_second": round(found.base.rate, 1)},
         "trials": [
-            {"name": one.name, "how": one.how, "rows_per_second": round(one.given, 1)}
+            {"name": one.name, "how": one.how, "rows_per_second": round(one.rate, 1)}
             for one in found.trials
         ],
         "remedies": [

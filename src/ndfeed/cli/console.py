@@ -62,12 +62,12 @@ def format_rate(count: float) -> str:
     return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.1f} k"
 
 
-def name_options(text: str) -> str:
+def _name_options(text: str) -> str:
     """Replace arguments in a remedy by the options of the command, and mark what has none.
 
-    >>> name_options('choose one: sample="row" or another; check dtype= and shape=')
+    >>> _name_options('choose one: sample="row" or another; check dtype= and shape=')
     'choose one: --sample row or another; check --dtype and --shape'
-    >>> name_options("remove dtype=, or convert fields with dtype={'x': 'f4'}")
+    >>> _name_options("remove dtype=, or convert fields with dtype={'x': 'f4'}")
     "remove --dtype, or in Python: convert fields with dtype={'x': 'f4'}"
     """
     text = text.replace("cast it with dtype=", "cast it with --cast")
@@ -79,18 +79,18 @@ def name_options(text: str) -> str:
     return f"{text[:start]}in Python: {text[start:]}"
 
 
-def describe_error(error: Error) -> str:
+def _describe_error(error: Error) -> str:
     """Return the message of an error, with the options of the command in its remedies."""
     text = str(error)
     wrong = error.problems if isinstance(error, BadFilesError) else [error]
     for remedy in dict.fromkeys(shown(one.remedy) for one in wrong if one.remedy):
-        text = text.replace(f"; {remedy}", f"; {name_options(remedy)}")
+        text = text.replace(f"; {remedy}", f"; {_name_options(remedy)}")
     return text
 
 
 def complain(problem: object, file: TextIO | None = None) -> None:
     """Print a problem on standard error. Only errors of the library may have several lines."""
-    text = describe_error(problem) if isinstance(problem, Error) else shown(str(problem))
+    text = _describe_error(problem) if isinstance(problem, Error) else shown(str(problem))
     print(f"ndfeed: {text}", file=file or sys.stderr)
 
 
@@ -111,7 +111,7 @@ def warn(
 
     Warnings are texts of our own; a remedy is a part of them.
     """
-    complain(f"warning: {name_options(str(message))}", file)
+    complain(f"warning: {_name_options(str(message))}", file)
 
 
 _PATIENCE = 1.0

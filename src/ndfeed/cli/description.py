@@ -83,14 +83,14 @@ class Facts(TypedDict):
 
 def describe_source(path: str, ds: Dataset) -> Facts:
     """Describe the dataset that was opened from ``path``."""
-    return _describe(path, ds, _describe_reading(ds), ds.why, [], find_advice(ds))
+    return _describe(path, ds, _describe_reading(ds), ds.why, [], _find_advice(ds))
 
 
 def describe_undecided(path: str, as_files: Dataset, as_rows: Dataset) -> Facts:
     """Describe a source that could be read two ways, and both of them."""
     either = [_describe_reading(as_files), _describe_reading(as_rows)]
-    for_rows = find_advice(as_rows)
-    for_both = [one for one in find_advice(as_files) if one in for_rows]
+    for_rows = _find_advice(as_rows)
+    for_both = [one for one in _find_advice(as_files) if one in for_rows]
     return _describe(path, as_files, None, None, either, for_both)
 
 
@@ -136,7 +136,7 @@ def _tables(ds: Dataset) -> list[Table]:
 
 
 def _count_formats(tables: Sequence[Table]) -> dict[str, int]:
-    """Count the files of each format; decoded offsets are in none."""
+    """Count the files of each format; arrays in memory are no files."""
     found: dict[str, int] = {}
     for table in tables:
         for name, count in zip(
@@ -168,7 +168,7 @@ def _describe_fields(ds: Dataset) -> Iterator[FieldFacts]:
             )
 
 
-def find_advice(ds: Dataset) -> list[Advice]:
+def _find_advice(ds: Dataset) -> list[Advice]:
     """Find what costs time at every read, and suggest what to do about it."""
     columns = columns_of(ds.groups)
     rows = columns_of(group for group in ds.groups if not group.kind)  # windows and crops overlap

@@ -71,7 +71,7 @@ class Trial:
     disk: float = math.inf
 
     @property
-    def given(self) -> float:
+    def rate(self) -> float:
         """Rows per second, limited by the disk."""
         return min(self.rows_per_second, self.disk)
 
@@ -172,9 +172,9 @@ def disk_counts(nbytes: int, room: int, *, cold: bool) -> bool:
 
 def choose_remedies(trials: Sequence[Trial], base: Trial, most: int = 2) -> list[Remedy]:
     """Choose the best trials, best first and one of each name; none that hardly helps."""
-    if not base.given:
+    if not base.rate:
         return []
-    found = [Remedy(one.name, one.how, base.given, one.given) for one in trials]
+    found = [Remedy(one.name, one.how, base.rate, one.rate) for one in trials]
     worth = sorted((one for one in found if one.gain >= WORTH), key=lambda one: one.gain)
     best = {one.name: one for one in worth}  # of each name the last, which gains most
     return sorted(best.values(), key=lambda one: -one.gain)[:most]

@@ -121,28 +121,28 @@ def examine(case: Case, begin: Callable[[str], None]) -> Findings:
     notes: list[str] = []
     begin("the disk")
     # The disk first: files that are mapped cannot be dropped from the page cache.
-    given = _measure_disk(case, notes)
+    disk = _measure_disk(case, notes)
     case = _choose_processes(case, begin)
     begin("the loader")
     with case.loader(case.ds) as loader:
         # With a cold disk the first batches count as well.
-        warm_up = _WARM_UP * case.seconds if given.cold is None else 0.0
+        warm_up = _WARM_UP * case.seconds if disk.cold is None else 0.0
         whole = run(loader, 0.15 * case.seconds, warm_up)
         order, report = f"{loader.order}", loader.report()
         if case.processes:  # perhaps some were still starting
             report = replace(report, processes=case.processes)
-    stored = given.row_bytes * len(case.ds)
-    counts = diagnosis.disk_counts(round(stored), _free_memory(), cold=given.cold is not None)
+    stored = disk.row_bytes * len(case.ds)
+    counts = diagnosis.disk_counts(round(stored), _free_memory(), cold=disk.cold is not None)
     sample = case.ds.take(slice(_choose_sample_size(case, whole)))
     begin("every stage")
-    if given.cold is not None:  # read ahead: a slow disk takes longer than the loader would run
+    if disk.cold is not None:  # read ahead: a slow disk takes longer than the loader would run
         throughput.read(
             throughput.locate_pieces(sample, np.arange(len(sample))),
             0.3 * case.seconds,
             throughput.THREADS,
         )
     base_run = _run_warm(case, case.loader(sample))
-    stages, idle = _measure_stages(given, whole, base_run)
+    stages, idle = _measure_stages(disk, whole, base_run)
     bus, to_device = _measure_device(case, notes, begin)
     if bus:
         there = to_device.rows_per_second if to_device else 0.0
@@ -150,18 +150,18 @@ def examine(case: Case, begin: Callable[[str], None]) -> Findings:
     if to_device and to_device.rows_per_second > base_run.rows_per_second * diagnosis.WORTH:
         notes.append("the device reads the files directly, without copying them into batches first")
     notes += diagnosis.list_doubts(stages, disk=counts, idle=idle)
-    through = (given.cold or math.inf) if counts else math.inf
-    trials = [*_try_remedies(case, sample, base_run, through, notes, begin)]
-    known = whole.rows_per_second if given.cold is None else None
-    subject = _choose_subject(case, sample, given, known, counts=counts)
+    disk_rate = (disk.cold or math.inf) if counts else math.inf
+    trials = [*_try_remedies(case, sample, base_run, disk_rate, notes, begin)]
+    known = whole.rows_per_second if disk.cold is None else None
+    subject = _choose_subject(case, sample, disk, known, counts=counts)
     orders = try_orders(subject, notes, begin) if case.shuffle else []
     begin("as it is, again")
     # Twice, before and after the trials: a moment in which the machine was busy is no remedy.
     again = _run_warm(case, case.loader(sample)).rows_per_second
-    base = Trial("as it is", "", max(base_run.rows_per_second, again), through)
-    if counts and given.cold_in_a_row:
+    base = Trial("as it is", "", max(base_run.rows_per_second, again), disk_rate)
+    if counts and disk.cold_in_a_row:
         how = "shuffle=ndfeed.Blocks()"
-        trials.append(Trial("blocks", how, base.rows_per_second, given.cold_in_a_row))
+        trials.append(Trial("blocks", how, base.rows_per_second, disk.cold_in_a_row))
     return Findings(
         order, whole, report, len(sample), base, stages, trials, counts, idle, to_device, notes,
         orders,
@@ -169,7 +169,7 @@ def examine(case: Case, begin: Callable[[str], None]) -> Findings:
 
 
 def _choose_subject(
-    case: Case, sample: ndfeed.Dataset, given: _Disk, known: float | None, *, counts: bool
+    case: Case, sample: ndfeed.Dataset, disk: _Disk, known: float | None, *, counts: bool
 ) -> Subject:
     """Choose what other orders are tried on: all of the data, or a sample if the disk counts."""
 
@@ -178,8 +178,8 @@ def _choose_subject(
 
     if not counts:
         return Subject(case.ds, case.ds, loader, case.seconds, math.inf, math.inf, known)
-    disk = given.cold or math.inf, given.cold_in_a_row or math.inf
-    return Subject(case.ds, sample, loader, case.seconds, *disk, known)
+    limits = disk.cold or math.inf, disk.cold_in_a_row or math.inf
+    return Subject(case.ds, sample, loader, case.seconds, *limits, known)
 
 
 def _choose_processes(case: Case, begin: Callable[[str], None]) -> Case:
@@ -197,16 +197,16 @@ def _choose_processes(case: Case, begin: Callable[[str], None]) -> Case:
     return replace(case, processes=number) if rates[1] > rates[0] * diagnosis.WORTH else case
 
 
-def _measure_stages(given: _Disk, whole: Ran, sampled: Ran) -> tuple[list[Stage], float]:
+def _measure_stages(disk: _Disk, whole: Ran, sampled: Ran) -> tuple[list[Stage], float]:
     """Return the rate of each stage, and the share of time that threads were idle.
 
     All are of one run, so that they add up: over the whole data if it is in memory, otherwise over
     a sample that was read into memory.
     """
-    ran = whole if given.cold is None else sampled
+    ran = whole if disk.cold is None else sampled
     stages = diagnosis.compute_stages(ran.stages, ran.idle, ran.rows_per_second)
-    if given.cold is not None:
-        stages.insert(0, Stage("disk", given.cold, None, whole.rows_per_second))
+    if disk.cold is not None:
+        stages.insert(0, Stage("disk", disk.cold, None, whole.rows_per_second))
     return stages, diagnosis.idle_share(ran.stages, ran.idle)
 
 
@@ -272,8 +272,8 @@ def _choose_rows(case: Case) -> tuple[Ints, Ints]:
 
 def _measure_rate(case: Case, pieces: list[throughput.Piece], rows: float) -> float:
     """Read pieces of files, and return the rate in rows per second."""
-    given = throughput.read(pieces, 0.05 * case.seconds, throughput.THREADS)
-    return rows * given.nbytes / max(throughput.count_bytes(pieces), 1) / max(given.seconds, 1e-9)
+    done = throughput.read(pieces, 0.05 * case.seconds, throughput.THREADS)
+    return rows * done.nbytes / max(throughput.count_bytes(pieces), 1) / max(done.seconds, 1e-9)
 
 
 def _measure_device(
@@ -303,7 +303,7 @@ def _try_remedies(
     case: Case,
     sample: ndfeed.Dataset,
     base: Ran,
-    through: float,
+    disk_rate: float,
     notes: list[str],
     begin: Callable[[str], None],
 ) -> Iterator[Trial]:
@@ -315,7 +315,7 @@ def _try_remedies(
     if not os.path.exists(os.path.join(os.fsencode(case.path), NAME)):
         begin("packing a sample")
         try:
-            yield _try_packing(case, sample, through)
+            yield _try_packing(case, sample, disk_rate)
         except SpaceError as error:
             notes.append(f"packing was not tried: {error}")
     if case.ds.nbytes < _free_memory() // 2:
@@ -324,28 +324,28 @@ def _try_remedies(
     for threads in sorted({1, platform_calls.cores(), 2 * platform_calls.cores()} - {base.threads}):
         begin(f"threads={threads}")
         yield Trial(
-            "threads", f"threads={threads}", rate(sample, replace(case, threads=threads)), through
+            "threads", f"threads={threads}", rate(sample, replace(case, threads=threads)), disk_rate
         )
     larger = 4 * case.batch_size
     if 4 * larger <= len(sample):
         how = f"batch_size={larger}"
         begin(how)
-        yield Trial("batch size", how, rate(sample, replace(case, batch_size=larger)), through)
+        yield Trial("batch size", how, rate(sample, replace(case, batch_size=larger)), disk_rate)
     if case.function is not None and not case.processes:
         number = max(platform_calls.cores(), 2)
         how = f"processes={number}"
         begin(how)
-        yield Trial("processes", how, rate(sample, replace(case, processes=number)), through)
+        yield Trial("processes", how, rate(sample, replace(case, processes=number)), disk_rate)
 
 
-def _try_packing(case: Case, sample: ndfeed.Dataset, through: float) -> Trial:
+def _try_packing(case: Case, sample: ndfeed.Dataset, disk_rate: float) -> Trial:
     """Pack the sample into a temporary folder, and measure a loader of that."""
     with tempfile.TemporaryDirectory(prefix="ndfeed-bench-") as folder:
         packed = ndfeed.pack(sample, os.path.join(folder, "packed"))
-        disk_rate = through * _count_stored(sample) / max(_count_stored(packed), 1)
+        smaller = _count_stored(sample) / max(_count_stored(packed), 1)
         ran = _run_warm(case, case.loader(packed.select(*sample.fields)))
         del packed  # some systems do not remove mapped files
-        return Trial("pack", case.packing, ran.rows_per_second, disk_rate)
+        return Trial("pack", case.packing, ran.rows_per_second, disk_rate * smaller)
 
 
 def _count_stored(ds: ndfeed.Dataset) -> int:

@@ -37,7 +37,7 @@ def parse_dtype(text: str) -> str:
         raise typer.BadParameter(f"{error}; expected a name such as float16 or <i4") from None
 
 
-def parse_shape(text: str) -> tuple[int, ...]:
+def _parse_shape(text: str) -> tuple[int, ...]:
     """Parse a shape."""
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
@@ -85,8 +85,8 @@ def make_opener(
     shape: str | None,
     tail: Tail,
     fields: str | None,
-    windows: str | None = None,
-    by: str | None = None,
+    windows: str | None,
+    by: str | None,
     *,
     cache: bool = True,
 ) -> Opener:
@@ -96,7 +96,7 @@ def make_opener(
     opener = partial(
         ndfeed.open,
         dtype=dtype,
-        shape=None if shape is None else parse_shape(shape),
+        shape=None if shape is None else _parse_shape(shape),
         tail=tail.value,
         fields=None if fields is None else fields.split(","),
         cache=cache,
@@ -105,7 +105,7 @@ def make_opener(
         if by is not None:
             raise typer.BadParameter("--by is for --windows")
         return opener
-    given = parse_shape(windows)
+    given = _parse_shape(windows)
     if len(given) not in (1, 2):
         raise typer.BadParameter(f"--windows takes a length and a stride, got {windows!r}")
     length, step = (*given, 1)[:2]

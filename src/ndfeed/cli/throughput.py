@@ -184,7 +184,7 @@ class Piece(NamedTuple):
     stretches: Sequence[tuple[int, int]]
 
 
-class Given(NamedTuple):
+class Volume(NamedTuple):
     """How much was read, and in how many seconds."""
 
     nbytes: int
@@ -244,7 +244,7 @@ def is_cold(found: Sequence[Piece]) -> bool:
     return 2 * missing > _LOOKS
 
 
-def read(found: Sequence[Piece], seconds: float, threads: int) -> Given:
+def read(found: Sequence[Piece], seconds: float, threads: int) -> Volume:
     """Read stretches until all are read or ``seconds`` have passed."""
     began = time.perf_counter()
     until = began + seconds
@@ -259,7 +259,7 @@ def read(found: Sequence[Piece], seconds: float, threads: int) -> Given:
 
     with ThreadPoolExecutor(threads) as pool:
         done = sum(pool.map(read_some, (found[first::threads] for first in range(threads))))
-    return Given(done, time.perf_counter() - began)
+    return Volume(done, time.perf_counter() - began)
 
 
 def _read(piece: Piece) -> int:

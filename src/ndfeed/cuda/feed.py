@@ -33,7 +33,7 @@ from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.map_steps import Batch
 from ndfeed.dataset.overlapping import stretch_bytes
 from ndfeed.dataset.reader import reader_of
-from ndfeed.dataset.row_selection import select_rows
+from ndfeed.dataset.row_selection import Drawn, select_rows
 from ndfeed.errors import shown_size
 from ndfeed.files import platform_calls
 from ndfeed.files.shared_memory import Block
@@ -276,6 +276,20 @@ def _unregister(driver: Driver, address: int) -> None:
 def _copy_threads() -> int:
     """Return how many threads copy rows: fewer than processors, since one sends them as well."""
     return min(max(platform_calls.cores() * 3 // 4, 1), _MOST_THREADS)
+
+
+def check_resident(ds: Dataset, *, ragged: bool) -> None:
+    """Refuse datasets whose samples the memory of a device cannot hold as they are."""
+    if ds.steps or ragged:
+        raise ValueError(
+            "resident=True holds samples as they are stored, all of one shape; leave out map() and "
+            "ragged fields, or resident"
+        )
+    if isinstance(ds.rows, Drawn):
+        raise ValueError(
+            "resident=True holds the same samples for all epochs, and random crops are drawn in "
+            "each; leave out resident, or cut crops with grid= or at="
+        )
 
 
 def why_not_direct(ds: Dataset) -> str:

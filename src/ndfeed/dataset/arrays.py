@@ -14,8 +14,6 @@ from ndfeed.dataset.column import Field
 from ndfeed.dataset.in_memory import Held, Room, hold
 from ndfeed.formats.dtypes import EXTENDED, delivered, named
 
-WHY = "an array in memory"
-
 _HOST = 1, 3, 11  # devices in DLPack: memory of this machine, also pinned for CUDA or ROCm
 _BITS = {1: "uint8", 2: "int16", 4: "int32"}
 
@@ -75,10 +73,10 @@ def as_array(source: Any, name: str) -> Array:  # noqa: ANN401 - of any library
         raise TypeError(f"{name} cannot be read as an array: {error}") from None
     values = found.values if isinstance(found, Array) else found
     native = delivered(kind)
-    return Array(values if values.dtype == native else values.astype(native), native_name(kind))
+    return Array(values if values.dtype == native else values.astype(native), _native_name(kind))
 
 
-def native_name(kind: str) -> str:
+def _native_name(kind: str) -> str:
     """Return the name of a type in the byte order of this machine."""
     return kind if kind in EXTENDED else delivered(kind).str
 

@@ -16,7 +16,7 @@ from ndfeed.formats import checksums, manifest
 from ndfeed.index.build import REMEDY
 from ndfeed.index.table import Ints, Table
 
-# Rows of a block in parts that have no checksums: all are in block 0, which is never checked.
+# Rows of a block where there are no checksums: all rows are in block 0, which is not checked.
 _NONE = 1 << 62
 
 
@@ -95,7 +95,7 @@ class Checks:
         return sum(role.left for role in self._roles.values())
 
     def select(self, parts: Ints) -> "Checks":
-        """Return those of some parts."""
+        """Return the checks of some parts."""
         return Checks([self.parts[part] for part in parts.tolist()])
 
     def check_places(self, column: Column, place: Place) -> None:
@@ -160,7 +160,7 @@ class WindowChecks(Checks):
             self._group.checks.check_stretches(own, self._part[part], start, end)
 
     def select(self, parts: Ints) -> "WindowChecks":
-        """Return those of some parts."""
+        """Return the checks of some parts."""
         places = self._part[parts], self._first[parts]
         return WindowChecks(self._group, *places, self._stride, self._span)
 

@@ -242,7 +242,7 @@ def _masks(
             f"where takes the name of a field or a function, got {type(condition).__name__}; "
             "take() accepts masks and row numbers"
         )
-    check_uncut(ds, "where()", tuple(ds.fields) if fields is None else fields)
+    _check_uncut(ds, "where()", tuple(ds.fields) if fields is None else fields)
     for batch, count in _read_all(ds if fields is None else ds.select(*fields), "checking"):
         yield _as_mask(condition(batch), count, getattr(condition, "__name__", repr(condition)))
 
@@ -264,7 +264,7 @@ def _as_mask(made: object, count: int, name: str) -> NDArray[np.bool_]:
 
 def read_field(ds: Choosing, name: str, argument: str) -> Iterator[NDArray[Any]]:
     """Yield the values of a field that has one for each sample, many at a time."""
-    check_uncut(ds, argument, (name,))
+    _check_uncut(ds, argument, (name,))
     own = ds.select(name)
     field = own.fields.get(name) if len(own) else None
     if field is not None and (field.ragged or math.prod(field.lengths) != 1):
@@ -308,7 +308,7 @@ def check_fixed(ds: Choosing, what: str) -> None:
         )
 
 
-def check_uncut(ds: Choosing, what: str, names: Sequence[str]) -> None:
+def _check_uncut(ds: Choosing, what: str, names: Sequence[str]) -> None:
     """Refuse to judge samples by crops that other ones replace in every epoch."""
     if isinstance(ds.rows, Drawn):
         cut = [c.field.name for c in columns_of(ds.groups) if c.cut and c.field.name in names]

@@ -1,9 +1,9 @@
-"""Deflated files as samples of their stored bytes, for who decodes them elsewhere.
+"""Deflated files as samples of their stored bytes, for code that decodes them elsewhere.
 
 Where a sample is a whole file, each of its deflated members becomes a field of bytes: the stream as
 it is stored. Everything that reads whole files then reads compressed bytes, with the same checks
-that a file is still the one that was opened. Nothing is decoded, and no checksum is compared: who
-decodes a stream compares its size and checksum with those of the original table.
+that a file is still the one that was opened. Nothing is decoded, and no checksum is compared: the
+code that decodes a stream compares its size and checksum with those of the original table.
 
 Streams are read up to the next multiple of ``ALIGNED`` bytes, so that those of a batch, end to end,
 begin at such multiples. The bytes behind a stream are those of the archive's directory.

@@ -60,7 +60,7 @@ class SourceSteps:
     def __call__(self, batch: Batch, draws: Draws | None, number: int) -> Batch:
         """Apply the steps to the fields of the source; what they make takes their place."""
         own = {name: batch[stored] for stored, name in self.fields}
-        names = place_below(self.prefix, made := try_steps(own, self.steps, draws, number))
+        names = _place_below(self.prefix, made := try_steps(own, self.steps, draws, number))
         stored = {stored for stored, _ in self.fields}
         found: Batch = {}
         for name, values in batch.items():
@@ -72,7 +72,7 @@ class SourceSteps:
         return found
 
 
-def place_below(prefix: str, names: "Batch | tuple[str, ...]") -> dict[str, str]:
+def _place_below(prefix: str, names: "Batch | tuple[str, ...]") -> dict[str, str]:
     """Return the names that the fields of a source get among those of others."""
     return {name: prefix if len(names) == 1 else f"{prefix}/{name}" for name in names}
 
@@ -82,12 +82,12 @@ def prefix_fields(ds: Dataset, prefix: str) -> Dataset:
     """Return a dataset as one source of several: its fields below ``prefix``."""
     check_unnumbered(ds, "opening it as a source of others")
     check_unmixed(ds, "opening it as a source of others")
-    names = place_below(prefix, ds.names)
+    names = _place_below(prefix, ds.names)
     steps: tuple[Step, ...] = ()
     if ds.steps:
         names = {name: f"{prefix}/{name}" for name in ds.names}
         steps = (SourceSteps(prefix, tuple((names[n], n) for n in ds.names), ds.steps),)
-    shown = names if not ds.steps else place_below(prefix, tuple(ds.fields)) if ds.classes else {}
+    shown = names if not ds.steps else _place_below(prefix, tuple(ds.fields)) if ds.classes else {}
     return Dataset(
         tuple(_with_rows(group, ds.rows) for group in rename_fields(ds.groups, names)),
         (prefix_fields, (ds, prefix)),

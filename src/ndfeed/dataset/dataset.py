@@ -94,7 +94,7 @@ class Dataset(Sampling):
         self._made = made
         self._empty: Batch = dict.fromkeys(self.names)
         self._fields: dict[str, Field] | None = None
-        self._tried: Mapping[str, Field] | None = None
+        self._differing: Mapping[str, Field] | None = None
         self._parts: dict[tuple[str, ...], Dataset] = {}
 
     @property
@@ -138,7 +138,7 @@ class Dataset(Sampling):
         """
         wanted = as_rows(rows, self._count)
         batch = self._read_and_map(wanted, rng)
-        return with_lists(batch, self._behind()) if self.steps else batch
+        return with_lists(batch, self._find_differing()) if self.steps else batch
 
     def _read_and_map(self, wanted: Ints, rng: np.random.Generator | None = None) -> Batch:
         """Read rows that are in range, and apply the steps."""
@@ -152,10 +152,10 @@ class Dataset(Sampling):
             raise _translate(error, self.groups[0], len(wanted)) from None
         return apply_steps_alone(batch, self.steps, wanted, rng) if self.steps else batch
 
-    def _behind(self) -> Mapping[str, Field]:
-        if self._tried is None:
-            self._tried = differing_fields(self, self._known_fields)
-        return self._tried
+    def _find_differing(self) -> Mapping[str, Field]:
+        if self._differing is None:
+            self._differing = differing_fields(self, self._known_fields)
+        return self._differing
 
     def read_into(
         self,
@@ -338,7 +338,10 @@ def _with_origin(ds: Dataset, file: str, row: str) -> Dataset:
 def _sum(
     first: Dataset, second: Dataset, groups: Sequence[Group], *, alike: bool
 ) -> dict[str, Any]:
-    """Return what a sum has besides groups, names and steps; if ``alike``, groups tell most."""
+    """Return what a sum has besides groups, names and steps.
+
+    Fingerprint and origins follow from its groups if these are ``alike``, and nothing is noted.
+    """
     rows = join_rows(first.rows, len(first), second.rows, len(second), len(first.groups[0]))
     identity = ""
     origins: tuple[Origin, ...] = ()

@@ -59,7 +59,7 @@ class Destination:
 
     __slots__ = ("_array", "_memory", "_part", "_ragged", "column", "laid")
 
-    def __init__(self, column: Column, part: Ints, arrays: Arrays | None = None) -> None:
+    def __init__(self, column: Column, part: Ints, arrays: Arrays | None) -> None:
         self.column = column
         self.laid = arrays if isinstance(arrays, Laid) else None
         self._part = part

@@ -77,7 +77,7 @@ class _Units(NamedTuple):
 
 
 def refresh_together(
-    datasets: Sequence[Dataset], missing: Missing, settle: float, among: Sequence[str] | None = None
+    datasets: Sequence[Dataset], missing: Missing, settle: float, among: Sequence[str] | None
 ) -> list[Dataset]:
     """Refresh datasets of the same sources, which are looked at once for all of them.
 

@@ -104,7 +104,10 @@ def _join(first: Group, second: Group, table: Table) -> Group:
 
 
 def _check_listed(first: Group, second: Group) -> None:
-    """Refuse to list all crops that are possible, beside samples that are listed."""
+    """Refuse crops that nobody has chosen from beside samples with a list of numbers.
+
+    All crops that are possible would have to be listed as well.
+    """
     sides = first, second
     listed = any(one.rows is not None for one in sides)
     if listed and any(one.rows is None and one.kind == "crop" for one in sides):
@@ -259,7 +262,7 @@ _Side = tuple[Sequence[Group], tuple[Step, ...]]
 def route_steps(
     first: _Side, second: _Side, names: tuple[str, ...] | None
 ) -> tuple[tuple[Group, ...], Routed, bool]:
-    """Return groups of the samples of both, a step that routes each sample, and: are they alike?
+    """Return groups of the samples of both, a step that routes each sample, and if they are alike.
 
     They are if all stored fields of one are in the other, in the same form.
     """
@@ -302,7 +305,7 @@ def _place_fields(
 
 
 def _join_padded(first: Sequence[Group], second: Sequence[Group]) -> tuple[tuple[Group, ...], bool]:
-    """Join groups; fields that one side lacks are constant there. Does neither lack any?"""
+    """Join groups; fields that one side lacks are constant there. Also return if neither does."""
     sides = first, second
     shared = _stored_fields(first).keys() & _stored_fields(second).keys()
     both = [_select_fields(side, shared) for side in sides]

@@ -24,7 +24,7 @@ from ndfeed.index.table import Ints, Table
 _FORMAT = "pt list"
 
 
-def are_lists(table: Table) -> NDArray[np.bool_] | None:
+def _are_lists(table: Table) -> NDArray[np.bool_] | None:
     """Per file: is it a list of similar items? ``None`` where no file is."""
     if _FORMAT not in table.formats:
         return None
@@ -32,7 +32,7 @@ def are_lists(table: Table) -> NDArray[np.bool_] | None:
     return found if found.any() else None
 
 
-def count_items(table: Table, lists: NDArray[np.bool_]) -> Ints:
+def _count_items(table: Table, lists: NDArray[np.bool_]) -> Ints:
     """Per file: how many items its list has; 1 for other files."""
     first = np.searchsorted(table.file, np.arange(table.files))
     alike = table.name == table.name[first][table.file]  # the first array's name: once per item
@@ -40,11 +40,11 @@ def count_items(table: Table, lists: NDArray[np.bool_]) -> Ints:
     return np.where(lists, counts, 1)
 
 
-def by_position(table: Table, lists: NDArray[np.bool_]) -> Table:
+def _by_position(table: Table, lists: NDArray[np.bool_]) -> Table:
     """Return the table with every array of a list named by its position too: ``3``, or ``3/x``."""
     counts = np.bincount(table.file, minlength=table.files)
     place = np.arange(len(table.file)) - (np.cumsum(counts) - counts)[table.file]
-    item = place // np.maximum(counts // count_items(table, lists), 1)[table.file]
+    item = place // np.maximum(counts // _count_items(table, lists), 1)[table.file]
     item[~lists[table.file]] = -1
     names: dict[str, int] = {}
     numbers = [
@@ -87,19 +87,19 @@ def layout(
     sample: Sample = "auto",
 ) -> Layout:
     """Find the fields that every file of the table has, under the dataset's names."""
-    listed = are_lists(table)
+    listed = _are_lists(table)
     if listed is None:
         return _layout(table, fields, dtype, prefix, np.ones(table.files, np.int64))
     once = np.ones(table.files, np.int64)
     if sample == "file":
-        return _layout(by_position(table, listed), fields, dtype, prefix, once)
+        return _layout(_by_position(table, listed), fields, dtype, prefix, once)
     try:
-        found = _layout(table, fields, dtype, prefix, count_items(table, listed), listed)
+        found = _layout(table, fields, dtype, prefix, _count_items(table, listed), listed)
     except FieldError:
         if sample == "row":
             raise
         try:  # fields= may name items by their position
-            return _layout(by_position(table, listed), fields, dtype, prefix, once)
+            return _layout(_by_position(table, listed), fields, dtype, prefix, once)
         except (FieldError, SchemaError):
             pass
         raise
@@ -107,7 +107,7 @@ def layout(
         return found
     try:
         return found._replace(
-            as_files=_layout(by_position(table, listed), fields, dtype, prefix, once)
+            as_files=_layout(_by_position(table, listed), fields, dtype, prefix, once)
         )
     except (FieldError, SchemaError):  # of several lengths, or there are other files
         return found

@@ -43,7 +43,7 @@ def place_files(group: Group) -> Places | None:
     remainder = np.zeros(group.table.files, np.int64)
     # Maps begin at pages, so rows do at what divides both a page and a row.
     common = math.gcd(column.size, PAGE)
-    remainder[column.file] = (column.first[0] % common - column.first) // common * common
+    remainder[column.file] = (column.first[0] - column.first) // common * common
     return Places(column.size, remainder % column.size)
 
 

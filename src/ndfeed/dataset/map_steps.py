@@ -63,7 +63,7 @@ class Map:
     @classmethod
     def of(cls, function: Callable[..., Mapping[str, Any]], batched: bool) -> "Map":
         """Make a step from what the user wrote."""
-        return cls(function, batched, takes_rng(function))
+        return cls(function, batched, _takes_rng(function))
 
     def __call__(self, batch: Batch, draws: Draws | None, number: int) -> Batch:
         """Apply the function to ``batch``, as step ``number``."""
@@ -195,7 +195,7 @@ def apply_steps_alone(
     return apply_steps(batch, steps, None if rng is None else Given(rng))
 
 
-def takes_rng(function: Callable[..., Any]) -> bool:
+def _takes_rng(function: Callable[..., Any]) -> bool:
     """Does the function have a parameter ``rng``?"""
     try:
         return "rng" in inspect.signature(function).parameters

@@ -89,16 +89,16 @@ class Origin:
         In the latter case they come in the order in which samples first need them.
         """
         if rows is None and self.rows is None:
-            return self.files[:, 0] if self.each else first_of_each(self.files.reshape(-1))
+            return self.files[:, 0] if self.each else _first_of_each(self.files.reshape(-1))
         if isinstance(rows, range) and self.rows is None and not self.each:
             used = find_used(rows, self.starts)
-            return first_of_each(self.files[used if rows.step > 0 else used[::-1]].reshape(-1))
+            return _first_of_each(self.files[used if rows.step > 0 else used[::-1]].reshape(-1))
         count = len(self) if rows is None else len(rows)
         part = self.locate(select_rows(rows, np.arange(count))).part
         if self.each:
             file: Ints = self.files[part, 0]
             return file
-        return first_of_each(self.files[first_of_each(part)].reshape(-1))
+        return _first_of_each(self.files[_first_of_each(part)].reshape(-1))
 
     @lazy
     def _travelling(self) -> tuple[Any, ...]:
@@ -180,7 +180,7 @@ def _files_of(groups: Sequence[Group]) -> Ints:
 
 
 def is_memory(table: Table) -> NDArray[np.bool_]:
-    """Per file: is it memory of ours, and no file?"""
+    """Per file: is it an array in memory, and no file?"""
     if "memory" not in table.formats:
         return np.zeros(table.files, bool)
     return np.asarray(table.format == table.formats.index("memory"))
@@ -212,7 +212,7 @@ def _join(a: Origin, b: Origin) -> Origin:
     )
 
 
-def first_of_each(numbers: Ints) -> Ints:
+def _first_of_each(numbers: Ints) -> Ints:
     """Return the distinct numbers, in order of first occurrence."""
     if len(numbers) and (numbers[1:] >= numbers[:-1]).all():
         rising: Ints = numbers[np.concatenate([[True], numbers[1:] != numbers[:-1]])]

@@ -26,8 +26,8 @@ def open_packed_dataset(
     opened: Opened,
     fields: tuple[str, ...] | None,
     mapped: bool,
-    verify: bool = False,
-    casts: Mapping[str, str] | None = None,
+    verify: bool,
+    casts: Mapping[str, str] | None,
 ) -> Dataset:
     """Open the samples of a packed dataset.
 

@@ -59,7 +59,7 @@ def resident(group: Group, samples: Ints) -> bool:
 
 
 def ask_parts(group: Group, parts: Ints) -> int:
-    """Do the same for the streams of parts that are decoded whole."""
+    """Prefetch the streams of parts that are decoded whole, if they seem not to be in memory."""
     if group.table.sealed or not _ask_files(group, parts[spread(len(parts))], hint=False):
         return 0
     return _ask_files(group, parts, hint=True)
@@ -141,7 +141,7 @@ def _boxes(column: Column, place: Place) -> Span:
 
 
 def _ask_files(group: Group, parts: Ints, *, hint: bool) -> int:
-    """Do the same for all that is read of some files."""
+    """Prefetch all that is read of some files, or only check whether it is in memory."""
     return _ask(group, group.columns[0], _files(group, parts), hint=hint)
 
 

@@ -121,7 +121,7 @@ class Reader:
     ) -> None:
         """Read ``samples``, which are in range, into ``batch``, in memory that ``room`` lends.
 
-        It has an array for every field. What is gathered by address comes in memory of NumPy's.
+        It has an array for every field. What is gathered by address is in new memory instead.
         """
         many = self._short and (self._apart or self._alone is None) and len(samples)
         chosen = self._apart or group.rows is not None

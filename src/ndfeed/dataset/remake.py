@@ -20,15 +20,14 @@ Change = Callable[[Opened], Opened]
 Way = Callable[..., Any]
 
 _WAYS: dict[Callable[..., Any], Way] = {}
-_FIXED: dict[Callable[..., Any], tuple[str, str]] = {}
-_REMEDY = "refresh the dataset of the files first, then make the view again"
+_FIXED: dict[Callable[..., Any], str] = {}
 
 
 def repeatable(function: F) -> F:
     """Declare that ``function`` makes the same kind of dataset of any files."""
 
     def repeat(change: Change, *args: object) -> object:
-        return function(*(replace_files(one, change) for one in args))
+        return function(*(_replace_files(one, change) for one in args))
 
     _WAYS[function] = repeat
     return function
@@ -44,17 +43,17 @@ def remade_by(way: Way) -> Callable[[F], F]:
     return declare
 
 
-def fixed(what: str, remedy: str = _REMEDY) -> Callable[[F], F]:
+def fixed(what: str) -> Callable[[F], F]:
     """Declare that what a function makes cannot follow its files; ``what`` is its name."""
 
     def declare(function: F) -> F:
-        _FIXED[function] = what, remedy
+        _FIXED[function] = what
         return function
 
     return declare
 
 
-def replace_files(one: object, change: Change) -> Any:  # noqa: ANN401 - the same kind of object
+def _replace_files(one: object, change: Change) -> Any:  # noqa: ANN401 - the same kind of object
     """Return an argument with its files changed, if it has any."""
     if isinstance(one, Opened):
         return change(one)
@@ -66,14 +65,14 @@ def remake(ds: S, change: Change) -> S:
     function, args = ds._made
     way = _WAYS.get(function)
     if way is None:
-        raise not_growing(*_FIXED.get(function, ("this view",)))
+        raise not_growing(_FIXED.get(function, "this view"))
     made: S = way(change, *args)
     return made
 
 
 def once(change: Change) -> Change:
     """Return a function that changes every table once, however many views share it."""
-    changed: dict[int, tuple[Opened, Opened]] = {}  # each with the one it was made from
+    changed: dict[int, tuple[Opened, Opened]] = {}  # by id, after the one it was made from
 
     def change_once(opened: Opened) -> Opened:
         if id(opened) not in changed:
@@ -83,10 +82,11 @@ def once(change: Change) -> Change:
     return change_once
 
 
-def not_growing(what: str, remedy: str = _REMEDY) -> ValueError:
+def not_growing(what: str) -> ValueError:
     """Return the error for a view that cannot follow its files."""
     return ValueError(
-        f"a dataset cannot grow after {what}, which is fixed when it is made; {remedy}"
+        f"a dataset cannot grow after {what}, which is fixed when it is made; refresh the dataset "
+        "of the files first, then make the view again"
     )
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ndfeed.dataset import arguments
 from ndfeed.dataset.column import Column, Field, Group, columns_of
 from ndfeed.dataset.layout import Layout, Sample, all_raw
+from ndfeed.dataset.origins import is_memory
 from ndfeed.errors import AmbiguousError, SchemaError, shown, shown_size
 from ndfeed.formats.description import CODINGS
 from ndfeed.formats.dtypes import delivered
@@ -191,17 +192,17 @@ def sample_kind(ds: "Dataset") -> str:
         return kinds_of_groups.pop()
     columns = columns_of(ds.groups)
     # Computed fields say nothing, unless everything was loaded into memory.
-    found = [c.whole[_in_files(c)] for c in columns]
+    found = [c.whole[~is_memory(c.table)[c.file]] for c in columns]
     found = found if any(map(len, found)) else [c.whole for c in columns]
     kinds = {bool(one) for whole in found if len(whole) for one in (whole.min(), whole.max())}
     if len(kinds) != 1:
         return "both" if kinds else "none"
     if False in kinds:
         return "range" if all(c.offsets is not None for c in columns) else "row"
-    return "item" if any(is_list(group) for group in ds.groups) else "file"
+    return "item" if any(_is_list(group) for group in ds.groups) else "file"
 
 
-def is_list(group: Group) -> bool:
+def _is_list(group: Group) -> bool:
     """Does a file hold several whole arrays of a field? Then it holds a list of them."""
     return bool(len(group.starts) - 1 > group.table.files) and not group.table.sealed
 
@@ -211,10 +212,10 @@ def reading(ds: "Dataset") -> str:
     return f"{READINGS[sample_kind(ds)]} ({ds.why})"
 
 
-def odd_shapes(ds: "Dataset") -> list[str]:
+def _odd_shapes(ds: "Dataset") -> list[str]:
     """For each field that is ragged because of few files: name the first, and how many agree."""
     columns = columns_of(ds.groups)
-    return [odd_shape(c) for c in columns if c.field.ragged and c.offsets is None and _is_odd(c)]
+    return [_odd_shape(c) for c in columns if c.field.ragged and c.offsets is None and _is_odd(c)]
 
 
 def _is_odd(column: Column) -> bool:
@@ -222,7 +223,7 @@ def _is_odd(column: Column) -> bool:
     return bool(len(counts) > 1 and counts.max() >= _ODD * counts.sum())
 
 
-def odd_shape(column: Column) -> str:
+def _odd_shape(column: Column) -> str:
     """Name the first file whose samples have an unusual shape, and how many have the usual one."""
     shapes = column.table.shape[column.arrays]
     kinds, first, counts = np.unique(shapes, return_index=True, return_counts=True)
@@ -234,12 +235,6 @@ def odd_shape(column: Column) -> str:
         f"{shown(column.field.name)} is {most} in {counts[usual]:,} of {len(shapes):,} files; "
         f"{path} has {own}"
     )
-
-
-def _in_files(column: "Column") -> NDArray[np.bool_]:
-    """Per part of a column: is it in a file?"""
-    memory = np.array([name == "memory" for name in column.table.formats], bool)
-    return ~memory[column.table.format[column.file]]
 
 
 def table(ds: "Dataset") -> str:
@@ -264,7 +259,7 @@ def table(ds: "Dataset") -> str:
     more = len(ds.fields) - len(fields)
     foot = [f"  … and {more:,} more fields"] if more else []
     foot.append(f"  {shown(reading(ds))}")
-    foot += [f"  {line}" for line in odd_shapes(ds)]
+    foot += [f"  {line}" for line in _odd_shapes(ds)]
     for name, classes in ds.classes.items():
         if name not in ds.fields:  # a map left it out
             continue

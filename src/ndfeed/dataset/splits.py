@@ -87,7 +87,7 @@ def split_plain(count: int, fractions: Sequence[float], seed: int) -> Codes:
 
 
 def split_groups(
-    groups: Codes, fractions: Sequence[float], seed: int, classes: Codes | None = None
+    groups: Codes, fractions: Sequence[float], seed: int, classes: Codes | None
 ) -> Codes:
     """Assign every row to one of several parts, all rows of a group to the same.
 

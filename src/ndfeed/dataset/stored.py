@@ -42,14 +42,14 @@ def fingerprint_groups(groups: Sequence[Group]) -> str:
         digest.update(codec.fingerprint(table).encode())
     for group in groups:
         if group.rows is not None and not isinstance(group.rows, PartNumbers):
-            digest.update(fingerprint_rows("", group.rows).encode())
+            digest.update(_fingerprint_rows("", group.rows).encode())
     whole = [bool(group.columns[0].whole.all()) for group in groups]
     digest.update(f"{len(groups[0])} {sorted(set(whole))}".encode())
     return digest.hexdigest()[:16]
 
 
-def fingerprint_rows(all_of_them: str, rows: Rows) -> str:
-    """Return that of a selection of ``rows`` of samples whose fingerprint is known."""
+def _fingerprint_rows(all_of_them: str, rows: Rows) -> str:
+    """Return the fingerprint of some ``rows`` of samples that have the fingerprint given."""
     if rows is None:
         return all_of_them
     digest = hashlib.sha256(all_of_them.encode())
@@ -78,7 +78,7 @@ def _as_range(rows: range | Ints) -> range | None:
 
 
 def join_fingerprints(first: str, second: str) -> str:
-    """Return that of two datasets, one after the other."""
+    """Return the fingerprint of two datasets, one after the other."""
     return hashlib.sha256(f"{first}+{second}".encode()).hexdigest()[:16]
 
 
@@ -264,7 +264,7 @@ class Stored:
         A copy of the files elsewhere has the same one, and so does ``in_memory()``.
         """
         if self._fingerprint is None:
-            self._fingerprint = fingerprint_rows(self._fingerprint_all(), self.rows)
+            self._fingerprint = _fingerprint_rows(self._fingerprint_all(), self.rows)
         return self._fingerprint
 
     def _fingerprint_all(self) -> str:

@@ -22,8 +22,8 @@ Linux on 64-bit x86 and ARM only, where the layouts below hold in glibc and in m
 
 **Leases.** A read lease makes writers of a mapped file wait. There is one keeper per process, which
 runs only while leases are held. It checks them every quarter of a second, so a writer waits no
-longer than that. It ends when nobody has read for a second. It also counts the descriptors that
-maps may hold.
+longer than that. It ends when nobody has read for a second. It also counts the descriptors and
+maps that there may be.
 
 A forked child starts with nothing: neither the thread nor, usually, any lease survives a fork. A
 fork does not wait for readers, though: leases in use at that time stay the parent's. If the parent
@@ -57,6 +57,7 @@ _SI_CODE, _SI_ADDR = 8, 16  # offsets in siginfo_t
 _MASK_WORDS = 16  # sigset_t has 128 bytes
 _PROT_READ, _PRIVATE_ZEROS = 0x1, 0x2 | 0x10 | 0x20  # MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS
 _FAILED = -1
+_MOST_MAPS = 32_768  # of all files together: half of Linux's default vm.max_map_count
 
 
 class _Watched(weakref.ref[NDArray[np.uint8]]):
@@ -270,7 +271,7 @@ class Holder(Protocol):
 
 
 class Keeper:
-    """What this process has mapped and leased, within half the descriptors it may have open."""
+    """What this process has mapped and leased, within half of what it may map and have open."""
 
     def __init__(self) -> None:
         self.generation = 0
@@ -278,28 +279,30 @@ class Keeper:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._used = 0
-        self._returned: list[int] = []
+        self._used = self._maps = 0
+        self._returned: list[tuple[int, int]] = []
         self._held: weakref.WeakSet[Holder] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._in_use: list[Holder] = []  # during a fork: those whose leases could not be given up
 
-    def reserve(self, count: int) -> bool:
-        """Return whether ``count`` more descriptors may be held."""
+    def reserve(self, count: int, maps: int) -> bool:
+        """Return whether ``count`` more descriptors and ``maps`` more maps may be held."""
         with self._lock:
             while self._returned:
-                self._used -= self._returned.pop()
-            if self._used + count > platform_calls.open_files_limit() // 2:
+                found = self._returned.pop()
+                self._used, self._maps = self._used - found[0], self._maps - found[1]
+            used, held = self._used + count, self._maps + maps
+            if used > platform_calls.open_files_limit() // 2 or held > _MOST_MAPS:
                 return False
-            self._used += count
+            self._used, self._maps = used, held
             return True
 
-    def release(self, count: int, generation: int) -> None:
-        """Give descriptors back, unless they belong to another process."""
+    def release(self, count: int, maps: int, generation: int) -> None:
+        """Give descriptors and maps back, unless they belong to another process."""
         # Maps may be collected at any moment, even while this very thread holds the lock.
         if generation == self.generation:
-            self._returned.append(count)
+            self._returned.append((count, maps))
 
     def keep(self, holder: Holder) -> None:
         """Look after the leases of ``holder``."""

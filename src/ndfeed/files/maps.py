@@ -55,7 +55,7 @@ _IDLE_LOOKS = 4
 _WRITTEN = "opened for writing since it was indexed"
 _AGAIN = "open the dataset again"
 _MOST_MAPS = 16_384  # a quarter of Linux's default vm.max_map_count
-_MOST_PLACED = _MOST_MAPS // 2  # what is reserved between two files counts as well
+_MOST_PLACED = _MOST_MAPS // 2
 
 
 class Files(Protocol):
@@ -98,9 +98,10 @@ class Maps:
         if guarded and not (can.lease or can.catch_sigbus or can.maps_keep_size):
             raise SourceError(files.path(0), "cannot be mapped without a guard against writers")
         self._room = None if places is None else _reserve(files, places)
-        self.places = None if self._room is None else places
-        cost = files.files * (1 if can.untracked_maps or self._room else 2)
-        if files.files > _MOST_MAPS or not keeper.reserve(cost):
+        placed = self._room is not None  # then what lies between two files is a map, too
+        self.places = places if placed else None
+        fds, maps = files.files * (1 if can.untracked_maps or placed else 2), files.files << placed
+        if maps > _MOST_MAPS or not keeper.reserve(fds, maps):
             raise SourceError(files.path(0), "too many files to map them all")
         self.address = np.zeros(files.files, np.int64)
         self._ready = np.zeros(files.files, bool)  # mapped, and guarded if necessary
@@ -108,7 +109,7 @@ class Maps:
         self._files = files
         self._guarded = guarded
         self._maps: list[MappedFile | None] = [None] * files.files
-        weakref.finalize(self, _close, self._maps, cost, keeper.generation).atexit = False
+        weakref.finalize(self, _close, self._maps, fds, maps, keeper.generation).atexit = False
         self._lock, self._giving_up = threading.Lock(), threading.Lock()
         self._records: dict[tuple[int, int, int], Records] = {}
         # One entry for each reader. Appending to and popping from a list is atomic; a method
@@ -229,7 +230,7 @@ class Maps:
             one = self._maps[number]
             if one is not None:
                 one.look()
-                self._compare(one)
+                _compare(one, self._lost)
 
     def _map(self, files: list[int]) -> None:
         if self._guarded and can.lease:
@@ -250,7 +251,7 @@ class Maps:
 
     def _guard(self, one: MappedFile, caught: bool) -> None:
         one.lease()
-        self._compare(one)
+        _compare(one, self._lost)
         self.unleased |= not one.leased
         if not (one.leased or caught):
             raise Unmappable(one.file.path, "cannot be guarded against writers")
@@ -283,20 +284,6 @@ class Maps:
                 raise Unmappable(path, f"cannot be mapped: {error}") from None
             raise
         return one
-
-    def _compare(self, one: MappedFile) -> None:
-        """Refuse a file that may not be the one that was indexed; the keeper has its lease."""
-        path, expected = one.file.path, one.expected
-        if one.found is None:
-            found = one.identity()
-            if found == expected and not one.taken:
-                if one.number in self._lost:
-                    raise Unmappable(path, "a part of it could not be read")
-                return
-            if found == expected:
-                raise ChangedError(path, _WRITTEN, remedy=_AGAIN)
-            one.found = found  # a file that was replaced stays so
-        raise changed(path, expected, one.found)
 
     def tend(self) -> bool:
         """Give up what writers wait for, or all when idle; return whether any are left."""
@@ -369,14 +356,29 @@ def _open_file(path: bytes, expected: Identity | None) -> File:
         raise Unmappable(path, error.problem, remedy=error.remedy) from None
 
 
-def _close(maps: list[MappedFile | None], cost: int, generation: int) -> None:
+def _compare(one: MappedFile, lost: list[int]) -> None:
+    """Refuse a file that may not be the one that was indexed; the keeper has its lease."""
+    path, expected = one.file.path, one.expected
+    if one.found is None:
+        found = one.identity()
+        if found == expected and not one.taken:
+            if one.number in lost:
+                raise Unmappable(path, "a part of it could not be read")
+            return
+        if found == expected:
+            raise ChangedError(path, _WRITTEN, remedy=_AGAIN)
+        one.found = found  # a file that was replaced stays so
+    raise changed(path, expected, one.found)
+
+
+def _close(files: list[MappedFile | None], fds: int, maps: int, generation: int) -> None:
     """Clean up when nobody uses the maps any more."""
-    for one in maps:
+    for one in files:
         if one is not None:
             if generation == keeper.generation:  # closing does not end a lease that a child has
                 one.give_up()
             one.file.close()
-    keeper.release(cost, generation)
+    keeper.release(fds, maps, generation)
 
 
 def _list_files(files: int | NDArray[np.int64], count: int) -> list[int]:

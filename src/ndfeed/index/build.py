@@ -265,13 +265,13 @@ def _describe(job: _Job, files: Files) -> _Described:
     for path, ignorable in zip(files.paths, files.picky.tolist(), strict=True):
         try:
             with File(path) as file:
-                if ignorable and not _promising(file, layout):
+                if ignorable and not _may_have_arrays(file, layout):
                     chunk.ignored.append(path)
                     continue
                 try:
-                    chunk.add(file, _holding(file, detect.describe(file, layout, wanted)))
+                    chunk.add(file, _check_not_empty(file, detect.describe(file, layout, wanted)))
                 except FormatError:
-                    if not ignorable or _certain(file, layout):
+                    if not ignorable or _must_have_arrays(file, layout):
                         raise
                     chunk.ignored.append(path)
         except Error as error:
@@ -282,8 +282,8 @@ def _describe(job: _Job, files: Files) -> _Described:
     return _Described(chunk.part(job.base), chunk.problems, chunk.narrowed, len(files.paths))
 
 
-def _holding(file: File, found: Description) -> Description:
-    """Return the description of a file, which must contain arrays to have samples."""
+def _check_not_empty(file: File, found: Description) -> Description:
+    """Return the description of a file; refuse a file without arrays, which has no samples."""
     if not found.arrays:
         problem = f"a valid .{found.format} file without any arrays"
         raise UnsupportedError(file.path, problem, remedy="exclude it, or save arrays in it")
@@ -296,13 +296,13 @@ def _no_array_file(path: bytes, error: Error, layout: raw.Layout | None) -> bool
     return odd and not _is_array_name(path, layout)
 
 
-def _promising(file: File, layout: raw.Layout | None) -> bool:
+def _may_have_arrays(file: File, layout: raw.Layout | None) -> bool:
     """Return whether this file of a folder may contain arrays."""
     return _is_array_name(file.path, layout) or (file.size > 0 and detect.is_recognised(file))
 
 
-def _certain(file: File, layout: raw.Layout | None) -> bool:
-    """Return whether it must; otherwise it may be some other archive, such as a .zip or .docx."""
+def _must_have_arrays(file: File, layout: raw.Layout | None) -> bool:
+    """Return whether it must contain arrays: it may also be another archive, such as a .docx."""
     return _is_array_name(file.path, layout) or file.read(0, min(6, file.size)) == npy.MAGIC
 
 

@@ -35,13 +35,13 @@ class Files(NamedTuple):
     folders: Folders
 
     def cut(self, start: int, stop: int) -> "Files":
-        """Return those from ``start`` to ``stop``, without the folders they were found in."""
+        """Return the files [start, stop), without the folders they were found in."""
         if stop - start == len(self.paths):
             return self._replace(folders=Folders())
         return Files(self.paths.cut(start, stop), self.picky[start:stop], Folders())
 
     def chosen(self, which: NDArray[np.bool_]) -> "Files":
-        """Return those that a mask marks."""
+        """Return the files that a mask marks."""
         return Files(self.paths.chosen(which), self.picky[which], self.folders)
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import jax
 
 from ndfeed.cuda.driver import Refused
+from ndfeed.cuda.feed import check_resident
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.jax import cuda_feed
 from ndfeed.jax.batch_format import BatchFormat
@@ -72,40 +73,70 @@ class ToDevices:
     size: int
     room: int
     place: Place | None = None
+    resident: bool = False
+
+    def __post_init__(self) -> None:
+        if self.resident:
+            check_resident(self.ds, ragged=any(f.ragged for f in self.form.fields.values()))
+            device = self.find_device()
+            if device is None or device.platform != "gpu":
+                raise ValueError(
+                    "resident=True holds the data in a GPU's memory and needs device='gpu', or a "
+                    "sharding with one GPU of each process; ds.in_memory() holds it in RAM"
+                )
+            why = self._why_by_jax()
+            if why:
+                raise ValueError(
+                    f"resident=True does not go with these batches: {why}; leave it out"
+                )
 
     def __call__(self) -> Adapter:
         """Make the adapter, in the process that uses it."""
         # That of the consumer: the threads of the loader have one of their own.
         default: Any = jax.config.jax_default_device
-        device = None if self.place is None else self.place.find()
-        to = To(self.layout, device, default)
-        layout = self.layout
-        found = device or default or jax.local_devices()[0]
-        if layout is not None:
-            if layout.only is None:
-                return self._by_jax(to, layout.platform)
-            found = layout.only
-        elif isinstance(found, str):
-            found = jax.local_devices(backend=found)[0]
-        if found.platform != "gpu":
-            return self._by_jax(to, found.platform)
-        why = "batches are not alike"
-        if self.room:
-            why = cuda_feed.why_not(self.ds, self.form, self.size)
+        target = Target(self.layout, None if self.place is None else self.place.find(), default)
+        device = self.find_device()
+        if device is None or device.platform != "gpu":
+            layout = self.layout
+            return self._by_jax(target, self._one().platform if layout is None else layout.platform)
+        why = self._why_by_jax()
         if not why:
+            committed = self.place is not None or self.layout is not None
             try:
-                committed = device is not None or layout is not None
                 return cuda_feed.make(
-                    self.ds, self.form, found, self.size, layout, committed=committed
-                )
+                    self.ds, self.form, device, self.size, self.layout,
+                    committed=committed, resident=self.resident,
+                )  # fmt: skip
             except Refused as error:
+                if self.resident:
+                    raise RuntimeError(f"resident=True cannot be had here: {error}") from None
                 why = f"{error}"
-        return self._by_jax(to, found.platform, why)
+        return self._by_jax(target, device.platform, why)
 
-    def _by_jax(self, to: "To", platform: str, why: str = "") -> "Feed":
+    def find_device(self) -> jax.Device | None:
+        """Return the device that gets all batches, if there is one."""
+        return self._one() if self.layout is None else self.layout.only
+
+    def _one(self) -> jax.Device:
+        """Return the device without a layout."""
+        if self.place is not None:
+            return self.place.find()
+        default: Any = jax.config.jax_default_device
+        if isinstance(default, str):
+            return jax.local_devices(backend=default)[0]
+        found: jax.Device = default or jax.local_devices()[0]
+        return found
+
+    def _why_by_jax(self) -> str:
+        """Say why batches are sent by JAX itself; empty if they are not."""
+        if not self.room:
+            return "batches may differ in shape"
+        return cuda_feed.why_not(self.ds, self.form, self.size)
+
+    def _by_jax(self, target: "Target", platform: str, why: str = "") -> "Feed":
         if platform == "cpu":
-            return Feed(self.form, to)
-        return Away(self.form, to, platform, self.size, self.room, why)
+            return Feed(self.form, target)
+        return Away(self.form, target, platform, self.size, self.room, why)
 
     def for_dataset(self, ds: Dataset) -> "ToDevices":
         """Return the same for a dataset that has more files."""
@@ -113,7 +144,7 @@ class ToDevices:
 
 
 @dataclass(frozen=True, slots=True)
-class To:
+class Target:
     """Where arrays are put: as a layout says, on a device, or on the default device.
 
     Arrays put on a ``device`` are committed to it, as with ``jax.device_put``; arrays put on the
@@ -138,11 +169,11 @@ class To:
 class Feed(Adapter):
     """Makes JAX arrays on the CPU, in the thread that read them."""
 
-    def __init__(self, form: BatchFormat, to: To) -> None:
+    def __init__(self, form: BatchFormat, target: Target) -> None:
         super().__init__(form.structure)
         self.growth = form.growth
         self._form = form
-        self._to = to
+        self._target = target
         self._pool = Pool(_KEPT)  # for arrays that are cast
 
     def finish(self, made: dict[str, Any]) -> Batch:
@@ -157,7 +188,7 @@ class Feed(Adapter):
 
     def _put(self, batches: Sequence[dict[str, Any]]) -> Sequence[Batch]:
         """Put batches where they are used, and build what is delivered."""
-        made = self._to.put(batches)
+        made = self._target.put(batches)
         if self.structure.flat is not None and len(self.structure.flat) == len(batches[0]):
             return [tuple(arrays) for arrays in made]  # ``pick`` keeps that order
         build = self.structure.build
@@ -166,7 +197,7 @@ class Feed(Adapter):
 
     def describe(self) -> str:
         """Say how batches get to where they are used."""
-        layout = self._to.layout
+        layout = self._target.layout
         if layout is None:
             return ""
         return f"on {len(layout.devices)} {layout.platform} devices of this process"
@@ -185,9 +216,15 @@ class Away(Feed):
     """
 
     def __init__(
-        self, form: BatchFormat, to: To, platform: str, size: int, room: int, why: str = ""
+        self,
+        form: BatchFormat,
+        target: Target,
+        platform: str,
+        size: int,
+        room: int,
+        why: str = "",
     ) -> None:
-        super().__init__(form, to)
+        super().__init__(form, target)
         self._why = why  # JAX copies from memory that is not pinned
         self.ahead = _AHEAD
         self._platform = platform

@@ -41,12 +41,12 @@ _HELD: frozenset[Dtype] = frozenset(
 _FLOATS = frozenset(np.dtype(t) for t in (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64))
 
 
-def wide() -> bool:
+def _wide() -> bool:
     """Does JAX keep 64 bits in this thread?"""
     return bool(jax.config.jax_enable_x64)
 
 
-def parse_dtype(dtype: DtypeLike) -> Dtype:
+def _parse_dtype(dtype: DtypeLike) -> Dtype:
     """Return the dtype that a caller wrote, if JAX has it and keeps its bits."""
     try:
         found: Dtype = np.dtype(jnp.dtype(dtype))
@@ -54,43 +54,43 @@ def parse_dtype(dtype: DtypeLike) -> Dtype:
         raise TypeError(f"cast takes types such as 'float32', got {dtype!r}") from None
     if found not in _HELD:
         raise TypeError(f"cast to {found}: JAX has no such type")
-    if kept(found) != found:
+    if _kept(found) != found:
         raise ValueError(
-            f"cast to {found}: JAX would make {kept(found)} of it while jax_enable_x64 is off; "
-            f"cast to {kept(found)} instead, or enable jax_enable_x64"
+            f"cast to {found}: JAX would make {_kept(found)} of it while jax_enable_x64 is off; "
+            f"cast to {_kept(found)} instead, or enable jax_enable_x64"
         )
     return found
 
 
-def holds(field: Field) -> bool:
+def _holds(field: Field) -> bool:
     """Has JAX the dtype of a field?"""
     # Dtypes that NumPy lacks may be delivered as their bits, which have another meaning.
     return field.dtype in _HELD and field.dtype.name == field.dtype_text
 
 
-def kept(dtype: Dtype) -> Dtype:
+def _kept(dtype: Dtype) -> Dtype:
     """Return the dtype that JAX makes of another: less than 64 bits by default."""
     found: Dtype = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
     return found
 
 
-def is_integer(dtype: Dtype) -> bool:
+def _is_integer(dtype: Dtype) -> bool:
     """Is it an integer dtype?"""
     return bool(jnp.issubdtype(dtype, np.integer))
 
 
-def may_become(dtype: Dtype, other: Dtype) -> bool:
+def _may_become(dtype: Dtype, other: Dtype) -> bool:
     """Can values of ``dtype`` be cast to ``other``?"""
     if dtype == np.bool_ or dtype == other:
         return True
-    if is_integer(dtype):
+    if _is_integer(dtype):
         return other != np.bool_
     if jnp.issubdtype(dtype, np.complexfloating):
         return bool(jnp.issubdtype(other, np.complexfloating))
     return bool(jnp.issubdtype(other, np.inexact))
 
 
-def of_a_kind(dtype: Dtype, other: Dtype) -> bool:
+def _of_a_kind(dtype: Dtype, other: Dtype) -> bool:
     """Are both floating-point types, both integers, or both complex?"""
     kinds = (np.integer, np.floating, np.complexfloating, np.bool_)
     return any(jnp.issubdtype(dtype, kind) and jnp.issubdtype(other, kind) for kind in kinds)
@@ -110,21 +110,21 @@ def has_every_value(dtype: Dtype, of: Dtype) -> bool:
     return bool(bits <= new.nmant + 1 and bits < new.maxexp)
 
 
-def cast(name: str, values: NDArray[Any], dtype: Dtype, pool: Pool) -> NDArray[Any]:
+def _cast(name: str, values: NDArray[Any], dtype: Dtype, pool: Pool) -> NDArray[Any]:
     """Cast values; raises ``CastError`` with the place of one that does not fit."""
     if not values.size:
         return values.astype(dtype)
-    if is_integer(values.dtype) and is_integer(dtype):
+    if _is_integer(values.dtype) and _is_integer(dtype):
         least, most = _bounds(dtype)
         if values.min() < least or values.max() > most:
             outside = (values < least) | (values > most)
             raise _misfit(name, values, outside, dtype)
         return _copy(values, dtype, pool)
     made = _copy(values, dtype, pool)
-    if dtype != np.bool_ and not is_integer(dtype):
+    if dtype != np.bool_ and not _is_integer(dtype):
         fine = np.isfinite(made)
         if not fine.all():
-            lost = ~fine & (np.isfinite(values) if not is_integer(values.dtype) else True)
+            lost = ~fine & (np.isfinite(values) if not _is_integer(values.dtype) else True)
             if lost.any():
                 raise _misfit(name, values, lost, dtype)
     return made
@@ -163,11 +163,11 @@ class BatchFormat:
     ) -> None:
         self.structure = structure
         names = structure.names
-        self._wide = wide()
+        self._wide = _wide()
         known = known_fields(ds)
         each = casts if isinstance(casts, Mapping) else {}
-        self._casts = {name: parse_dtype(dtype) for name, dtype in each.items()}
-        self._cast_all = None if casts is None or each is casts else parse_dtype(casts)
+        self._casts = {name: _parse_dtype(dtype) for name, dtype in each.items()}
+        self._cast_all = None if casts is None or each is casts else _parse_dtype(casts)
         self._becomes: dict[tuple[str, Dtype], Dtype] = {}
         fields = known or {}
         if known is not None:
@@ -176,7 +176,7 @@ class BatchFormat:
         if known is not None and self._cast_all is not None:
             _check_some(self._cast_all, chosen)
         for field in chosen:
-            if not holds(field):
+            if not _holds(field):
                 raise refuse_dtype(ds, field, "JAX")
             try:
                 self._target(field.name, field.dtype)
@@ -190,7 +190,7 @@ class BatchFormat:
         found = self._becomes.get(key)
         if found is None:
             wanted, every = self._casts.get(name), self._cast_all
-            if every is not None and of_a_kind(dtype, every):
+            if every is not None and _of_a_kind(dtype, every):
                 wanted = every
             found = self._becomes[key] = _target(name, dtype, wanted)
         return found
@@ -200,7 +200,7 @@ class BatchFormat:
         """Does JAX get a dtype of less than a byte? NumPy has a byte for each of its values."""
         targets = [self._target(name, field.dtype) for name, field in self.fields.items()]
         known = (
-            jnp.iinfo(one) if is_integer(one) else jnp.finfo(one)
+            jnp.iinfo(one) if _is_integer(one) else jnp.finfo(one)
             for one in targets
             if jnp.issubdtype(one, np.number)
         )
@@ -234,7 +234,7 @@ class BatchFormat:
 
     def check_wide(self) -> None:
         """Refuse to go on where JAX does not keep as many bits as when the casts were chosen."""
-        if wide() != self._wide:
+        if _wide() != self._wide:
             raise RuntimeError(
                 f"jax_enable_x64 was {self._wide} when the loader was made and is {not self._wide} "
                 "where batches are made; set it for the whole program with jax.config.update"
@@ -249,19 +249,19 @@ class BatchFormat:
         dtype = self._target(name, array.dtype)
         if dtype != array.dtype:
             # A 0-d sample of a list is cast as a batch of one.
-            array = cast(name, np.atleast_1d(array), dtype, pool).reshape(array.shape)
+            array = _cast(name, np.atleast_1d(array), dtype, pool).reshape(array.shape)
         return array
 
 
 def _target(name: str, dtype: Dtype, wanted: Dtype | None) -> Dtype:
     if wanted is not None:
-        if not may_become(dtype, wanted):
+        if not _may_become(dtype, wanted):
             raise TypeError(
                 f"field {name!r} has dtype {dtype}, which is not cast to {wanted}; round in map()"
             )
         return wanted
-    found = kept(dtype)
-    if found != dtype and not is_integer(dtype):
+    found = _kept(dtype)
+    if found != dtype and not _is_integer(dtype):
         raise TypeError(
             f"field {name!r} has dtype {dtype}, of which JAX keeps {found} while jax_enable_x64 is "
             f'off; pass cast={{{json.dumps(name)}: "{found}"}}, or enable jax_enable_x64'
@@ -279,8 +279,8 @@ def _check_names(
 
 def _check_some(every: Dtype, fields: Sequence[Field]) -> None:
     """Refuse one dtype for all fields where it applies to none of them."""
-    if not any(of_a_kind(field.dtype, every) for field in fields):
-        kind = "integers" if is_integer(every) else "numbers of that kind"
+    if not any(_of_a_kind(field.dtype, every) for field in fields):
+        kind = "integers" if _is_integer(every) else "numbers of that kind"
         example = next((field.name for field in fields), "x")
         raise ValueError(
             f"cast={every.name!r} is for all fields of {kind}, and there are none; name the field: "

@@ -10,7 +10,7 @@ read and cast on the CPU, where every one of them is checked, and copied beside 
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,12 +23,13 @@ from ndfeed.cuda.driver import Driver, Event, Refused, Stream, driver_of, side_s
 from ndfeed.cuda.feed import CudaFeed, allocate_pinned, allocate_pinned_shared, is_pinned
 from ndfeed.cuda.kernels import Upload, Uploads
 from ndfeed.cuda.own_memory import ALIGNED, CUDA, OwnMemory, Shareable, Span, is_named
-from ndfeed.cuda.pieces import memory_of
+from ndfeed.cuda.pieces import Pieces, memory_of
 from ndfeed.cuda.sender import Copy
-from ndfeed.cuda.side import Sent, Side, resolve
+from ndfeed.cuda.side import OnDevice, Sent, Side, resolve
 from ndfeed.dataset.column import columns_of
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.dataset.map_steps import Batch
+from ndfeed.errors import shown_size
 from ndfeed.jax.batch_format import BatchFormat
 from ndfeed.jax.framework_hacks import can_uncommit, uncommit
 from ndfeed.jax.shardings import Placement
@@ -68,7 +69,7 @@ class Kind(NamedTuple):
     cast: np.dtype[Any] | None
 
 
-class To(NamedTuple):
+class CudaTarget(NamedTuple):
     """Where arrays go: a device as its driver and DLPack know it, and whether they stay there."""
 
     driver: Driver
@@ -85,25 +86,36 @@ class Direct(CudaFeed):
     """
 
     def __init__(
-        self, ds: Dataset, form: BatchFormat, to: To, size: int, layout: Placement | None = None
+        self,
+        ds: Dataset,
+        form: BatchFormat,
+        target: CudaTarget,
+        size: int,
+        layout: Placement | None = None,
+        *,
+        resident: bool = False,
     ) -> None:
         self._every = ds.names
-        on_host = bool(ds.steps) or opens_files(ds)
+        on_host = bool(ds.steps) or (opens_files(ds) and not resident)
         self._cast = [] if on_host else form.checked_casts
         direct = ds.select(*[n for n in ds.names if n not in self._cast]) if self._cast else ds
         fields = {c.field.name: c.field for c in columns_of(direct.groups)}
-        self._memory = OwnMemory(to.driver, {n: (f.dtype, f.lengths) for n, f in fields.items()})
-        side = Side(to.driver, to.stream, self._memory)
-        super().__init__(direct, side, form.structure, to.name, on_host=on_host)
+        self._memory = OwnMemory(
+            target.driver, {n: (f.dtype, f.lengths) for n, f in fields.items()}
+        )
+        side = Side(target.driver, target.stream, self._memory)
+        super().__init__(
+            direct, side, form.structure, target.name, on_host=on_host, resident=resident
+        )
         self.joint = not ds.steps
-        self.allocate = partial(allocate_pinned, to.driver)
-        self.allocate_shared = partial(allocate_pinned_shared, to.driver)
+        self.allocate = partial(allocate_pinned, target.driver)
+        self.allocate_shared = partial(allocate_pinned_shared, target.driver)
         self._exact = {} if on_host else form.exact_casts
         self._kept = form.checked_casts
         self._form = form
         self._size = size
         self._layout = layout
-        self._to = to
+        self._target = target
         self._pool = Pool(_KEPT, self.allocate)
         self._uploads = Uploads(side)
         self._copying: deque[tuple[jax.Array, Sequence[object]]] = deque()
@@ -121,6 +133,16 @@ class Direct(CudaFeed):
             return super().source(host)
         direct = super().source(host.only(self._ds.names))
         return _Beside(self._every, direct, host.only(self._cast))
+
+    def _load(self, pieces: Pieces) -> Mapping[str, OnDevice]:
+        try:
+            return super()._load(pieces)
+        except MemoryError:
+            raise MemoryError(
+                f"resident=True needs {shown_size(self._ds.nbytes)} on {self._target.name} beside "
+                "what JAX keeps for itself; set XLA_PYTHON_CLIENT_MEM_FRACTION to less, select "
+                "fewer fields, or leave it out"
+            ) from None
 
     def finish(self, made: Batch) -> Sent | Batch:
         """Cast what has to be cast, and send what is not on the device, if there is room."""
@@ -208,10 +230,10 @@ class Direct(CudaFeed):
         return Kind(None if is_named(dtype) else dtype, self._exact.get(name))
 
     def _take_over(self, span: Span, event: Event) -> jax.Array:
-        shared = Shareable(span, self._side.stream, event, self._to.number)
+        shared = Shareable(span, self._side.stream, event, self._target.number)
         with self._side.driver.context():
             found = jax.dlpack.from_dlpack(shared)
-        return found if self._to.committed else uncommit(found)
+        return found if self._target.committed else uncommit(found)
 
     def _wait(self) -> None:
         """Let go of what JAX has copied; wait if that is far behind."""
@@ -275,6 +297,7 @@ def make(
     layout: Placement | None,
     *,
     committed: bool,
+    resident: bool,
 ) -> Direct:
     """Make the adapter for a CUDA device, to which its arrays may be committed."""
     if not committed and not can_uncommit():
@@ -282,8 +305,8 @@ def make(
     number = int(getattr(device, "local_hardware_id", None) or 0)
     driver = driver_of(number)
     stream = side_stream(driver)
-    to = To(driver, stream, (CUDA, number), f"cuda:{number}", committed)
-    return Direct(ds, form, to, size, layout)
+    target = CudaTarget(driver, stream, (CUDA, number), f"cuda:{number}", committed)
+    return Direct(ds, form, target, size, layout, resident=resident)
 
 
 def why_not(ds: Dataset, form: BatchFormat, size: int) -> str:

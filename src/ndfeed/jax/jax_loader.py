@@ -123,6 +123,7 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a mes
     sharding: Shardings | None = None,
     cast: Casts = None,
     device: jax.Device | str | None = None,
+    resident: bool = False,
 ) -> Loader:
     """Batches of a dataset as JAX arrays, prefetched to the devices that use them.
 
@@ -143,6 +144,7 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a mes
       ``"float32"`` for all floating-point fields. 64-bit integers become 32-bit ones without
       being asked, unless ``jax_enable_x64`` is on; float64 needs a cast. Every value is checked:
       ``CastError`` for one that does not fit.
+    - ``resident=True``: hold the whole dataset in the memory of the GPU.
     """
     every = ds
     request = settle(
@@ -175,7 +177,7 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a mes
     alone = layout is None or layout.only is not None
     joint = alone and side_by_side(ds, on_error) and not options.pads
     room = options.memory if joint else 0
-    adapt = ToDevices(ds, form, layout, share.size, room, where)
+    adapt = ToDevices(ds, form, layout, share.size, room, where, resident)
     made = Loader(replace(request, share=share), adapt, check)
     _check_last(layout, made, 0)
     return made

@@ -137,11 +137,12 @@ def _note_caller(adapter: KerasAdapter, caller: FrameType | None, iterator: Kera
     if not isinstance(epoch, int):
         return
     passes, steps = adapter.py_dataset.passes, caller.f_locals.get("steps_per_epoch")
+    told = hasattr(iterator, "_num_batches")
     if not adapter.started:
         adapter.started = True
-        passes.begin_fit(epoch, steps, told=hasattr(iterator, "_num_batches"))
+        passes.begin_fit(epoch, steps, told=told)
     count = passes.count_coming(steps)
-    if hasattr(iterator, "_num_batches"):
+    if told:
         iterator._num_batches = count
         _tell_callbacks(caller.f_locals.get("callbacks"), count)
 

@@ -39,6 +39,11 @@ class Loaders:
         self._begun = others | {epoch: loader}
         return loader
 
+    def move(self, epoch: int, samples: int) -> None:
+        """Note that a position in an epoch was chosen: samples of it are those of ``newest``."""
+        others = {at: one for at, one in self._begun.items() if at != epoch}
+        self._begun = others | ({epoch: self.newest} if samples else {})
+
     def forget_all(self) -> None:
         """Let all epochs be begun anew."""
         self._begun = {}
@@ -136,6 +141,8 @@ class Consumed:
 
     def go_to(self, epoch: int, samples: int = 0) -> None:
         """Move to a position in an epoch, where the next pass starts."""
+        if self._loaders is not None:
+            self._loaders.move(epoch, samples)
         self._epoch, self._start, self.batches = epoch, samples, 0
 
     def settle(self) -> None:

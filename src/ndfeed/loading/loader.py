@@ -252,7 +252,7 @@ class Loader:
         continued = resume_mixture(last, found, grown) if more else None
         setup, samples = continued or (resume(last, found, grown), found.samples)
         if setup is None:
-            setup, samples = self._resume_same(leave(last), found)
+            setup, samples = self._resume_same(leave(last), found, grown)
         if samples > (most := setup.plan.order.cut(setup.request.share, found.seed, found.epoch).n):
             raise found.make_count_error(most)
         self._abandon_pass(self._pass)
@@ -261,7 +261,7 @@ class Loader:
         self._seed, self._epoch, self._position = found.seed, found.epoch, samples
         self._begun, self._next = False, None
 
-    def _resume_same(self, setup: Setup, found: State) -> tuple[Setup, int]:
+    def _resume_same(self, setup: Setup, found: State, grown: object = True) -> tuple[Setup, int]:
         """Return what to continue with for a state of the same data, and from which sample on."""
         ds, order = setup.request.ds, setup.plan.order
         found.check_data(ds.fingerprint, len(ds))
@@ -270,7 +270,7 @@ class Loader:
         if continued is None:
             raise found.make_order_error(order.spec())
         made, samples = continued
-        return setup if made == order else follow(setup, made), samples
+        return setup if made == order else follow(setup, made, grown), samples
 
     def refresh(self, *, missing: Missing = "raise", settle: float = SETTLE) -> int:
         """Look for files that came, and return how many samples are new.
@@ -366,12 +366,12 @@ def look_again(
     """
     before = loader._coming or loader._setup
     coming, new = refresh(before, missing, settle, among)
-    continue_mixture(loader._setup, coming, loader.epoch + 1)  # refuses what it would refuse then
+    between = not (loader._pass or loader._begun or loader._position)
+    continue_mixture(loader._setup, coming, loader.epoch + (not between))  # or refuses it
     loader._coming = coming
-    files = partial(list_new_files, coming.request.ds, before.request.ds)
-    if not (loader._pass or loader._begun or loader._position):
+    if between:
         loader._adopt_coming()
-    return new, files
+    return new, partial(list_new_files, coming.request.ds, before.request.ds)
 
 
 def look_anew(loader: Loader, missing: Missing, settle: float) -> tuple[Loader, int]:

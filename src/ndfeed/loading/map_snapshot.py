@@ -6,10 +6,12 @@ change something; here a single value that cannot be looked at means that nothin
 
 Followed are globals, closures, defaults, attributes and methods of the functions, and of whatever
 they use in turn. What installed packages keep for themselves is not looked at, unless they define
-one of the functions: their objects are, the variables of their modules are not.
+one of the functions: their objects are, the variables of their modules are not. Noted besides are
+the working folder and the variables of the environment.
 """
 
 import functools
+import gc
 import logging
 import os
 import random
@@ -19,13 +21,14 @@ import sysconfig
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, time, timedelta
 from pathlib import PurePath
 from types import (
     BuiltinFunctionType,
     CodeType,
     FunctionType,
+    MappingProxyType,
     MethodType,
     ModuleType,
     SimpleNamespace,
@@ -41,14 +44,20 @@ from ndfeed.loading.map_state import get_own, list_names
 _MOST_VALUES = 10_000
 _MOST_BYTES = 4 << 20  # of arrays: reading more would take longer than forking
 
-_PLAIN = (int, str, bytes, type(None), type(...), range, np.dtype, re.Pattern, PurePath)
-_TIMES = (date, time, timedelta)
+_PLAIN = (int, str, bytes, type(None), type(...), range, np.dtype, re.Pattern, PurePath, date)
+_TIMES = (time, timedelta)
+_NUMBERS = (float, complex)
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 # What they do to a batch, if anything, does not depend on their state.
 _NEUTRAL = (logging.Logger, type(threading.Lock()), type(threading.RLock()))
 _SHARED_MODES = ("r", "r+")  # of mapped files in which every process sees what is written
 _CONSTANTS = {("torch", name) for name in ("dtype", "device", "memory_format")}
-_CONSTANTS.add(("ctypes", "_FuncPtr"))  # a function of a library
+_CONSTANTS |= {("types", "GenericAlias"), ("types", "UnionType")}
+_CONSTANTS |= {("operator", "itemgetter"), ("operator", "attrgetter")}
+_CONSTANTS |= {("ctypes", "_FuncPtr"), ("functools", "_lru_list_elem")}  # of a library; of a cache
+# Functions that find variables by names that may be computed.
+_BY_NAME = {"eval", "exec", "globals", "vars", "__import__", "import_module"}
+_NO_VALUES = {"__dict__", "__weakref__", "__doc__", "__slots__", "__annotations__", "_abc_impl"}
 _INSTALLED = tuple(
     {os.path.join(path, "") for name, path in sysconfig.get_paths().items() if "lib" in name}
 )
@@ -77,6 +86,7 @@ def take_snapshot(steps: Sequence[Step]) -> Snapshot | None:
     functions = [step.function for step in all_maps(steps)]
     walk = _Walk({_package(one) for one in functions})
     try:
+        walk.add((os.getcwd(), dict(os.environ)))
         for function in functions:
             walk.add(function)
     except Exception:  # noqa: BLE001 - objects may do anything when they are looked at
@@ -85,8 +95,19 @@ def take_snapshot(steps: Sequence[Step]) -> Snapshot | None:
 
 
 def _package(value: Any) -> str:  # noqa: ANN401 - whatever can be called
-    found = getattr(value, "__module__", None) or type(value).__module__
+    while isinstance(value, functools.partial):
+        value = value.func
+    if isinstance(value, FunctionType):
+        found = _module_of(value)
+    else:
+        found = getattr(value, "__module__", None) or type(value).__module__
     return f"{found}".partition(".")[0]
+
+
+def _module_of(function: FunctionType) -> str | None:
+    """Return where a function was defined: ``__module__`` may be that of another one it wraps."""
+    found: str | None = function.__globals__.get("__name__")
+    return found
 
 
 class _Walk:
@@ -101,14 +122,14 @@ class _Walk:
 
     def add(self, value: Any) -> None:  # noqa: ANN401 - whatever there is
         """Note a value, and all that it refers to."""
-        if isinstance(value, (*_PLAIN, *_TIMES)) and type(value).__module__ != "__main__":
-            self.found.append((type(value), value))
-            return
-        if isinstance(value, float | complex):
-            self.found.append(repr(value))  # not the number: NaN is not equal to itself
+        kind = type(value)
+        own = self._is_own(kind.__module__)
+        if isinstance(value, (*_PLAIN, *_TIMES, *_NUMBERS)) and not own:
+            # Not the number itself: NaN is not equal to itself, and 0 is to -0.
+            self.found.append((kind, repr(value) if isinstance(value, _NUMBERS) else value))
             return
         number = self._seen.get(id(value))
-        self.found.append((type(value), len(self._seen) if number is None else number))
+        self.found.append((kind, len(self._seen) if number is None else number))
         if number is not None:
             return
         self._seen[id(value)] = len(self._seen)
@@ -116,6 +137,8 @@ class _Walk:
         if len(self._seen) > _MOST_VALUES:
             raise _UnknownError
         self._add_new(value)
+        if own:
+            self.add(kind)
 
     def _add_new(self, value: Any) -> None:  # noqa: ANN401
         for kinds, look in self._LOOKS:
@@ -126,11 +149,16 @@ class _Walk:
             self.found.append(_Same(value))
         elif hasattr(value, "data_ptr"):
             self._add_tensor(value)
+        elif _name_of(type(value)) == ("torch._C", "Generator"):
+            self._add_generator_of_torch(value)
+        elif _has_hidden_state(type(value)):
+            raise _UnknownError
         else:
-            self._add_object(value)
+            self._add_attributes(value)
 
     def _add_array(self, value: NDArray[Any]) -> None:
-        if getattr(value, "mode", "") in _SHARED_MODES:
+        mapped = _name_of(type(value)) == ("numpy", "memmap")
+        if mapped and getattr(value, "mode", "") in _SHARED_MODES:
             self.found.append(_Same(value))
             return
         self._bytes -= value.nbytes
@@ -138,6 +166,8 @@ class _Walk:
             raise _UnknownError
         checksum = zlib.crc32(np.ascontiguousarray(value).tobytes())
         self.found.append((value.shape, value.strides, value.dtype, checksum))
+        if not mapped:
+            self._add_attributes(value)  # a masked array has some
 
     def _add_scalar(self, value: Any) -> None:  # noqa: ANN401 - of NumPy
         self.found.append((value.dtype, value.tobytes()))
@@ -146,6 +176,8 @@ class _Walk:
         if value.device.type != "cpu":
             raise _UnknownError
         self._add_array(np.asarray(value.detach()))
+        self.found.append(value.requires_grad)
+        self._add_attributes(value)
 
     def _add_sequence(self, value: Any) -> None:  # noqa: ANN401
         self.found.append(len(value))
@@ -153,11 +185,16 @@ class _Walk:
             self.add(one)
         self._add_attributes(value)
 
-    def _add_dict(self, value: dict[Any, Any]) -> None:
+    def _add_dict(self, value: Mapping[Any, Any]) -> None:
         self.found.append(len(value))
         for key, one in value.items():
             self.add(key)
             self.add(one)
+        self.add(getattr(value, "default_factory", None))
+        self._add_attributes(value)
+
+    def _add_own_plain(self, value: object) -> None:
+        self.found.append(_Same(value))
         self._add_attributes(value)
 
     def _add_bytes(self, value: bytearray) -> None:
@@ -167,6 +204,9 @@ class _Walk:
         self.add(value.bit_generator.state)
 
     def _add_old_generator(self, value: np.random.RandomState) -> None:
+        self.add(value.get_state())
+
+    def _add_generator_of_torch(self, value: Any) -> None:  # noqa: ANN401
         self.add(value.get_state())
 
     def _add_random(self, value: random.Random) -> None:
@@ -185,8 +225,8 @@ class _Walk:
             self.add(getattr(value, name, None))
 
     def _add_cached(self, value: Any) -> None:  # noqa: ANN401 - a function with a cache
-        self.found.append(value.cache_info().currsize)
-        self.add(value.__wrapped__)
+        for one in gc.get_referents(value):  # the function, and all results
+            self.add(one)
 
     def _add_builtin(self, value: BuiltinFunctionType) -> None:
         owner = value.__self__
@@ -195,8 +235,16 @@ class _Walk:
         else:
             self.add(owner)
 
+    def _add_slice(self, value: slice) -> None:
+        self.found.append(repr(value))
+
     def _add_module(self, value: ModuleType) -> None:
+        """Note all variables of a module that is no global variable: any of them may be used."""
         self.found.append(_Same(value))
+        if self._is_own(value.__name__):
+            names = {name for name in vars(value) if not name.startswith("__")}
+            for one in self._add_variables(value, names):
+                self.add(one)
 
     def _add_class(self, value: type) -> None:
         self.found.append(_Same(value))
@@ -204,7 +252,7 @@ class _Walk:
             for one in value.__bases__:
                 self.add(one)
             for name, one in list(vars(value).items()):
-                if name not in ("__dict__", "__weakref__", "__doc__", "__slots__"):
+                if name not in _NO_VALUES:
                     self._add_member(one)
 
     def _add_member(self, one: object) -> None:
@@ -217,20 +265,26 @@ class _Walk:
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         for one in (cells, value.__defaults__, value.__kwdefaults__, vars(value)):
             self.add(one)
-        if self._is_own(value.__module__):
+        if self._is_own(_module_of(value)):
             self._add_names(list_names(value.__code__), value.__globals__)
 
     def _add_names(self, names: set[str], found: dict[str, Any]) -> None:
         """Note what names stand for: variables, and modules that a function may import."""
-        for name in sorted(names & found.keys()):
-            self.add(found[name])
+        if names & _BY_NAME:
+            raise _UnknownError
         values = [found.get(name, sys.modules.get(name)) for name in sorted(names)]
         modules = [one for one in values if isinstance(one, ModuleType)]
+        self.found += map(_Same, modules)
+        for name in sorted(names & found.keys()):
+            if not isinstance(found[name], ModuleType):
+                self.add(found[name])
         done: set[str] = set()
         while modules:
             module = modules.pop()
             if module.__name__ not in done:
                 done.add(module.__name__)
+                if "getattr" in names:
+                    self.add(module)
                 modules += self._add_variables(module, names)
 
     def _add_variables(self, module: ModuleType, names: set[str]) -> list[ModuleType]:
@@ -239,16 +293,11 @@ class _Walk:
         for name in sorted(names & vars(module).keys()):
             value = vars(module)[name]
             if isinstance(value, ModuleType):
+                self.found.append(_Same(value))
                 within.append(value)
             elif own or not callable(value):
                 self.add(value)
         return within
-
-    def _add_object(self, value: object) -> None:
-        if _has_hidden_state(type(value)):
-            raise _UnknownError
-        self.add(type(value))
-        self._add_attributes(value)
 
     def _add_attributes(self, value: object) -> None:
         for name, one in get_own(value).items():
@@ -265,9 +314,10 @@ class _Walk:
     _LOOKS: ClassVar[tuple[tuple[Any, Callable[..., None]], ...]] = (
         (np.ndarray, _add_array),
         (np.generic, _add_scalar),
-        (dict, _add_dict),
+        ((dict, MappingProxyType), _add_dict),
         (_SEQUENCES, _add_sequence),
         (bytearray, _add_bytes),
+        (slice, _add_slice),
         (FunctionType, _add_function),
         (MethodType, _add_method),
         (type(functools.cache(len)), _add_cached),
@@ -279,6 +329,7 @@ class _Walk:
         (np.random.Generator, _add_generator),
         (np.random.RandomState, _add_old_generator),
         (random.Random, _add_random),
+        ((*_PLAIN, *_TIMES, *_NUMBERS), _add_own_plain),
         (SimpleNamespace, _add_attributes),
     )
 
@@ -287,8 +338,11 @@ def _is_constant(value: object) -> bool:
     """Is it a value that never changes, of a class that is not written in Python?"""
     if isinstance(value, CodeType | np.ufunc):
         return True
-    kind = type(value)
-    return (kind.__module__, kind.__name__) in _CONSTANTS
+    return _name_of(type(value)) in _CONSTANTS
+
+
+def _name_of(kind: type) -> tuple[str, str]:
+    return kind.__module__, kind.__name__
 
 
 def _has_hidden_state(kind: type) -> bool:

@@ -17,7 +17,7 @@ import sys
 import zlib
 from collections import deque
 from collections.abc import Collection, Iterator, Reversible, Sequence
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -104,9 +104,9 @@ def get_own(value: object) -> dict[str, Any]:
     """Return the attributes of an object itself, wherever it has them."""
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if not name.startswith("__") and hasattr(value, name):
+        own = vars(kind)
+        for name, one in own.items() if "__slots__" in own else ():  # as private ones are stored
+            if isinstance(one, MemberDescriptorType) and hasattr(value, name):
                 found[name] = getattr(value, name)
     return found
 

@@ -49,7 +49,7 @@ def continue_mixture(before: Setup, coming: Setup, epoch: int) -> Setup:
     if before.request.ds.fingerprint == coming.request.ds.fingerprint:
         settled = new.settle(epoch)
         return coming if settled is new else coming.with_order(settled)
-    made = old.grow(new, epoch, 0)
+    made = old.settle(epoch).grow(new, epoch, 0)
     if made.start is None or not any(made.start.positions):
         return coming  # nothing was delivered yet
     _check_growing(old, new)
@@ -100,10 +100,10 @@ def resume_mixture(setup: Setup, found: State, grown: object) -> tuple[Setup, in
     return plain.with_order(_add_passes(plain, made, find)), samples
 
 
-def follow(setup: Setup, order: Order) -> Setup:
+def follow(setup: Setup, order: Order, grown: object) -> Setup:
     """Return a setup with an order that a state led to; of a mixture, with the passes it tells."""
     if isinstance(order, Mixture) and order.start is not None and order.start.grown:
-        order = _add_passes(setup, order, _make_finder(setup.request.ds, True))
+        order = _add_passes(setup, order, _make_finder(setup.request.ds, grown))
     return setup.with_order(order)
 
 
@@ -124,10 +124,13 @@ def find_asked(shuffle: Shuffle) -> Shuffle:
     return asked
 
 
-def _make_finder(ds: Dataset, grown: bool | Dataset) -> _Find:
+def _make_finder(ds: Dataset, grown: object) -> _Find:
     """Return what finds the samples that a source had in those that it has now."""
-    sources = list_sources(ds)
-    before = list_sources(grown) if isinstance(grown, Dataset) and grown.mixture else ()
+    try:
+        sources = list_sources(ds)
+        before = list_sources(grown) if isinstance(grown, Dataset) and grown.mixture else ()
+    except ValueError as error:  # a view that cannot grow
+        raise ResumeError(f"{error}") from None
     if isinstance(grown, Dataset) and len(before) != len(sources):
         raise ResumeError(
             "the dataset given as grown= is not that of the state, which is a mixture",

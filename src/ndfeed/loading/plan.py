@@ -108,10 +108,16 @@ class Cuts:
             return len(epochs) * self(epochs[0]).batches()
         return sum(self(epoch).batches() for epoch in epochs)
 
-    def are_full(self, start: int, epoch: int = 0) -> bool:
+    def are_full(self, start: int, epoch: int) -> bool:
         """Are all batches of an epoch full from a position on?"""
         cut, share = self(epoch), self._share
         return cut.even and (share.drop_last or (cut.n - start) % share.together == 0)
+
+    @property
+    def are_always_full(self) -> bool:
+        """Are all batches of every epoch full?"""
+        fixed = self._share.drop_last or self._plan.order.traits.steady
+        return fixed and self.are_full(0, 0)
 
 
 def _window_bytes(coded: Coded, order: Order, windows: int) -> int:

@@ -18,11 +18,11 @@ from ndfeed.dataset.map_steps import Step
 from ndfeed.files import process_server
 from ndfeed.files.platform_calls import share_of_cores
 from ndfeed.loading.builder_switch import Switch
-from ndfeed.loading.map_snapshot import Snapshot, take_snapshot
 from ndfeed.loading.map_state import State, find_changed, observe
 from ndfeed.loading.options import Options
 from ndfeed.loading.pool_worker import can_travel
 from ndfeed.loading.process_pool import Choice, ProcessPool
+from ndfeed.loading.uninterrupted import uninterrupted
 
 _NOT_PORTABLE = (
     "a fresh process cannot find a function given to map(): define it in a module of its own"
@@ -133,7 +133,6 @@ class Trial:
         self._steps = steps
         self._state: State | None = None  # of what functions refer to, when it was first looked at
         self._changed = ""  # what functions have changed
-        self._forked: Snapshot | None = None  # of what they refer to, when processes were forked
         self._blind = False  # did processes differ although nothing was seen to have changed?
         self._switch = switch
         self._processes = processes
@@ -180,23 +179,20 @@ class Trial:
         processes = self._processes
         if self._state is not None and not self.over:
             self._state = _try_observing(self._steps)  # what the program has changed is no sign
-        if self.over and not processes.wanted:
-            processes.close()
-        earlier = not processes.lean and self._keep_or_close()
-        self._switch.renew(earlier=earlier)
+        kept = self._keep_or_close()
+        self._switch.renew(earlier=kept and not processes.lean)
 
     def _keep_or_close(self) -> bool:
-        """Return whether the processes that were forked for an earlier epoch can be used."""
+        """Return whether the processes that were started for an earlier epoch can be used."""
         processes = self._processes
         if self._switch.outdated:
             processes.problem, self._blind = "", True
-        if self._started and not (self.over or processes.ready or processes.problem):
-            processes.start()  # being forked: wait until they are
-        now = None if self._blind or not self.uses_processes else take_snapshot(self._steps)
-        if processes.ready and now is not None and now == self._forked:
-            return True
-        processes.close()
-        self._forked = now
+        forking = self._started and not (self.over or processes.ready or processes.problem)
+        if forking and not processes.lean:
+            processes.start()  # wait until they are there
+        if not self._blind and self.uses_processes:
+            return processes.keep_or_close()
+        uninterrupted(processes.close)
         return False
 
     def _note(self, rows: int, waited: float) -> None:
@@ -261,7 +257,6 @@ class Trial:
             self.over = True
             return
         self._started = True
-        self._forked = take_snapshot(self._steps)
         start_in_background(self._processes)
 
     def _judge(self) -> None:

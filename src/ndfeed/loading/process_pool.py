@@ -21,6 +21,7 @@ from ndfeed.files.process_server import Payload, Server, ServerError
 from ndfeed.files.worker_process import Child, Died, Message, start_child
 from ndfeed.loading.batch_builder import running_maps
 from ndfeed.loading.buffer_pool import Bytes, discard
+from ndfeed.loading.map_snapshot import Snapshot, take_snapshot
 from ndfeed.loading.pool_worker import Job, serve
 from ndfeed.loading.uninterrupted import uninterrupted
 
@@ -56,6 +57,7 @@ class ProcessPool:
         self.patience: float | None = None  # seconds that an answer may take, if limited
         self._job = job
         self._mapped = bool(job.ds.steps)
+        self._found: Snapshot | None = None  # what functions referred to when all were started
         self._asked = choice.wanted
         # A function that would take memory of a GPU in every process is to fail instead.
         self._environment = {} if choice.wanted else _NO_GPU
@@ -88,6 +90,19 @@ class ProcessPool:
         """Allow processes to be started, perhaps again after ``close``."""
         self._closed = False
 
+    def keep_or_close(self) -> bool:
+        """Keep the processes if functions find there what they would find in new ones.
+
+        Return whether there are any. Forks are not kept if that is not known; lean ones are, since
+        starting them takes long and they have nothing of this process but the functions.
+        """
+        now = take_snapshot(self._job.ds.steps)
+        known = now is not None and self._found is not None
+        kept = now == self._found if known else self.lean
+        if not kept:
+            uninterrupted(self.close)
+        return kept and self.ready
+
     def start(self) -> None:
         """Start what is missing, unless it was closed; ``problem`` says why that failed."""
         uninterrupted(self._start)
@@ -106,6 +121,8 @@ class ProcessPool:
 
     def _try_starting(self) -> str:
         """Start what is missing, and return what went wrong."""
+        if self._mapped and not self._all:
+            self._found = take_snapshot(self._job.ds.steps)
         try:
             if self.lean and self._server is None and not self._closed:
                 server = Server(Payload(serve, self._job), self._environment)
@@ -198,6 +215,8 @@ class ProcessPool:
 
     def _replace(self) -> None:
         """Start a process in place of one that died; the lock is held."""
+        if not self.lean:
+            self._found = None  # of the others: this one may find something else
         try:
             self._add()
         except ServerError:  # then all others end, too: start over

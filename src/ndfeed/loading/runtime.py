@@ -110,12 +110,7 @@ class Runtime:
             self._processes = None
         builder: Builder = local
         if self._processes is not None:
-            limit = self._budget.batches
-            there = ProcessBuilder(ds, self._processes, self._shared, limit, local)
-            careful = bool(ds.steps) and not choice.wanted
-            self._switch = Switch(local, there, self._processes, careful=careful)
-            # Where functions run was said, so they run nowhere else.
-            builder = there if choice.wanted and ds.steps else self._switch
+            builder = self._make_switch(local, self._processes, wanted=choice.wanted)
         self._maker = BatchMaker(options, self._budget, self._pool, local, builder, adapter)
         busy = self._processes.threads if choice.wanted and self._processes is not None else 0
         fixed = options.threads or busy or adapter.threads
@@ -145,6 +140,13 @@ class Runtime:
         # The next epoch is started early unless somebody could notice: a function that runs, a
         # stream that is decoded, a sample that is listed as skipped.
         self._continues = not (ds.steps or plan.coded or options.on_error == "skip")
+
+    def _make_switch(self, local: BatchBuilder, pool: ProcessPool, *, wanted: bool) -> Builder:
+        """Return what builds batches in processes, or here if these are slower."""
+        there = ProcessBuilder(self._ds, pool, self._shared, self._budget.batches, local)
+        self._switch = Switch(local, there, pool, careful=bool(self._ds.steps) and not wanted)
+        # Where functions run was said, so they run nowhere else.
+        return there if wanted and self._ds.steps else self._switch
 
     @property
     def skipped(self) -> Skipped:
@@ -176,6 +178,8 @@ class Runtime:
         self._size, self._padding = batches.size, batches.padding
         self._sent.clear()
         if self._processes is not None and (self._trial is None or self._trial.uses_processes):
+            if self._trial is None and self._ds.steps:
+                self._processes.keep_or_close()
             self._start_processes(self._processes)
         self._engine.begin(batches)
         if self._continues:

@@ -35,7 +35,7 @@ MOST = 1 << 31  # samples: sums of units must fit into 63 bits
 
 _CHUNK = 1 << 16  # samples worked on at once; digests are made of as many, so never change it
 _BLOCK = 64  # parts whose columns are filled at once: what they need to know takes memory
-_DRAWN = 1 << 14  # positions drawn at once: more leave the caches
+_DRAWN = 1 << 15  # positions drawn at once: more leave the caches
 _HALF = np.uint64(32)
 _LOW = np.uint64((1 << 32) - 1)
 _COLUMN = 1 << 32  # units
@@ -140,8 +140,12 @@ def _draw(table: Keys, key: int, positions: Ints) -> Keys:
     part = np.bitwise_and(found, _LOW, out=low)
     found >>= _HALF
     entry = table.take(found.view(np.int64), mode="clip")  # which clips nothing, but is faster
-    other = np.flatnonzero(part >= entry >> _HALF)
-    found[other] = entry[other] & _LOW
+    is_other = part >= entry >> _HALF
+    # By arithmetic: a processor that has to guess which of the two it is would be wrong too often.
+    entry &= _LOW
+    entry -= found
+    entry *= is_other
+    found += entry
     return found
 
 

@@ -23,7 +23,7 @@ _COUNTED = 1 << 20  # lengths up to here are counted in a table, others by sorti
 
 def check_edges(edges: Iterable[int]) -> tuple[int, ...]:
     """Return edges that a caller gave, or refuse them."""
-    if isinstance(edges, str | bytes):
+    if isinstance(edges, str | bytes) or not hasattr(edges, "__iter__"):
         raise TypeError(f"edges must be lengths that rise, such as (64, 128, 256), got {edges!r}")
     found = tuple(edges)
     if not found:

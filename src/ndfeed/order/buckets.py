@@ -23,6 +23,7 @@ from ndfeed.order.bundles import BucketWalk, BundleCut, Bundles
 from ndfeed.order.epoch import Cut, Epoch, Share, WalkEpoch
 from ndfeed.order.permutation import Ints, key_of, keys_from
 from ndfeed.order.protocol import Data, Plain, Progress, Spec, Traits, check_bound, check_positive
+from ndfeed.order.weighted import check_count
 
 _KEPT = 3  # epochs whose bundles are kept: the current one, the next one and one looked at
 _LARGEST = 1 << 40  # of a global batch, and of any size in a state
@@ -261,10 +262,7 @@ class Buckets(Plain):
         if self.field is not None:
             return data.lengths(self.field)
         assert self._given is not None
-        if len(self._given) != data.n:
-            raise ValueError(
-                f"Buckets needs a length for each of {data.n:,} samples, got {len(self._given):,}"
-            )
+        check_count("lengths", len(self._given), data.n)
         return self._given
 
     def _explain_budget(self, lengths: Ints, tokens: int) -> str:

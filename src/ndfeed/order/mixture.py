@@ -146,10 +146,16 @@ class Mixture(Plain):
         return replace(self, sources=sources, start=None)
 
     def settle(self, epoch: int) -> "Mixture":
-        """Return the mixture without what is over as an epoch begins: passes that have grown."""
+        """Return the mixture without what is over as an epoch begins: passes that have grown.
+
+        An epoch that begins once more, after sources grew within it, begins where that was.
+        """
         start = self.start
-        if start is None or epoch <= start.epoch or not (start.samples or start.grown):
+        if start is None or epoch < start.epoch or not (start.samples or start.grown):
             return self
+        if epoch == start.epoch:
+            anew = start._replace(samples=0, delivered=())
+            return replace(self, start=anew) if start.samples else self
         made = self._continue(epoch, 0)
         pairs = [(one, made.find_pass(number)) for number, one in enumerate(start.passes)]
         if not start.samples and all(bool(new.past) == bool(old.past) for old, new in pairs):

@@ -306,25 +306,23 @@ class OrderedStore(_OpenColumns):
 
     def write_rows(self, field: int, targets: Ints, data: Bytes) -> None:
         """Write rows of a field of one shape."""
-        part, start = self.find_part(int(targets[0]))
-        self.open_writer(Spot(part, field, "rows"), int(targets[0]) - start).append(data.data)
+        self._append(field, "rows", int(targets[0]), data)
 
     def write_values(self, field: int, targets: Ints, counts: Ints, data: Bytes) -> None:
         """Write the values of rows of a ragged field."""
-        part, start = self.find_part(int(targets[0]))
-        spot = Spot(part, field, "values")
-        first = 0
-        if spot not in self._writers:
-            first = int(self.read_offsets(part, field, targets[:1] - start)[0])
-        self.open_writer(spot, first).append(data.data)
+        self._append(field, "values", int(targets[0]), data)
 
     def write_chunk(self, field: int, role: Role, target: int, at: int, data: Bytes) -> None:
         """Write the bytes of one row from ``at`` on; those before them are written."""
-        targets = np.array([target])
-        if role == "rows":
-            self.write_rows(field, targets, data)
-        else:
-            self.write_values(field, targets, targets, data)
+        self._append(field, role, target, data)
+
+    def _append(self, field: int, role: Role, target: int, data: Bytes) -> None:
+        part, start = self.find_part(target)
+        spot = Spot(part, field, role)
+        first = target - start
+        if role == "values" and spot not in self._writers:
+            first = int(self.read_offsets(part, field, np.array([first]))[0])
+        self.open_writer(spot, first).append(data.data)
 
     def stretches(self) -> dict[Spot, Stretch]:
         """Return what was written, by column."""

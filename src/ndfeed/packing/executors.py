@@ -93,9 +93,9 @@ class Worker:
         return _receive_worker, (self._id, self.folder, self.digest, self.ds)
 
 
-# A process, its number, and how many workers it had made before.
+# Random bytes of a process, which its forks share; its number; and the number of the worker in it.
 _WorkerId = tuple[bytes, int, int]
-_PROCESS = secrets.token_bytes(16)  # forked processes have the same, but other numbers
+_PROCESS = secrets.token_bytes(16)
 _numbers = count()
 _received: dict[_WorkerId, Worker] = {}  # only the newest
 _lock = threading.Lock()

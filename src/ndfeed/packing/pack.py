@@ -113,9 +113,9 @@ def pack(  # noqa: PLR0913 - what users say about a conversion
     ``append``   add rows to a packed dataset; those who have it open keep seeing what it was.
     ``repair``   write damaged blocks again from the source they were made from.
     ``executor`` runs the tasks: any ``concurrent.futures.Executor`` whose workers see the target's
-                 folder. By default threads, or processes where there are maps. Pass ``workers=``
-                 with executors of ``concurrent.futures``: without it the memory limit is divided
-                 for about one task per core.
+                 folder. By default threads, or processes where these are faster. Pass
+                 ``workers=`` with executors of ``concurrent.futures``: without it the memory limit
+                 is divided for about one task per core.
     ``workers``  how many tasks run at once: by default what the executor has as ``max_workers``,
                  or else about one for each core.
     ``memory``   limit for all workers together, in bytes or as ``"2GB"``; default an eighth of RAM,

@@ -40,7 +40,7 @@ _AT_ONCE = 1 << 16
 class SourceRows:
     """A dataset as the source of a pack. Shared by threads; it holds nothing open."""
 
-    def __init__(self, ds: Dataset, *, names: bool = False, in_order: bool = False) -> None:
+    def __init__(self, ds: Dataset, *, names: bool, in_order: bool = False) -> None:
         self.ds = ds
         self.rows = freeze(ds.rows)
         self.names = names

@@ -38,7 +38,7 @@ _SMALL = {
 }
 
 
-def dtype_of(field: Field) -> tf.DType | None:
+def _dtype_of(field: Field) -> tf.DType | None:
     """Return the dtype of a field's tensors; ``None`` where TensorFlow has none."""
     if field.dtype.kind in "SU":
         return tf.string
@@ -179,7 +179,7 @@ def _check_ragged(field: Field) -> None:
 
 
 def _check_dtype(ds: Dataset, field: Field) -> tf.DType:
-    dtype = dtype_of(field)
+    dtype = _dtype_of(field)
     if dtype is None:
         raise refuse_dtype(ds, field, "TensorFlow")
     return dtype

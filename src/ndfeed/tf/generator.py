@@ -150,8 +150,11 @@ class Generator:
     def are_full(self) -> bool:
         """Are all batches full, those of the epoch in progress and of the next ones?"""
         state = self.state
-        rest = state is None or self._loaders.of(state.epoch).cuts.are_full(state.samples)
-        return rest and self.loader.cuts.are_full(0)
+        if state is not None:
+            cuts = self._loaders.of(state.epoch).cuts
+            if not cuts.are_full(state.samples, state.epoch):
+                return False
+        return self.loader.cuts.are_always_full
 
     def refresh(self, missing: Missing, settle: float) -> int:
         """Let the epochs that come have the files there are now; return how many are new."""
@@ -212,30 +215,30 @@ class Generator:
 
     def _begin(self) -> tuple[int, int]:
         if self.state is not None:
-            begun, place = self._begun, self.state.begin()
-            forgotten = begun == place and self._whole and not self.state.in_fit
-            if forgotten and len(self.loader) > _MANY:
-                raise RuntimeError(
-                    "a pass was used and no batch of it was counted; call state.advance() after "
-                    "each batch, or give fit the callback ndfeed.keras.Resume(state)"
-                )
-            self._begun, self._whole = place, False
-            self._check_count()
-            return place
+            return self._begin_at(self.state)
         epoch = self._next
         chain = self._epochs or 1
         self._next = epoch - epoch % chain + chain
         return epoch, 0
 
-    def _check_count(self) -> None:
-        """Refuse a pass that has more batches than TensorFlow would take."""
-        left = None if self.state is None else self.state.left
+    def _begin_at(self, state: State) -> tuple[int, int]:
+        """Begin a pass where a state says, unless it has more batches than TensorFlow takes."""
+        begun, place = self._begun, state.begin()
+        forgotten = begun == place and self._whole and not state.in_fit
+        if forgotten and len(self.loader) > _MANY:
+            raise RuntimeError(
+                "a pass was used and no batch of it was counted; call state.advance() after "
+                "each batch, or give fit the callback ndfeed.keras.Resume(state)"
+            )
+        self._begun, self._whole = place, False
+        left = state.left
         if self.most is not None and left is not None and left > self.most:
             raise ResumeError(
                 f"the pass has {left} batches, more than the {self.most} that the dataset was "
                 "made for, since its epoch was begun with smaller batches",
                 "restore the state before the dataset is made",
             )
+        return place
 
     def _epoch(
         self, loader: Loader, epoch: int, start: int, form: BatchFormat

@@ -44,11 +44,11 @@ from ndfeed.tf.framework_hacks import tensor_that_keeps
 from ndfeed.tf.generator import Generator, GeneratorSource, State
 
 
-def batch_and_shard(
+def _batch_and_shard(
     size: int,
     shard: tuple[int, int] | None,
     context: tf.distribute.InputContext | None,
-    name: str = "batch_size",
+    name: str,
 ) -> tuple[int, tuple[int, int]]:
     """Return the batch size of this reader, or its tokens, and its rank and world size."""
     if context is not None:
@@ -76,7 +76,7 @@ def batch_and_shard(
     return size, shard or (0, 1)
 
 
-def auto_shard(own: bool) -> tf.data.experimental.AutoShardPolicy:
+def _auto_shard(own: bool) -> tf.data.experimental.AutoShardPolicy:
     """Return how TensorFlow divides the dataset among workers: by batches, or not at all.
 
     Not at all where it is divided here already. Never by files, since the graph has none.
@@ -162,7 +162,7 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Tens
     check_dataset(ds)
     own = None if shard is None else as_shard(shard)
     most, budget = as_batch_size(batch_size, tokens)
-    size, part = batch_and_shard(most, own, context, "tokens" if budget else "batch_size")
+    size, part = _batch_and_shard(most, own, context, "tokens" if budget else "batch_size")
     request = settle(
         ds, None if budget else size, tokens=size if budget else None, shard=part,
         drop_last=drop_last, seed=seed, fields=fields, memory=memory, threads=threads,
@@ -176,10 +176,8 @@ def dataset(  # noqa: PLR0913 - the arguments that every loader shares, and Tens
     held = _HELD * (piece if joint else bytes_each)
     adapt = partial(TfAdapter, piece, joint, held)
     passes = Generator(Loader(request, adapt), epochs, state)
-    policy = auto_shard(shard is not None or context is not None)
-    # All batches may be full, though those of an epoch in which samples are skipped are not.
-    whole = on_error == "raise"
-    return Batches(passes, partial(_make, passes, ragged, size, policy, joint=joint, whole=whole))
+    policy = _auto_shard(shard is not None or context is not None)
+    return Batches(passes, partial(_make, passes, ragged, size, policy, joint=joint))
 
 
 def _make(
@@ -189,11 +187,11 @@ def _make(
     policy: tf.data.experimental.AutoShardPolicy,
     *,
     joint: bool,
-    whole: bool,
 ) -> Made:
-    """Make a dataset of passes, as TensorFlow has to know them now."""
+    """Make a dataset of the passes, with what TensorFlow has to know of them now."""
     request = passes.loader.request
-    full = whole and passes.are_full()
+    # Where samples are skipped, any batch may be short.
+    full = request.options.on_error == "raise" and passes.are_full()
     form = BatchFormat(request.ds, request.options, ragged, size, full=full, joint=joint)
     count = passes.most = passes.count()
     source = GeneratorSource(passes, form, count)

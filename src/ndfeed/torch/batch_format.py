@@ -63,7 +63,7 @@ _LACKING = (
 )
 
 
-def dtype_of(field: Field) -> torch.dtype | None:
+def _dtype_of(field: Field) -> torch.dtype | None:
     """Return the torch dtype of a field's tensors; ``None`` where torch has none."""
     small = _SMALL.get(field.type) or _SMALL_ARRAYS.get(field.dtype)
     if small is not None or field.type in _LACKING:
@@ -71,7 +71,7 @@ def dtype_of(field: Field) -> torch.dtype | None:
     return _SHARED.get(field.dtype.newbyteorder("="))
 
 
-def is_small(dtype: torch.dtype) -> bool:
+def _is_small(dtype: torch.dtype) -> bool:
     """Is it a dtype that NumPy lacks?"""
     return dtype in _SMALL.values()
 
@@ -101,7 +101,7 @@ def tensor_of(array: NDArray[Any], small: torch.dtype | None = None) -> Tensor:
 def array_of(tensor: Tensor) -> NDArray[Any]:
     """Make an array that shares the tensor's memory; a copy if that is not on the CPU."""
     tensor = tensor.detach()
-    if not is_small(tensor.dtype):
+    if not _is_small(tensor.dtype):
         return tensor.numpy(force=True)
     known = _ARRAYS_SMALL.get(tensor.dtype)
     if known is None:
@@ -110,7 +110,7 @@ def array_of(tensor: Tensor) -> NDArray[Any]:
     return bits.view(known)
 
 
-def nest_ragged(batch: "Tensors", own: Collection[str]) -> "Tensors":
+def _nest_ragged(batch: "Tensors", own: Collection[str]) -> "Tensors":
     """Make jagged tensors of the packed fields of a batch.
 
     ``own`` are the names of the fields. What packing added beside them is left out.
@@ -188,7 +188,7 @@ class BatchFormat:
         self.dtypes = {f.name: _check_dtype(ds, f) for f in chosen if not is_text(f.dtype)}
         self.text = [field.name for field in chosen if is_text(field.dtype)]
         # After a map, the dtype of an array says what it holds.
-        self._small = {} if ds.steps else {n: d for n, d in self.dtypes.items() if is_small(d)}
+        self._small = {} if ds.steps else {n: d for n, d in self.dtypes.items() if _is_small(d)}
 
     def pick(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the arrays of a batch that are needed, and no others."""
@@ -231,7 +231,7 @@ class BatchFormat:
     def build(self, tensors: Tensors) -> Batch:
         """Build the batch that the consumer gets from tensors by name."""
         if self._nested:
-            tensors = nest_ragged(tensors, self._own)
+            tensors = _nest_ragged(tensors, self._own)
         return self.structure.build(tensors)
 
 
@@ -262,7 +262,7 @@ def _check_jagged(field: Field) -> None:
 
 
 def _check_dtype(ds: Dataset, field: Field) -> torch.dtype:
-    dtype = dtype_of(field)
+    dtype = _dtype_of(field)
     if dtype is None:
         raise refuse_dtype(ds, field, "torch")
     return dtype

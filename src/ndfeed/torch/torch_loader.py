@@ -15,8 +15,8 @@ from typing import Any, Self
 import torch
 from torch.utils.data import SequentialSampler
 
+from ndfeed.cuda.feed import check_resident
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.row_selection import Drawn
 from ndfeed.dataset.sampling import SETTLE, Missing
 from ndfeed.loading import loader as arrays
 from ndfeed.loading.adapter import Adapter
@@ -47,7 +47,7 @@ class OnHost(Adapter):
         return form.build({n: form.convert_field(n, form.tensor(n, a)) for n, a in needed.items()})
 
 
-def device_of(device: torch.device | str | int | None, resident: bool) -> torch.device:
+def _device_of(device: torch.device | str | int | None, resident: bool) -> torch.device:
     """Return the device that was asked for, if it exists and batches can be put there."""
     try:
         found = torch.device("cpu" if device is None else device)
@@ -82,16 +82,7 @@ def adapter_for(
             "use device=None and move the tensors with .to()"
         )
     if resident:
-        if ds.steps or form.ragged:
-            raise ValueError(
-                "resident=True holds samples as they are stored, all of one shape; leave out "
-                "map() and ragged fields, or resident"
-            )
-        if isinstance(ds.rows, Drawn):
-            raise ValueError(
-                "resident=True holds the same samples for all epochs, and random crops are drawn "
-                "in each; leave out resident, or cut crops with grid= or at="
-            )
+        check_resident(ds, ragged=form.ragged)
         check_fits(ds, device)
     return OnDevice(ds, device, form, resident)
 
@@ -349,7 +340,7 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a dev
         processes=processes, ragged=packed, on_error=on_error, pad_to=pad_to,
         pad_value=pad_value, shuffle=shuffle,
     )  # fmt: skip
-    where = device_of(device, resident)
+    where = _device_of(device, resident)
     form = BatchFormat(request.ds, request.options.structure, convert, ragged)
     adapt = adapter_for(request.ds, form, where, resident=resident)
     check = _check_ranks if shard is None else None
