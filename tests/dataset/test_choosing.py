@@ -345,6 +345,16 @@ def test_plain_splits_are_those_of_numpy_s_permutation(tmp_path, count):
         np.testing.assert_array_equal(part[:]["data"], np.sort(wanted))
 
 
+@pytest.mark.parametrize("divide", [lambda ds: ds.split(0.9), lambda ds: ds.folds(2)])
+def test_more_samples_than_can_be_divided(tmp_path, divide):
+    """All windows of a large file are too many to be numbered one by one: its rows are not."""
+    np.save(tmp_path / "x.npy", np.zeros((400, 400), "u1"))
+    ds = ndfeed.open(tmp_path / "x.npy", sample="file").crops({"data": (1, 1)}, each=2**44)
+
+    with pytest.raises(ndfeed.ResourceError, match=r"x\.npy: dividing .* take\(\) before windows"):
+        divide(ds)
+
+
 @pytest.mark.parametrize(
     "dtype", ["b", "B", ">i2", "u4", "q", "Q", "?", "f4", "U3", "S2", "M8[s]", "c8"]
 )

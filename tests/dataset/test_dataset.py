@@ -97,6 +97,18 @@ def test_slices_of_slices_are_those_of_numpy(slices):
     assert ds[:]["x"].tolist() == rows.tolist()
 
 
+@given(st.integers(-10, 10), st.integers(-10, 10), st.sampled_from([1, 2, -1, -3]))
+def test_ranges_are_the_row_numbers_in_them(start, stop, step):
+    """They are not listed; those below 0 count from the end."""
+    ds, rows = ndfeed.open({"x": np.arange(10)}), range(start, stop, step)
+    if rows and max(rows) > 9:
+        with pytest.raises(IndexError, match=r"rows must be in \[-10, 10\)"):
+            ds.take(rows)
+        return
+
+    assert ds.take(rows)[:]["x"].tolist() == [at % 10 for at in rows]
+
+
 def test_select_keeps_the_order_asked_for(ds):
     """Names are positions once batches become tuples."""
     assert list(ds.select("y", "x").fields) == ["y", "x"]

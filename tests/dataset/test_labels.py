@@ -254,6 +254,7 @@ def test_parquet_files(ds, tmp_path):
         kind=pyarrow.array([stem[:3] for stem in stems]).dictionary_encode(),
         small=pyarrow.array(range(9), pyarrow.int16()),
         vector=[[i, i + 0.5] for i in range(9)],
+        day=[datetime.date(2020, 1, 1)] * 9,
     )
     made = ds.with_labels(path, column="kind")
     made = made.with_labels(path, column="small", field="small")
@@ -267,6 +268,10 @@ def test_parquet_files(ds, tmp_path):
     np.testing.assert_array_equal(batch["vector"][:, 1], batch["small"] + 0.5)
     with pytest.raises(ndfeed.SchemaError, match=r"t\.parquet: no column 'x'; the columns are"):
         ds.with_labels(path, column="x")
+    with pytest.raises(
+        ndfeed.SchemaError, match=r"t\.parquet: column 'day' is date32\[day\], neit"
+    ):
+        ds.with_labels(path, column="day")
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(ndfeed.FormatError, match=r"t\.parquet: not a Parquet file"):
         ds.with_labels(path, column="kind")

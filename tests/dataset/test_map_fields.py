@@ -92,3 +92,15 @@ def test_dicts_in_what_a_map_returns_are_answered_with_what_to_write(tmp_path, b
     flat = ds.map(lambda b: {"in/a": b["x"], "y": b["y"]}, batched=batched)
     with ndfeed.loader(flat, 2, fields={"in": {"a": "in/a"}}) as loader:
         assert next(iter(loader))["in"]["a"].shape == (2, 2)
+
+
+def test_samples_of_several_ranks_behind_a_map(tmp_path):
+    """One sample was tried, and says nothing of the others."""
+    np.save(tmp_path / "x.npy", np.arange(24).reshape(8, 3))
+    ds = ndfeed.open(tmp_path / "x.npy")
+    both = ds.windows(2) + ds
+
+    assert both.fields["data"].shape is None
+    assert both.map(dict).fields["data"].shape is None
+    stacked = both.map(lambda batch: {"data": np.array([x.sum() for x in batch["data"]])})
+    assert stacked.fields["data"].shape == ()

@@ -248,6 +248,33 @@ def test_with_origin_numbers_cannot_go_stale(scans):
         scans.with_origin(file="age")
 
 
+@pytest.mark.parametrize(
+    "rows", [range(9), range(1, 8, 3), range(8, -1, -1), range(7, 0, -5), range(3, 3), range(5, 6)]
+)
+def test_files_of_a_range_are_those_of_its_rows(tmp_path, rows):
+    """In the order in which they are needed first."""
+    for i, count in enumerate((2, 0, 4, 1, 2)):
+        np.save(tmp_path / f"{i}.npy", np.zeros(count))
+    ds = ndfeed.open(tmp_path, sample="row")
+
+    assert list(ds.take(rows).files) == list(ds.take(list(rows)).files)
+
+
+@pytest.mark.parametrize("rows", [range(17_000_000), range(0, 34_000_000, 2)])
+def test_many_rows_are_the_same_however_they_are_given(tmp_path, rows):
+    """A range is not listed to be identified, and equal row numbers are equal data."""
+    with open(tmp_path / "x.bin", "wb") as file:
+        file.truncate(34_000_000)
+    ds = ndfeed.open(tmp_path / "x.bin", dtype="u1", shape=())
+    listed = np.arange(rows.start, rows.stop, rows.step)
+    one = ds.take(rows).fingerprint
+
+    assert ds.take(listed).fingerprint == one
+    listed[5] = 3
+    assert ds.take(listed).fingerprint != one
+    assert ds.take(range(1, 17_000_001)).fingerprint != one
+
+
 def test_with_origin_numbers_are_those_of_windows_and_crops(tmp_path):
     """Files that have no window, and cases in another order, would be counted otherwise."""
     for i, count in enumerate((2, 6, 4)):

@@ -268,6 +268,18 @@ def test_sources_of_several_files_agree_on_sequences(tmp_path):
     assert (found["x"] == found["y"]).all()
 
 
+def test_no_windows_have_the_same_fields(tmp_path):
+    """Also at uneven offsets, which are stored as a field each."""
+    np.savez(tmp_path / "x.npz", x=np.arange(20).reshape(10, 2), n=np.arange(10))
+    ds = ndfeed.open(tmp_path / "x.npz").windows(offsets={"x": [0, 1, 3]})
+    none = ds.where(lambda batch: batch["n"] > 99)
+
+    assert list(none.fields) == list(ds.fields) == ["x", "n"]
+    assert none.fields["x"].shape == ds.fields["x"].shape == (3, 2)
+    assert none.rename({"x": "y"}).fields["y"].shape == (3, 2)
+    assert none[:]["x"].shape == (0, 3, 2)
+
+
 @pytest.mark.parametrize("length", [5, 4])
 def test_sequences_of_one_window_are_compressed_together(tmp_path, length):
     """A stream is shuffled as a whole, and counts, however its rows are divided."""
@@ -281,6 +293,26 @@ def test_sequences_of_one_window_are_compressed_together(tmp_path, length):
     assert isinstance(loader.order, ndfeed.Windows)
     uneven = ndfeed.open(tmp_path / "x.npz").windows(4, bounds=[4, 9])
     assert len(list(ndfeed.loader(uneven, 1, shuffle=True, processes=0))) == len(uneven) == 21
+
+
+@pytest.mark.parametrize("rows", [range(12), range(2, 11), range(5, 6), range(6, 12), range(3, 5)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_windows_of_a_range_in_a_dict(tmp_path, rows, stride):
+    """Are those of the rows themselves; of windows they are the windows of these."""
+    for i, count in enumerate((3, 0, 5, 4)):
+        np.save(tmp_path / f"{i}.npy", 10 * i + np.arange(count))
+    ds = ndfeed.open(tmp_path, sample="row")
+    listed = np.concatenate([10 * i + np.arange(count) for i, count in enumerate((3, 0, 5, 4))])
+    for source, values in ((ds, listed), (ds.windows(1, stride=stride), None)):
+        values = source[:]["data"] if values is None else values
+        some = range(rows.start, min(rows.stop, len(values)))
+        pairs = [(a, a + 1) for a in some[:-1] if np.all(values[a] // 10 == values[a + 1] // 10)]
+        if not pairs:
+            continue
+        both = ndfeed.open({"p": source.take(some), "q": np.arange(len(some))})
+        found = both.windows(2)[:]
+        assert found["p"].tolist() == [values[list(pair)].tolist() for pair in pairs]
+        assert found["q"].tolist() == [[a - some.start, b - some.start] for a, b in pairs]
 
 
 def test_where_a_window_lies_is_known(tmp_path):
@@ -307,6 +339,23 @@ def test_numbers_of_windows_cost_nothing(tmp_path):
     assert len(pickle.dumps(ds)) < 10_000
     with ndfeed.loader(ds, 8, shuffle=True) as loader:
         assert next(iter(loader))["data"].shape == (8, 1025)
+
+
+def test_windows_of_a_part_of_the_rows_cost_nothing(tmp_path):
+    """Training and validation without overlap, as the documentation divides them."""
+    with open(tmp_path / "x.bin", "wb") as file:
+        file.truncate(18 * 10**9)
+    rows = ndfeed.open(tmp_path / "x.bin", dtype="uint16", shape=())
+    train, val = rows.take(range(8 * 10**9)), rows.take(range(-(10**9), 0))
+
+    assert (len(train.windows(1025)), len(val.windows(1025))) == (8 * 10**9 - 1024, 10**9 - 1024)
+    assert val.windows(1025).locate([0])[1] == [8 * 10**9]
+    for ds in (train.windows(1025), rows.windows(1025).take(range(8 * 10**9))):
+        assert "1 file" in repr(ds)
+        assert len(pickle.dumps(ds)) < 10_000
+        with ndfeed.loader(ds, 8, shuffle=True) as loader:
+            assert next(iter(loader))["data"].shape == (8, 1025)
+            assert loader.state_dict()
 
 
 def test_checksums_are_compared_under_windows(tmp_path):

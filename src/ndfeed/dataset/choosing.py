@@ -15,12 +15,14 @@ from ndfeed.dataset.remake import fixed
 from ndfeed.dataset.row_selection import Drawn, Travelling, compose, take_rows
 from ndfeed.dataset.splits import Codes, encode, split_classes, split_groups, split_plain
 from ndfeed.dataset.stored import Stored
-from ndfeed.errors import SchemaError
+from ndfeed.errors import ResourceError, SchemaError, shown_size
+from ndfeed.files import platform_calls
 from ndfeed.index.table import Ints
 from ndfeed.progress import Bar
 
 _MOST_SEED = (1 << 128) - 1
 _MOST_FOLDS = 1 << 16
+_BYTES_EACH = 9  # a number, and that of a part
 _READ_AT_ONCE = 32 << 20  # bytes
 # Samples: few at first, so that progress is soon seen where each is a file.
 _FIRST_AT_ONCE, _MOST_AT_ONCE = 1 << 10, 1 << 17
@@ -170,6 +172,7 @@ def _assign(
     like: str | ArrayLike | None,
 ) -> Codes:
     """Return the part of each sample."""
+    _check_room(ds)
     if by is None and like is None:
         return split_plain(len(ds), fractions, seed)
     classes = None if like is None else find_codes(ds, "like", like)[0]
@@ -186,6 +189,19 @@ def _assign(
             f"for {parts} parts; use fewer parts, or remove by="
         )
     return split_groups(groups, fractions, seed, classes)
+
+
+def _check_room(ds: Choosing) -> None:
+    """Refuse to divide more samples than there is memory for their numbers."""
+    size = _BYTES_EACH * len(ds)
+    free = platform_calls.free_memory() if size >= platform_calls.LARGE else None
+    if free is not None and size > free:
+        raise ResourceError(
+            ds.groups[0].table.path(0),
+            f"dividing {len(ds):,} samples takes {shown_size(size)} of memory, {shown_size(free)} "
+            "are free",
+            remedy="divide the rows with take() before windows() or crops()",
+        )
 
 
 def find_codes(ds: Choosing, argument: str, given: str | ArrayLike) -> tuple[Codes, NDArray[Any]]:

@@ -83,14 +83,13 @@ def make_crops(ds: "Dataset", spec: Spec) -> "Dataset":
 @repeatable
 def _number_apart(ds: "Dataset") -> "Dataset":
     """Return the same samples, in which those that were taken twice have two numbers."""
+    rows: Ints = np.asarray(ds.rows)
     return ds.view(
         _number_apart,
-        groups=tuple(
-            replace(group, rows=compose(group.rows, freeze(ds.rows))) for group in ds.groups
-        ),
+        groups=tuple(replace(group, rows=compose(group.rows, rows)) for group in ds.groups),
         rows=None,
         identity=ds.fingerprint,
-        origins=tuple(origin.choose(ds.rows) for origin in ds.all_origins()),
+        origins=tuple(origin.choose(rows) for origin in ds.all_origins()),
     )
 
 

@@ -19,7 +19,12 @@ from ndfeed.dataset.destination import check_fits
 from ndfeed.dataset.in_memory import Held, Room, hold, load_in_memory
 from ndfeed.dataset.join import agreed_names, join_groups, rename_fields, renamed_names, route_steps
 from ndfeed.dataset.labels import Classes, join_classes, rename_classes
-from ndfeed.dataset.map_fields import differing_fields, learn_fields, with_lists
+from ndfeed.dataset.map_fields import (
+    differing_fields,
+    guess_fields,
+    learn_fields,
+    with_lists,
+)
 from ndfeed.dataset.map_steps import (
     Batch,
     Beside,
@@ -29,7 +34,6 @@ from ndfeed.dataset.map_steps import (
     Step,
     apply_steps_alone,
     fields_of,
-    is_hidden,
 )
 from ndfeed.dataset.origins import Origin, is_memory, join_origins
 from ndfeed.dataset.proportions import Proportions
@@ -98,10 +102,11 @@ class Dataset(Sampling):
         """The fields by name. After a ``map`` they are learned by running it on a few samples."""
         if self._fields is None and self.steps and len(self):
             self._fields = learn_fields(self, self._read_and_map)
+        elif self._fields is None and self.steps:
+            self._fields = guess_fields(self, self._read_and_map)
         elif self._fields is None:
             stored = {column.field.name: column.field for column in columns_of(self.groups)}
-            shown = (n for n in self.names if not (self.steps and is_hidden(n)))
-            self._fields = {name: stored[name] for name in shown}
+            self._fields = {name: stored[name] for name in self.names}
         return dict(self._fields)
 
     def _known_fields(self) -> Mapping[str, Field]:

@@ -162,7 +162,18 @@ def _open_parquet(path: str) -> LabelTable:
     def texts(name: str) -> list[str]:
         return ["" if one is None else str(one) for one in values(name)]
 
-    return LabelTable(path, names, texts, values)
+    def labels(name: str) -> list[Any]:
+        _check_labels(path, arrow.types, file.schema_arrow.field(name))
+        return values(name)
+
+    return LabelTable(path, names, texts, labels)
+
+
+def _check_labels(path: str, types: Any, column: Any) -> None:  # noqa: ANN401 - of pyarrow
+    refused = types.is_temporal, types.is_decimal, types.is_struct, types.is_map, types.is_binary
+    if any(is_such(column.type) for is_such in (*refused, types.is_large_binary)):
+        problem = f"column {column.name!r} is {column.type}, neither text nor numbers"
+        raise SchemaError(path, problem, remedy="convert it before it is saved")
 
 
 def _convert(types: Any, column: Any, path: str, name: str) -> list[Any]:  # noqa: ANN401

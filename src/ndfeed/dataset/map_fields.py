@@ -9,8 +9,9 @@ rule for a field that a map returns:
 - An array is of one shape, unless there are functions of single samples, whose results are stacked
   if possible, and all samples that could be tried had one shape to start with: then a field of the
   same name and rank is as ragged as it is stored.
-- In a list, the axes differ that do so among the samples tried. In a field that keeps its name and
-  its rank those that differ as it is stored do so, too. If there are none, all may differ.
+- In a list, the axes differ that do so among the samples tried, and also their number in a field
+  that keeps its name and is stored so. In a field that keeps its name and its rank those that
+  differ as it is stored do so, too. If there are none, all may differ.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,15 @@ from typing import Protocol
 import numpy as np
 
 from ndfeed.dataset.column import Field, Group, columns_of
-from ndfeed.dataset.map_steps import Batch, Routed, Step, all_maps, as_samples
+from ndfeed.dataset.map_steps import (
+    Batch,
+    Routed,
+    Step,
+    all_maps,
+    as_samples,
+    fields_of,
+    is_hidden,
+)
 from ndfeed.dataset.reader import reader_of
 from ndfeed.dataset.row_selection import Rows, select_rows
 from ndfeed.index.table import Ints
@@ -34,6 +43,7 @@ class Samples(Protocol):
 
     groups: tuple[Group, ...]
     rows: Rows
+    names: tuple[str, ...]
     steps: tuple[Step, ...]
 
     def __len__(self) -> int: ...
@@ -55,6 +65,18 @@ def learn_fields(ds: Samples, make: Callable[[Ints], Batch]) -> dict[str, Field]
             raise
         made = make(tried)  # some samples make it fail: those that are needed may work
     return {name: _field(name, made[name], stored, certain) for name in made}
+
+
+def guess_fields(ds: Samples, make: Callable[[Ints], Batch]) -> dict[str, Field]:
+    """Return the fields of no samples at all: as they are stored, if functions make others."""
+    stored = {column.field.name: column.field for column in columns_of(ds.groups)}
+    if next(all_maps(ds.steps), None) is None:
+        made = make(np.zeros(0, np.int64))
+        arrays = {name: one for name, one in made.items() if isinstance(one, np.ndarray)}
+        found = fields_of(arrays)
+        if all(name in found or name in stored for name in made):
+            return {name: found.get(name) or stored[name] for name in made}
+    return {name: stored[name] for name in ds.names if not is_hidden(name)}
 
 
 def _pick_one_of_each(ds: Samples) -> Ints:
@@ -127,9 +149,11 @@ def _field(
     if before is not None and before.shape is not None and len(before.shape) == first.ndim:
         kept = {axis for axis, length in enumerate(before.shape) if length is None}
     shape: tuple[int | None, ...] | None = first.shape
-    if len({sample.ndim for sample in samples}) > 1:
+    listed = isinstance(values, list | tuple)
+    any_rank = listed and before is not None and before.shape is None
+    if any_rank or len({sample.ndim for sample in samples}) > 1:
         shape = None
-    elif isinstance(values, list | tuple) or not certain:
+    elif listed or not certain:
         lengths = np.array([sample.shape for sample in samples]).reshape(len(samples), first.ndim)
         differing = kept | set(np.flatnonzero((lengths != lengths[0]).any(axis=0)).tolist())
         if not differing and certain:

@@ -20,6 +20,7 @@ from ndfeed.dataset.row_selection import (
     Rows,
     Travelling,
     compose,
+    find_used,
     freeze,
     join_rows,
     select_rows,
@@ -67,6 +68,8 @@ class Origin:
         """Return the samples before which the rows of files are interrupted."""
         if self.rows is None:
             return self.starts
+        if isinstance(self.rows, range) and self.rows.step == 1:
+            return np.clip(self.starts - self.rows.start, 0, len(self))
         return self.locate(np.arange(len(self))).find_breaks()
 
     def steps_of(self, part: Ints) -> Ints:
@@ -87,6 +90,9 @@ class Origin:
         """
         if rows is None and self.rows is None:
             return self.files[:, 0] if self.each else _first_of_each(self.files.reshape(-1))
+        if isinstance(rows, range) and self.rows is None and not self.each:
+            used = find_used(rows, self.starts)
+            return _first_of_each(self.files[used if rows.step > 0 else used[::-1]].reshape(-1))
         count = len(self) if rows is None else len(rows)
         part = self.locate(select_rows(rows, np.arange(count))).part
         if self.each:

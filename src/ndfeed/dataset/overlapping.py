@@ -81,6 +81,8 @@ def cuts_of(group: Group) -> Ints:
         return group.starts
     if isinstance(group.rows, PartNumbers):
         return group.rows.starts  # one row for all samples of a part
+    if isinstance(group.rows, range) and group.rows.step == 1 and len(group):
+        return np.unique(np.clip(group.starts - group.rows.start, 0, len(group)))
     breaks = group.locate(np.arange(len(group))).find_breaks()
     return np.concatenate([[0], breaks, [len(group)]])
 

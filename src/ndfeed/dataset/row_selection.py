@@ -60,7 +60,7 @@ def _check_range(found: NDArray[Any], count: int, from_end: bool) -> Ints:
     return np.where(whole < 0, whole + count, whole) if low < 0 else whole
 
 
-def take_rows(rows: ArrayLike, count: int) -> Ints:
+def take_rows(rows: ArrayLike, count: int) -> "range | Ints":
     """Return the rows that ``take`` means; negative ones count from the end."""
     if isinstance(rows, SupportsIndex) and not isinstance(rows, bool) and not np.ndim(rows):
         number = operator.index(rows)
@@ -68,6 +68,23 @@ def take_rows(rows: ArrayLike, count: int) -> Ints:
             f"take({number}) could mean two things: take(range({number})) is the first {number} "
             f"samples, as ds[:{number}] reads them; take([{number}]) is sample {number} alone"
         )
+    given: object = rows
+    if isinstance(given, range):
+        return _take_range(given, count)
+    return as_rows(rows, count, from_end=True)
+
+
+def _take_range(rows: range, count: int) -> "range | Ints":
+    """Do the same for a range, which takes no memory, however long it is."""
+    if not len(rows):
+        return range(0)
+    low, high = sorted((rows[0], rows[-1]))
+    if low < -count or high >= count:
+        raise IndexError(f"rows must be in [{-count}, {count}), got {low} to {high}")
+    if low >= 0:
+        return rows
+    if high < 0:
+        return range(rows.start + count, rows.stop + count, rows.step)
     return as_rows(rows, count, from_end=True)
 
 
