@@ -85,7 +85,8 @@ def _run(kind, event, folder, tally, rng):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     try:
-        begun = program.stdout.readline()
+        # No more than that, and not by the file: communicate() leaves out what is in its buffer.
+        begun = os.read(program.stdout.fileno(), len("begun\n")).decode()
         if begun == "begun\n":
             time.sleep(rng.random() * MOMENT)
             _happen(event, program.pid, rng)
