@@ -54,7 +54,7 @@ each_case = given(
 )
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(2000), deadline=None)
 @each_case
 def test_classes_are_even_and_nobody_is_starved(
     classes, rows, weights, seed, first, second, batches, epoch

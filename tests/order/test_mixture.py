@@ -176,7 +176,7 @@ def check_written_out(order, counts, draw):
         delivered = [n + places.count(s) for s, n in enumerate(delivered)]
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(2000), deadline=None)
 @given(case=schedules(), epoch=st.integers(0, 2))
 def test_proportions_are_exact_in_every_stretch(case, epoch):
     """From where weights change on: any number of samples has each source's share, within one."""
@@ -192,7 +192,7 @@ def test_proportions_are_exact_in_every_stretch(case, epoch):
         assert (np.abs(given_to - shares) < 1).all()
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(2000), deadline=None)
 @given(case=cases() | schedules(), seed=st.integers(0, 5))
 def test_nothing_is_lost_or_doubled_within_a_pass_of_a_source(case, seed):
     """Over epochs as well: as many rows as a source has, from any multiple of it on, are all."""
@@ -414,7 +414,7 @@ def test_a_schedule_of_many_steps_costs_what_few_do():
     assert len(json.dumps(order.spec())) < 300
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(2000), deadline=None)
 @given(case=cases() | schedules(), data=st.data())
 def test_other_weights_continue_every_source(case, data):
     """What a state tells is enough: the rows after it follow those before, in every source."""

@@ -59,7 +59,7 @@ def test_an_order_of_two_functions(ds):
         other.load_state_dict(state)
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(2000), deadline=None)
 @given(
     n=st.integers(1, 40),
     step=st.integers(0, 50),

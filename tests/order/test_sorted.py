@@ -38,7 +38,7 @@ def test_rows_are_frozen(words, seed, epoch, rows):
     assert rows_of(bound(VALUES, **words), 12, seed, epoch, 12).tolist() == rows
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(2000), deadline=None)
 @given(
     values=st.lists(st.integers(0, 9), min_size=1, max_size=40),
     reverse=st.booleans(),

@@ -45,7 +45,7 @@ def test_a_distant_position_is_frozen():
     assert epoch.rows(2**49, 2**49 + 8).tolist() == [5, 5, 4, 5, 5, 5, 5, 0]
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(2000), deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0, 1, 2, 0.25, 1e6]), min_size=1, max_size=20).filter(any),
     rows=st.one_of(st.none(), st.integers(1, 60)),
