@@ -11,7 +11,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from children import examples
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ndfeed.errors import ResumeError
@@ -114,6 +115,7 @@ def sizes(draw):
     return 0, draw(st.integers(60, 400))
 
 
+@settings(max_examples=examples(2000))
 @given(lengths=all_lengths, size=sizes(), world=worlds, edges=edges, drop_last=st.booleans())
 def test_every_sample_comes_once_in_batches_within_the_budget(
     lengths, size, world, edges, drop_last
@@ -186,6 +188,7 @@ def test_a_run_resumes_with_any_ranks_and_batches(
     assert_same(again.global_batches(), every[done:])
 
 
+@settings(max_examples=examples(2000))
 @given(lengths=all_lengths, runs=st.lists(st.tuples(sizes(), worlds), min_size=2, max_size=5))
 def test_a_run_that_moves_again_and_again_loses_nothing(lengths, runs):
     """Each run does a few batches of the epoch, in its own way, and the last one the rest."""
