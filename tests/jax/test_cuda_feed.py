@@ -48,6 +48,14 @@ class TestContract(LoaderContract):
 same = TestContract().same
 
 
+def compare_two_epochs(loader, ds, size):
+    """Compare the batches of two epochs with those of a loader of arrays."""
+    for _ in range(2):
+        expected = ndfeed.loader(ds, size, shuffle=True)
+        expected.epoch = loader.epoch
+        same(list(loader), list(expected))
+
+
 SHAPES = {
     "small": {"x": ("<f4", 5000, 7)},
     "large": {"x": ("u1", 300, 40_000)},
@@ -61,10 +69,7 @@ def test_the_device_reads_the_files(tmp_path, label):
     """Batches are those of a loader of arrays, also where some fields are cast."""
     ds = files(tmp_path, **SHAPES[label])
     with ndfeed.jax.loader(ds, 32, shuffle=True) as loader:
-        for _ in range(2):
-            expected = ndfeed.loader(ds, 32, shuffle=True)
-            expected.epoch = loader.epoch
-            same(list(loader), list(expected))
+        compare_two_epochs(loader, ds, 32)
         assert "reads the files" in loader.report().way
 
 
@@ -73,10 +78,7 @@ def test_all_data_may_be_on_the_device(tmp_path, label):
     """Rows are gathered there, in the same order; values that are checked come beside them."""
     ds = files(tmp_path, **SHAPES[label])
     with ndfeed.jax.loader(ds, 32, shuffle=True, resident=True) as loader:
-        for _ in range(2):
-            expected = ndfeed.loader(ds, 32, shuffle=True)
-            expected.epoch = loader.epoch
-            same(list(loader), list(expected))
+        compare_two_epochs(loader, ds, 32)
         assert "resident on" in loader.report().way
 
 
@@ -85,10 +87,7 @@ def test_compressed_files_are_decoded_once_for_the_device(tmp_path):
         np.savez_compressed(tmp_path / f"{number}.npz", x=np.full((20, 20), number, "<f4"))
     ds = ndfeed.open(tmp_path, sample="file")
     with ndfeed.jax.loader(ds, 8, shuffle=True, resident=True) as loader:
-        for _ in range(2):
-            expected = ndfeed.loader(ds, 8, shuffle=True)
-            expected.epoch = loader.epoch
-            same(list(loader), list(expected))
+        compare_two_epochs(loader, ds, 8)
         assert "resident on" in loader.report().way
 
 

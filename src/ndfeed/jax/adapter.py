@@ -87,7 +87,7 @@ class ToDevices:
             why = self._why_by_jax()
             if why:
                 raise ValueError(
-                    f"resident=True does not go with these batches: {why}; leave it out"
+                    f"resident=True does not support these batches: {why}; leave it out"
                 )
 
     def __call__(self) -> Adapter:
@@ -97,8 +97,7 @@ class ToDevices:
         target = Target(self.layout, None if self.place is None else self.place.find(), default)
         device = self.find_device()
         if device is None or device.platform != "gpu":
-            layout = self.layout
-            return self._by_jax(target, self._one().platform if layout is None else layout.platform)
+            return self._by_jax(target, self._platform)
         why = self._why_by_jax()
         if not why:
             committed = self.place is not None or self.layout is not None
@@ -109,16 +108,20 @@ class ToDevices:
                 )  # fmt: skip
             except Refused as error:
                 if self.resident:
-                    raise RuntimeError(f"resident=True cannot be had here: {error}") from None
+                    raise RuntimeError(f"resident=True is not possible here: {error}") from None
                 why = f"{error}"
         return self._by_jax(target, device.platform, why)
 
     def find_device(self) -> jax.Device | None:
         """Return the device that gets all batches, if there is one."""
-        return self._one() if self.layout is None else self.layout.only
+        return self._find_single() if self.layout is None else self.layout.only
 
-    def _one(self) -> jax.Device:
-        """Return the device without a layout."""
+    @property
+    def _platform(self) -> str:
+        return self._find_single().platform if self.layout is None else self.layout.platform
+
+    def _find_single(self) -> jax.Device:
+        """Return the device that was asked for, or JAX's default device."""
         if self.place is not None:
             return self.place.find()
         default: Any = jax.config.jax_default_device

@@ -140,7 +140,7 @@ class Direct(CudaFeed):
         except MemoryError:
             raise MemoryError(
                 f"resident=True needs {shown_size(self._ds.nbytes)} on {self._target.name} beside "
-                "what JAX keeps for itself; set XLA_PYTHON_CLIENT_MEM_FRACTION to less, select "
+                "what JAX reserves for itself; set XLA_PYTHON_CLIENT_MEM_FRACTION to less, select "
                 "fewer fields, or leave it out"
             ) from None
 
