@@ -73,6 +73,9 @@ if TYPE_CHECKING:
     from ndfeed.dataset.block_checks import Checks
 
 
+_MOST_LISTED = 1 << 16  # samples of a group whose parts are listed
+
+
 class Place(NamedTuple):
     """Samples, each by its part and its row within it."""
 
@@ -341,8 +344,32 @@ class Group:
         if self.even:
             part = samples // self.even  # np.divmod takes several times longer
             return Place(part, samples - part * self.even)
-        part = np.searchsorted(self.starts, samples, side="right") - 1
+        part = self._find_parts(samples)
         return Place(part, samples - self.starts[part])
+
+    def _find_parts(self, samples: Ints) -> Ints:
+        """Return the part of each sample where parts differ in length."""
+        if self._nearby is None:
+            found: Ints = np.searchsorted(self.starts, samples, side="right") - 1
+            return found
+        shift, nearby = self._nearby
+        part = nearby.take(samples >> shift)
+        part += samples >= self.starts.take(part + 1)
+        return part
+
+    @lazy
+    def _nearby(self) -> tuple[int, Ints] | None:
+        """The parts of every 2**shift-th sample; ``None`` if that would be a long list.
+
+        At most one part begins between two of these samples, so one comparison finds the part of
+        any sample. Where samples come in any order, a binary search takes many times longer.
+        """
+        n, shortest = int(self.starts[-1]), int(np.diff(self.starts).min(initial=_MOST_LISTED))
+        shift = shortest.bit_length() - 1
+        if shift < 0 or n >> shift >= _MOST_LISTED:
+            return None
+        listed = np.arange(0, n, 1 << shift)
+        return shift, np.searchsorted(self.starts, listed, side="right") - 1
 
 
 def columns_of(groups: Iterable[Group]) -> list[Column]:

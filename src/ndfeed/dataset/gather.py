@@ -80,14 +80,7 @@ def from_many(
         start = place.row * column.pitch
         start += column.first[place.part]
         return by_address(maps, file, start, column.size)
-    low, records = maps.records(pieces.size, pieces.size, pieces.remainder)
-    start = place.row * (column.pitch // pieces.size)
-    if len(column.first) <= len(place.row):
-        start += ((maps.address[column.file] + column.first - low) // pieces.size)[place.part]
-    else:
-        start += (maps.address[file] + column.first[place.part] - low) // pieces.size
-    if len(pieces.steps) > 1:
-        start = (start[:, None] + pieces.steps).reshape(-1)
+    records, start = pieces.find(maps, place, file)
     # As bytes: a piece may be a part of an element, or of several.
     out = None if room is None else room.reshape(-1).view(np.uint8).view(records.dtype)
     return records.take(start, out=out, mode="clip").view(np.uint8)
