@@ -4,6 +4,7 @@ import importlib
 import io
 import json
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,6 +149,49 @@ def test_windows_are_what_is_measured(invoke, tmp_path):
     assert (found["samples"], found["bytes_per_sample"]) == (400, 100)
     (packed,) = (one["how"] for one in found["trials"] if one["name"] == "pack")
     assert packed.endswith("--dtype '<u2' --windows 50,50")
+
+
+@pytest.mark.parametrize("sizes", [(40, 40), (40, 44)])
+def test_random_crops_are_never_stored(invoke, tmp_path, sizes):
+    """They would be the same in every epoch: what they are cut from is stored."""
+    for i in range(12):
+        image = np.zeros((sizes[i % 2], 50), np.float32)
+        np.savez_compressed(tmp_path / f"{i}.npz", image=image, label=i)
+    options = ("--crops", "image=32,32", "--each", "8", "--batch-size", "4")
+    found = examined(invoke, tmp_path, *options)
+    trials = {one["name"]: one["how"] for one in found["trials"]}
+
+    assert (found["samples"], found["bytes_per_sample"]) == (96, 4104)
+    assert trials["memory"] == "ds.in_memory() before crops()"
+    if sizes == (40, 40):
+        assert trials["pack"] == f"ndfeed pack {tmp_path} packed/"
+    else:
+        assert "pack" not in trials
+        assert any("samples of different sizes" in note for note in found["notes"])
+
+
+def test_a_grid_of_crops_is_packed_as_it_is(invoke, tmp_path):
+    """With its labels: the command that packs them names them all."""
+    for i in range(4):
+        np.save(tmp_path / f"{i}.npy", np.zeros((40, 50), np.float32))
+    (tmp_path / "a b.csv").write_text("id,age\n" + "".join(f"{i},4{i}\n" for i in range(4)))
+    words = ("--labels", f"age={tmp_path / 'a b.csv'}", "--column", "age", "--key", "id")
+    words += ("--crops", "data=32,32", "--grid", "16")
+    found = examined(invoke, tmp_path / "*.npy", "--sample", "file", *words, "--batch-size", "4")
+
+    assert found["bytes_per_sample"] == 4096 + 8 + 8 + 16
+    (packed,) = (one["how"] for one in found["trials"] if one["name"] == "pack")
+    assert shlex.split(packed)[4:] == ["--sample", "file", *words]
+
+
+def test_samples_that_lie_end_to_end_are_measured(invoke, tmp_path):
+    """As inspect shows them."""
+    np.save(tmp_path / "text.npy", np.arange(1000))
+    np.save(tmp_path / "ends.npy", np.arange(0, 1001, 50))
+    options = ("--offsets", tmp_path / "ends.npy", "--batch-size", "2")
+    found = examined(invoke, tmp_path / "text.npy", *options)
+
+    assert (found["samples"], found["bytes_per_sample"]) == (20, 400)
 
 
 def test_a_packed_dataset_is_not_packed_again(invoke, compressed, tmp_path):

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from ragged_making import save_csr, save_megatron, sparse_rows
 
+import ndfeed
+
 KEYS = [
     "path",
     "sample",
@@ -27,6 +29,7 @@ KEYS = [
     "ignored_total",
     "warnings",
     "advice",
+    "classes",
 ]
 
 FEW_FILES = """
@@ -115,6 +118,7 @@ def test_json_of_a_folder_is_frozen(facts, images):
         "ignored_total": 1,
         "warnings": [],
         "advice": [],
+        "classes": {},
     }
 
 
@@ -202,6 +206,28 @@ def test_raw_files_are_described_by_options(facts, tmp_path):
         (["--windows", "2,1,1"], "--windows takes a length and a stride, got '2,1,1'"),
         (["--windows", "2,0"], "stride must be at least 1"),
         (["--by", "data"], "--by is for --windows"),
+        (["--crops", "3,3"], "--crops takes NAME=N,N such as image=96,96, got '3,3'"),
+        (["--crops", "data="], "--crops takes NAME=N,N such as image=96,96, got 'data='"),
+        (["--crops", "data=x"], "--crops: expected whole numbers such as 3,32,32, got 'x'"),
+        (["--crops", "data=0"], "the size of 'data' must be at least 1, got 0"),
+        (["--crops", "data=1", "--each", "0"], "each must be at least 1, got 0"),
+        (
+            ["--crops", "data=1", "--each", "2", "--grid", "0"],
+            "takes one of --each, at= and --grid",
+        ),
+        (["--crops", "data=1", "--grid", "x"], "--grid: expected whole numbers"),
+        (["--crops", "data=1", "--pad", "x"], "--pad takes a number, got 'x'"),
+        (["--crops", "data=1", "--pad", "1", "--pad", "data=2"], "--pad takes one number, or a"),
+        (["--each", "2"], "--each is for --crops"),
+        (["--grid", "2"], "--grid is for --crops"),
+        (["--pad", "0"], "--pad is for --crops"),
+        (["--column", "age"], "--column is for --labels"),
+        (["--key", "id"], "--key is for --labels"),
+        (
+            ["--labels", "data=folder_name"],
+            "field 'data' exists; choose another name with --labels",
+        ),
+        (["--offsets", "x.npy", "--sample", "row"], "--offsets cannot be combined with --sample"),
     ],
 )
 def test_wrong_options_are_refused(invoke, tmp_path, options, problem):
@@ -301,6 +327,125 @@ def test_windows_are_samples(facts, invoke, tmp_path):
     assert found["bytes_on_disk"] == path.stat().st_size
     assert "a sample is a window of rows (4 consecutive rows, 2 apart, in 2 sequences; " in text
     assert facts(path, "--windows", "4", "--fields", "data")["samples"] == 17
+
+
+@pytest.fixture
+def scans(tmp_path):
+    """Volumes of different sizes in folders by site, their masks, and a table of ages."""
+    for i, site in enumerate(("Bonn", "Oslo", "Bonn")):
+        (tmp_path / "scans" / site).mkdir(parents=True, exist_ok=True)
+        image = np.zeros((2, 20 + i, 30), "<f4")
+        np.savez(tmp_path / "scans" / site / f"{i}.npz", image=image, mask=image[0] > 0)
+    (tmp_path / "ages.csv").write_text("id,age,sex\n0,41,f\n1,52,f\n2,63,m\n")
+    return tmp_path / "scans"
+
+
+def shapes(found):
+    return {field["name"]: field["shape"] for field in found["fields"]}
+
+
+def test_crops_are_samples(facts, invoke, scans):
+    """Random ones, a grid, filled up: what is stored is the same."""
+    options = ("--sample", "file", "--crops", "image=:,8,8", "--crops", "mask=8,8")
+    drawn, grid = facts(scans, *options, "--each", "4"), facts(scans, *options, "--grid", "2,0")
+    padded = facts(scans, "--sample", "file", "--crops", "mask=21,8", "--pad", "1")
+    text = words(invoke("inspect", scans, *options, "--each", "4").stdout)
+
+    assert (drawn["sample"], drawn["samples"], drawn["files"]) == ("crop", 12, 3)
+    assert shapes(drawn) == {"image": [2, 8, 8], "mask": [8, 8]}
+    assert "(4 random crops of image (:, 8, 8), mask (8, 8) each; " in text
+    ds = ndfeed.open(scans, sample="file").crops(
+        {"image": (None, 8, 8), "mask": (8, 8)}, grid=(2, 0)
+    )
+    assert grid["samples"] == len(ds)
+    assert shapes(grid) == {"image": [2, 8, 8], "mask": [8, 8], "case": [], "corner": [2]}
+    assert grid["bytes_on_disk"] == drawn["bytes_on_disk"] == padded["bytes_on_disk"]
+    assert shapes(padded) == {"image": [2, None, 30], "mask": [21, 8]}
+
+
+@pytest.mark.parametrize("pad", [["--pad", "-1.5"], ["--pad", "image=-1.5", "--pad", "mask=0"]])
+def test_crops_are_filled_up_as_the_dataset_does(ndfeed_process, scans, tmp_path, pad):
+    """With one number, or one for each field."""
+    options = ["--crops", "image=:,22,8"] + ["--crops", "mask=22,8"] * (len(pad) > 2)
+    done = ndfeed_process(
+        "pack", scans, tmp_path / "packed", "--sample", "file", "--fields", "image,mask",
+        *options, "--grid", "0", *pad,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert (ndfeed.open(tmp_path / "packed")[0]["image"][:, -2:] == -1.5).all()
+
+
+def test_crops_that_do_not_fit_are_one_line(ndfeed_process, scans):
+    """With the options that change it."""
+    done = ndfeed_process("inspect", scans, "--sample", "file", "--crops", "mask=21,8")
+
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"ndfeed: {scans / 'Bonn' / '0.npz'}: field 'mask' is (20, 30), smaller than crops of "
+        "(21, 8); use smaller crops, fill up with --pad 0, or exclude it with take()\n"
+    )
+
+
+def test_crops_of_what_could_be_read_two_ways_ask_first(ndfeed_process, unclear):
+    """Not how crops of the wrong reading fail."""
+    done = ndfeed_process("inspect", unclear, "--crops", "image=2,2")
+
+    assert done.returncode == 1
+    assert "could be read in two ways; choose one: --sample file gives 3 samples" in done.stderr
+
+
+def test_labels_are_a_field(facts, invoke, scans, tmp_path):
+    """From a table, or the names of folders."""
+    options = ("--sample", "file", "--labels")
+    folders = facts(scans, *options, "site=folder_name")
+    text = words(invoke("inspect", scans, *options, "folder_name").stdout)
+    ages = facts(scans, *options, f"age={tmp_path / 'ages.csv'}", "--column", "age", "--key", "id")
+
+    assert folders["classes"] == {"site": ["Bonn", "Oslo"]}
+    assert shapes(folders)["site"] == []
+    assert folders["files"] == 3
+    assert "label is one of 2 classes: 'Bonn', 'Oslo'" in text
+    assert (shapes(ages)["age"], ages["classes"]) == ([], {})
+
+
+@pytest.mark.parametrize("cut", [["--windows", "4"], ["--windows", "4", "--crops", "mask=2,9"]])
+def test_a_window_has_one_label(facts, scans, cut):
+    """It is that of its file."""
+    found = facts(scans, "--sample", "row", "--fields", "mask", "--labels", "folder_name", *cut)
+
+    assert shapes(found)["label"] == []
+    assert (found["samples"], found["files"]) == (17 + 18 + 19, 3)
+
+
+def test_labels_that_do_not_fit_are_one_line(ndfeed_process, scans, tmp_path):
+    """They name the table, and options."""
+    table = tmp_path / "ages.csv"
+    wrong = ndfeed_process("inspect", scans, "--sample", "file", "--labels", table, "--column", "x")
+    table.write_text("id,age\n0,41\nz,52\n")
+    few = ndfeed_process("inspect", scans, "--sample", "file", "--labels", table)
+
+    assert wrong.stderr == (
+        f"ndfeed: {table}: no column 'x'; the columns are 'id', 'age', 'sex': choose one with "
+        "--column\n"
+    )
+    assert few.stderr.startswith(f"ndfeed: {table}: 2 of 3 files have no label")
+    assert (wrong.returncode, few.returncode, few.stderr.count("\n")) == (1, 1, 1)
+
+
+def test_samples_that_lie_end_to_end(facts, tmp_path, ndfeed_process):
+    """As with offsets= in Python."""
+    np.save(tmp_path / "text.npy", np.arange(10))
+    np.arange(10, dtype="<u2").tofile(tmp_path / "text.bin")
+    np.save(tmp_path / "ends.npy", [0, 4, 4, 10])
+    for name, more in (("text.npy", []), ("text.bin", ["--dtype", "uint16", "--shape", ""])):
+        found = facts(tmp_path / name, "--offsets", tmp_path / "ends.npy", *more)
+        assert (found["sample"], found["samples"], found["files"]) == ("range", 3, 2)
+    np.save(tmp_path / "ends.npy", [0.5, 10])
+    done = ndfeed_process("inspect", tmp_path / "text.npy", "--offsets", tmp_path / "ends.npy")
+
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "ends.npy" in done.stderr
 
 
 def test_many_fields_are_cut_in_the_table_only(facts, invoke, tmp_path):

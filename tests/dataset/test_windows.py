@@ -2,10 +2,12 @@
 
 import gzip
 import io
+import os
 import pickle
 
 import numpy as np
 import pytest
+from children import run
 from hypothesis import given
 from hypothesis import strategies as st
 from loading.making import in_process
@@ -339,6 +341,47 @@ def test_numbers_of_windows_cost_nothing(tmp_path):
     assert len(pickle.dumps(ds)) < 10_000
     with ndfeed.loader(ds, 8, shuffle=True) as loader:
         assert next(iter(loader))["data"].shape == (8, 1025)
+
+
+FLAT = """
+from itertools import islice
+
+def anonymous():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon")) * 1024
+
+def begin_epochs(count):
+    for _ in range(count):
+        for batch in islice(loader, 5):
+            pass
+
+path, mapped = args[0], args[1] == "mapped"
+ds = ndfeed.open(path, dtype="uint16", shape=(), mapped=mapped).windows(1025)
+# Faults of a mapped file may fill the page cache with all of it.
+ds = ds.take(range(5 * 10**8)) if mapped else ds
+loader = ndfeed.loader(ds, 16, shuffle=True, threads=1)
+begin_epochs(100)
+taken = [anonymous()]
+for batch in islice(loader, 4000):
+    assert batch["data"].shape == (16, 1025)
+taken.append(anonymous())
+begin_epochs(300)
+taken.append(anonymous())
+print(*taken)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="no RssAnon to ask for")
+@pytest.mark.parametrize("way", ["mapped", "by position"])
+def test_memory_stays_flat_while_windows_are_read(tmp_path, way):
+    """Through thousands of batches of nine billion windows, and from epoch to epoch."""
+    with (tmp_path / "x.bin").open("wb") as file:
+        file.truncate(18 * 10**9)
+    first, within, later = map(int, run(FLAT, tmp_path / "x.bin", way).split())
+
+    # The batches alone are 130 MB, and those prefetched in all the epochs more than a gigabyte.
+    assert within - first < 40_000_000
+    assert later - first < 40_000_000
 
 
 def test_windows_of_a_part_of_the_rows_cost_nothing(tmp_path):

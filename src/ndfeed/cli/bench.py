@@ -5,7 +5,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,23 +28,17 @@ from ndfeed.cli.console import (
     print_line,
 )
 from ndfeed.cli.diagnosis import LABELS
-from ndfeed.cli.measurements import Case, Findings, Function, examine
+from ndfeed.cli.measurements import Case, Findings, Function, Uncut, examine
 from ndfeed.cli.options import (
-    ByOption,
-    DtypeOption,
     FieldsOption,
     JsonOption,
     Opener,
-    Sample,
-    SampleOption,
-    ShapeOption,
-    Tail,
-    TailOption,
-    WindowsOption,
-    make_opener,
+    SampleOptions,
     report_bad_options,
+    takes_samples,
 )
 from ndfeed.cli.order_trials import describe_orders, list_advice, make_orders_table
+from ndfeed.dataset.row_selection import Drawn
 from ndfeed.errors import SourceError, shown_size
 
 _WIDEST = 16  # characters of a bar: the table then has 80
@@ -53,11 +47,13 @@ _MOST = 12.0  # times the shortest bar; longer ones are cut
 Facts = dict[str, Any]
 
 
+@takes_samples
 def bench(
     path: Annotated[
         str,
         typer.Argument(metavar="PATH", help="A file, a folder, or a pattern in quotes."),
     ],
+    samples: SampleOptions,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch.")] = 256,
     shuffle: Annotated[
         bool, typer.Option(help="Read in random order, or in the order of the files.")
@@ -71,12 +67,6 @@ def bench(
         ),
     ] = None,
     fields: FieldsOption = None,
-    sample: SampleOption = Sample.auto,
-    dtype: DtypeOption = None,
-    shape: ShapeOption = None,
-    tail: TailOption = Tail.error,
-    windows: WindowsOption = None,
-    by: ByOption = None,
     cold: Annotated[
         bool,
         typer.Option(
@@ -109,20 +99,13 @@ def bench(
     ndfeed bench npz_data/ --batch-size 64 --map augment:flip --plot stages.svg
     ndfeed bench npz_data/ --cold --json | jq .remedies
     """
-    opened = make_opener(dtype, shape, tail, fields, windows, by)
+    opened = Opener(samples, fields)
     picture = None if plot is None else chart.check(plot)
     mapped = None if function is None else _import_function(function)
-    ds = _open(path, sample, opened)
-    options = {
-        "--sample": sample,
-        "--dtype": dtype,
-        "--shape": shape,
-        "--tail": None if tail is Tail.error else tail,
-        "--windows": windows,
-        "--by": by,
-        "--fields": fields,
-    }
-    case = Case(path, _pack_command(path, options), ds, mapped, batch_size, shuffle, seconds, cold)
+    ds = _open(path, opened)
+    uncut = Uncut(opened.whole(path), opened.cut) if isinstance(ds.rows, Drawn) else None
+    packing = _pack_command(path, samples.without_crops() if uncut else samples, fields)
+    case = Case(path, packing, ds, mapped, batch_size, shuffle, seconds, cold, uncut=uncut)
     _check_options(case)
     with _report_function_errors(function), Steps("measuring") as steps:
         found = examine(case, steps.begin)
@@ -135,10 +118,10 @@ def bench(
         _print(make_console(), case, found, facts["plot"])
 
 
-def _open(path: str, sample: Sample, opened: Opener) -> ndfeed.Dataset:
+def _open(path: str, opened: Opener) -> ndfeed.Dataset:
     """Open the data, which must have samples."""
     with report_bad_options():
-        ds = opened(path, sample=sample.value)
+        ds = opened(path)
     if not len(ds):
         raise SourceError(path, "no samples to measure")
     return ds
@@ -183,11 +166,10 @@ def _report_function_errors(function: str | None) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _pack_command(path: str, options: Mapping[str, str | None]) -> str:
+def _pack_command(path: str, samples: SampleOptions, fields: str | None) -> str:
     """Return the command that packs the same samples."""
-    given = [(name, one) for name, one in options.items() if one not in (None, Sample.auto)]
-    text = "".join(f" {name} {shlex.quote(str(one))}" for name, one in given)
-    return f"ndfeed pack {shlex.quote(path)} packed/{text}"
+    words = [path, "packed/", *samples.list_given(), *(["--fields", fields] if fields else [])]
+    return f"ndfeed pack {shlex.join(words)}"
 
 
 def _describe(case: Case, found: Findings) -> Facts:

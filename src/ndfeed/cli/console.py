@@ -29,7 +29,8 @@ from ndfeed.errors import BadFilesError, Error, shown, shown_size
 
 # Arguments of the library that are options here, at the end of a remedy or with their value.
 _ARGUMENTS = re.compile(
-    r"""(?<![\w/.=-])(sample|dtype|shape|tail|fields)=(?:(["'])(\w+)\2|\[\.{3}\])?(?=[\s,;:)]|$)"""
+    r"""(?<![\w/.=-])(sample|dtype|shape|tail|fields|offsets|by|column|key|each|grid|pad)="""
+    r"""(?:(["'])(\w+)\2|\[\.{3}\]|(\d+))?(?=[\s,;:)]|$)"""
 )
 # What only Python can do, and where a part of a remedy begins.
 _PYTHON = re.compile(r"\bdtype=\{|\bndfeed\.open\(")
@@ -62,16 +63,17 @@ def format_rate(count: float) -> str:
     return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.1f} k"
 
 
-def _name_options(text: str) -> str:
-    """Replace arguments in a remedy by the options of the command, and mark what has none.
+def name_options(text: str) -> str:
+    """Replace arguments in a text by the options of the command, and mark what has none.
 
-    >>> _name_options('choose one: sample="row" or another; check dtype= and shape=')
+    >>> name_options('choose one: sample="row" or another; check dtype= and shape=')
     'choose one: --sample row or another; check --dtype and --shape'
-    >>> _name_options("remove dtype=, or convert fields with dtype={'x': 'f4'}")
+    >>> name_options("remove dtype=, or convert fields with dtype={'x': 'f4'}")
     "remove --dtype, or in Python: convert fields with dtype={'x': 'f4'}"
     """
     text = text.replace("cast it with dtype=", "cast it with --cast")
-    text = _ARGUMENTS.sub(lambda m: f"--{m[1]} {m[3]}" if m[3] else f"--{m[1]}", text)
+    text = text.replace("another name with field=", "another name with --labels NAME=…")
+    text = _ARGUMENTS.sub(lambda m: " ".join(filter(None, [f"--{m[1]}", m[3], m[4]])), text)
     found = _PYTHON.search(text)
     if found is None:
         return text
@@ -84,7 +86,7 @@ def _describe_error(error: Error) -> str:
     text = str(error)
     wrong = error.problems if isinstance(error, BadFilesError) else [error]
     for remedy in dict.fromkeys(shown(one.remedy) for one in wrong if one.remedy):
-        text = text.replace(f"; {remedy}", f"; {_name_options(remedy)}")
+        text = text.replace(f"; {remedy}", f"; {name_options(remedy)}")
     return text
 
 
@@ -111,7 +113,7 @@ def warn(
 
     Warnings are texts of our own; a remedy is a part of them.
     """
-    complain(f"warning: {_name_options(str(message))}", file)
+    complain(f"warning: {name_options(str(message))}", file)
 
 
 _PATIENCE = 1.0

@@ -79,6 +79,7 @@ class Facts(TypedDict):
     ignored_total: int
     warnings: list[str]
     advice: list[Advice]
+    classes: dict[str, list[str]]  # of labels that are text
 
 
 def describe_source(path: str, ds: Dataset) -> Facts:
@@ -126,13 +127,16 @@ def _describe(
         ignored_total=sum(table.passed_over for table in tables),
         warnings=[],  # filled in by the caller, who opened the dataset
         advice=tips,
+        classes={name: list(own) for name, own in ds.classes.items()},
     )
 
 
 def _tables(ds: Dataset) -> list[Table]:
     # What was decoded into memory when it was opened is described by its files.
-    every = (ds.origin.table if group.table.sealed else group.table for group in ds.groups)
-    return list({id(table): table for table in every}.values())
+    groups = [group for group in ds.groups if not all(c.computed for c in group.columns)]
+    every = [ds.origin.table if group.table.sealed else group.table for group in groups]
+    # Windows and crops have other arrays, but the same files.
+    return list({id(table.identity): table for table in reversed(every)}.values())[::-1]
 
 
 def _count_formats(tables: Sequence[Table]) -> dict[str, int]:
@@ -174,7 +178,7 @@ def _find_advice(ds: Dataset) -> list[Advice]:
     rows = columns_of(group for group in ds.groups if not group.kind)  # windows and crops overlap
     tables = _tables(ds)
     found = [
-        ("compressed-rows", _find_compressed(columns)),
+        ("compressed-rows", _find_compressed(columns, samples.sample_kind(ds))),
         ("scattered-rows", _find_strided(rows, scattered=True)),
         ("interleaved-rows", _find_strided(rows, scattered=False)),
         ("kept-as-text", _find_text(columns)),
@@ -192,17 +196,18 @@ def _list_names(columns: Sequence[Column]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more:,} more fields" if more > 0 else "")
 
 
-def _find_compressed(columns: Sequence[Column]) -> str:
+def _find_compressed(columns: Sequence[Column], kind: str) -> str:
     """Find rows that can only be read by decoding their whole member."""
     packed = {column: np.isin(column.coding, (DEFLATE, GZIP)) & ~column.whole for column in columns}
     used = [column for column, which in packed.items() if which.any()]
     if not used:
         return ""
     most = max(int(c.table.decoded[c.arrays[packed[c]]].max()) for c in used)
+    what = kind if kind in ("window", "crop") else "row"
     return (
-        f"rows of {_list_names(used)} lie inside compressed members of up to {shown_size(most)}: "
-        f"reading one row decodes its whole member; run ndfeed pack once, or save with np.savez "
-        f"or np.save, which do not compress"
+        f"{what}s of {_list_names(used)} lie inside compressed members of up to "
+        f"{shown_size(most)}: reading one {what} decodes its whole member; run ndfeed pack once, "
+        f"or save with np.savez or np.save, which do not compress"
     )
 
 

@@ -11,19 +11,12 @@ from ndfeed.cli import description
 from ndfeed.cli.console import complain, literal, make_console, print_json, print_line
 from ndfeed.cli.description import Facts, FieldFacts, Reading
 from ndfeed.cli.options import (
-    ByOption,
-    DtypeOption,
     FieldsOption,
     JsonLinesOption,
     Opener,
-    Sample,
-    SampleOption,
-    ShapeOption,
-    Tail,
-    TailOption,
-    WindowsOption,
-    make_opener,
+    SampleOptions,
     report_bad_options,
+    takes_samples,
 )
 from ndfeed.dataset import samples
 from ndfeed.errors import AmbiguousError, Error, shown_size
@@ -32,6 +25,7 @@ _SHOWN_FIELDS = 100
 _SHOWN_REMARKS = 10
 
 
+@takes_samples
 def inspect(
     paths: Annotated[
         list[str],
@@ -42,12 +36,7 @@ def inspect(
             show_default=False,
         ),
     ],
-    sample: SampleOption = Sample.auto,
-    dtype: DtypeOption = None,
-    shape: ShapeOption = None,
-    tail: TailOption = Tail.error,
-    windows: WindowsOption = None,
-    by: ByOption = None,
+    samples: SampleOptions,
     fields: FieldsOption = None,
     as_json: JsonLinesOption = False,
     no_cache: Annotated[
@@ -61,16 +50,17 @@ def inspect(
     \b
     ndfeed inspect npz_data/
     ndfeed inspect "train/*.npz" --sample file
-    ndfeed inspect tokens.bin --dtype uint16 --shape 1024
+    ndfeed inspect tokens.bin --dtype uint16 --windows 1025
+    ndfeed inspect scans/ --sample file --crops image=96,96,96 --each 4
     ndfeed inspect npz_data/ --json | jq .samples
     """
-    opened = make_opener(dtype, shape, tail, fields, windows, by, cache=not no_cache)
+    opened = Opener(samples, fields, cache=not no_cache)
     out = make_console()
     failed = False
     for path in paths:
         try:
             with report_bad_options():
-                found = describe(path, sample.value, opened)
+                found = describe(path, opened)
         except (Error, OSError) as error:
             complain(error)
             failed = True
@@ -83,16 +73,18 @@ def inspect(
         raise typer.Exit(1)
 
 
-def describe(path: str, sample: str, opened: Opener) -> Facts:
+def describe(path: str, opened: Opener) -> Facts:
     """Describe one source; both readings where it could be read two ways."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            found = description.describe_source(path, opened(path, sample=sample))
-        except AmbiguousError:
-            found = description.describe_undecided(
-                path, opened(path, sample="file"), opened(path, sample="row")
-            )
+            found = description.describe_source(path, opened(path))
+        except AmbiguousError as ambiguous:
+            try:
+                readings = opened(path, sample="file"), opened(path, sample="row")
+            except (Error, TypeError, ValueError):  # windows or crops of the one or the other
+                raise ambiguous from None
+            found = description.describe_undecided(path, *readings)
     texts = dict.fromkeys((str(one.message), one.category) for one in caught)
     for text, category in texts:
         if issubclass(category, UserWarning):  # about the files
@@ -114,6 +106,8 @@ def _print(out: Console, found: Facts) -> None:
     formats = ", ".join(f"{count:,} {name}" for name, count in found["formats"].items())
     size = shown_size(found["bytes_on_disk"])
     print_line(out, f"{_format_count(found['files'], 'file')} ({formats}), {size} on disk")
+    for name, classes in found["classes"].items():
+        print_line(out, samples.describe_classes(name, classes))
     _print_remarks(out, found)
     if found["advice"]:
         print_line(out, "what would make it faster:", "bold")

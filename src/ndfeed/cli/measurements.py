@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from ndfeed.cli.diagnosis import OrderTrial, Remedy, Stage, Trial
 from ndfeed.cli.order_trials import Subject, try_orders
 from ndfeed.cli.throughput import Ran, run
 from ndfeed.dataset.column import columns_of
-from ndfeed.errors import SpaceError
+from ndfeed.errors import SchemaError, SpaceError
 from ndfeed.files import platform_calls
 from ndfeed.formats.manifest import NAME
 from ndfeed.loading.coded import Coded
@@ -37,6 +37,13 @@ Function = Callable[..., Mapping[str, Any]]
 Ints = NDArray[np.int64]
 
 
+class Uncut(NamedTuple):
+    """What random crops are cut from, and how: crops that are kept would not be drawn anew."""
+
+    whole: ndfeed.Dataset
+    cut: Callable[[ndfeed.Dataset], ndfeed.Dataset]
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """What to measure: the data as it is stored, the user's loader, and for how long."""
@@ -51,6 +58,16 @@ class Case:
     cold: bool
     threads: int | None = None
     processes: int = 0
+    uncut: Uncut | None = None  # of random crops
+
+    def stored(self, sample: ndfeed.Dataset) -> Uncut:
+        """Return what can be stored of a sample of the data, and what makes samples of it."""
+        if self.uncut is None:
+            return Uncut(sample, lambda ds: ds)
+        whole = self.uncut.whole
+        return self.uncut._replace(
+            whole=whole.take(slice(-(-len(sample) * len(whole) // len(self.ds))))
+        )
 
     def loader(self, ds: ndfeed.Dataset) -> ndfeed.Loader:
         """Make the loader that the user would have, over these samples."""
@@ -312,15 +329,7 @@ def _try_remedies(
     def rate(ds: ndfeed.Dataset, tried: Case = case) -> float:
         return _run_warm(case, tried.loader(ds)).rows_per_second
 
-    if not os.path.exists(os.path.join(os.fsencode(case.path), NAME)):
-        begin("packing a sample")
-        try:
-            yield _try_packing(case, sample, disk_rate)
-        except SpaceError as error:
-            notes.append(f"packing was not tried: {error}")
-    if case.ds.nbytes < _free_memory() // 2:
-        begin("ds.in_memory()")
-        yield Trial("memory", "ds.in_memory()", rate(sample.in_memory()))
+    yield from _try_storing(case, sample, disk_rate, notes, begin)
     for threads in sorted({1, platform_calls.cores(), 2 * platform_calls.cores()} - {base.threads}):
         begin(f"threads={threads}")
         yield Trial(
@@ -338,12 +347,40 @@ def _try_remedies(
         yield Trial("processes", how, rate(sample, replace(case, processes=number)), disk_rate)
 
 
+def _try_storing(
+    case: Case,
+    sample: ndfeed.Dataset,
+    disk_rate: float,
+    notes: list[str],
+    begin: Callable[[str], None],
+) -> Iterator[Trial]:
+    """Try other ways to store the data: packed, and in memory."""
+    if not os.path.exists(os.path.join(os.fsencode(case.path), NAME)):
+        begin("packing a sample")
+        try:
+            yield _try_packing(case, sample, disk_rate)
+        except SpaceError as error:
+            notes.append(f"packing was not tried: {error}")
+        except SchemaError:
+            if case.uncut is None:
+                raise
+            problem = "samples of different sizes have no crops once they are packed"
+            notes.append(f"packing was not tried: {problem}")
+    stored = case.stored(sample)
+    if (case.uncut.whole if case.uncut else case.ds).nbytes < _free_memory() // 2:
+        begin("ds.in_memory()")
+        how = "ds.in_memory()" + " before crops()" * (case.uncut is not None)
+        ran = _run_warm(case, case.loader(stored.cut(stored.whole.in_memory())))
+        yield Trial("memory", how, ran.rows_per_second)
+
+
 def _try_packing(case: Case, sample: ndfeed.Dataset, disk_rate: float) -> Trial:
     """Pack the sample into a temporary folder, and measure a loader of that."""
+    stored = case.stored(sample)
     with tempfile.TemporaryDirectory(prefix="ndfeed-bench-") as folder:
-        packed = ndfeed.pack(sample, os.path.join(folder, "packed"))
-        smaller = _count_stored(sample) / max(_count_stored(packed), 1)
-        ran = _run_warm(case, case.loader(packed.select(*sample.fields)))
+        packed = ndfeed.pack(stored.whole, os.path.join(folder, "packed"))
+        smaller = _count_stored(stored.whole) / max(_count_stored(packed), 1)
+        ran = _run_warm(case, case.loader(stored.cut(packed.select(*stored.whole.fields))))
         del packed  # some systems do not remove mapped files
         return Trial("pack", case.packing, ran.rows_per_second, disk_rate * smaller)
 

@@ -10,20 +10,14 @@ from rich.console import Console
 import ndfeed
 from ndfeed.cli.console import Meter, complain, literal, make_console, print_json, print_line
 from ndfeed.cli.options import (
-    ByOption,
-    DtypeOption,
     FieldsOption,
     JsonOption,
-    Sample,
-    SampleOption,
-    ShapeOption,
-    Tail,
-    TailOption,
-    WindowsOption,
+    Opener,
+    SampleOptions,
     make_executor,
-    make_opener,
     parse_dtype,
     report_bad_options,
+    takes_samples,
 )
 from ndfeed.cli.throughput import run_epochs
 from ndfeed.errors import shown_size
@@ -51,18 +45,14 @@ def _parse_casts(texts: list[str]) -> dict[str, str]:
     return found
 
 
+@takes_samples
 def pack(
     source: Annotated[
         str,
         typer.Argument(metavar="SRC", help="A file, a folder, or a pattern in quotes."),
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="The folder to create.")],
-    sample: SampleOption = Sample.auto,
-    dtype: DtypeOption = None,
-    shape: ShapeOption = None,
-    tail: TailOption = Tail.error,
-    windows: WindowsOption = None,
-    by: ByOption = None,
+    samples: SampleOptions,
     fields: FieldsOption = None,
     cast: Annotated[
         list[str] | None,
@@ -122,7 +112,7 @@ def pack(
     ndfeed pack more_data/ packed/ --append
     ndfeed pack npz_data/ packed/ --repair
     """
-    opened = make_opener(dtype, shape, tail, fields, windows, by)
+    opened = Opener(samples, fields)
     options: Facts = {
         "dtype": _parse_casts(cast or []),
         "shuffle": shuffle,
@@ -134,7 +124,7 @@ def pack(
     }
     try:
         with report_bad_options():
-            ds = opened(source, sample=sample.value)
+            ds = opened(source)
             if dry_run:
                 plan = ndfeed.pack(ds, target, workers=workers, dry_run=True, **options)
                 found = _describe_forecast(plan, append)

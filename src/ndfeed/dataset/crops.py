@@ -26,6 +26,7 @@ from ndfeed.dataset.remake import Change, not_growing, remade_by, remake, repeat
 from ndfeed.dataset.row_selection import (
     Draw,
     Drawn,
+    Listed,
     Rows,
     Runs,
     compose,
@@ -323,7 +324,7 @@ def _chosen(ds: "Dataset", given: Ints, runs: Runs) -> Ints:
     return runs.number(samples, code)
 
 
-def _grid(cases: range | Ints, spec: Spec, runs: Runs) -> Ints:
+def _grid(cases: Listed, spec: Spec, runs: Runs) -> Ints:
     """Return the crops that cover every case, neighbours overlapping as wanted."""
     box = [n for n in spec.sizes[0][1] if n is not None]
     steps = [n - own for n, own in zip(box, spec.overlap or (), strict=True)]

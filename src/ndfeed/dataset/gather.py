@@ -35,7 +35,7 @@ from ndfeed.dataset.large_members import largest_stream, stream_size
 from ndfeed.dataset.map_places import LARGE_ROW, Pieces
 from ndfeed.dataset.overlapping import Boxes
 from ndfeed.dataset.read_timing import inflating, reading, spent
-from ndfeed.dataset.row_selection import stretches
+from ndfeed.dataset.row_ranges import stretches
 from ndfeed.files.file import File
 from ndfeed.files.maps import Maps
 from ndfeed.formats.description import RAW

@@ -31,7 +31,9 @@ from ndfeed.dataset.map_steps import (
     is_hidden,
 )
 from ndfeed.dataset.reader import reader_of
-from ndfeed.dataset.row_selection import Rows, select_rows
+from ndfeed.dataset.row_ranges import Ranges, find_parts
+from ndfeed.dataset.row_selection import Rows, compose, freeze, select_rows
+from ndfeed.formats.description import INLINE
 from ndfeed.index.table import Ints
 
 _LOOKED_AT = 1 << 14  # samples whose shapes are compared, spread over all
@@ -82,14 +84,27 @@ def guess_fields(ds: Samples, make: Callable[[Ints], Batch]) -> dict[str, Field]
 def _pick_one_of_each(ds: Samples) -> Ints:
     """Return a row of each of the datasets that were added, if they have different steps."""
     names = _route_fields(ds.steps)
-    found: Batch = {}
+    rows = [np.zeros(1, np.int64)]
     for group in ds.groups:
         columns = tuple(column for column in group.columns if column.field.name in names)
         if columns:
             alone = replace(group, columns=columns)
-            reader_of(alone).read(alone, select_rows(ds.rows, np.arange(len(ds))), found)
-    rows = [np.unique(values, return_index=True)[1] for values in found.values()]
-    return np.concatenate([np.zeros(1, np.int64), *rows])
+            tried = _pick_varied_parts(alone, ds.rows, len(ds))
+            found: Batch = {}
+            reader_of(alone).read(alone, select_rows(ds.rows, tried), found)
+            rows += [tried[np.unique(one, return_index=True)[1]] for one in found.values()]
+    return np.concatenate(rows)
+
+
+def _pick_varied_parts(group: Group, rows: Rows, count: int) -> Ints:
+    """Return a row of each part if all samples of a part are the same, otherwise all rows."""
+    fixed = freeze(rows)
+    chosen = group.rows if fixed is None else compose(group.rows, fixed)
+    chosen = range(count) if chosen is None else chosen
+    same = all((column.coding == INLINE).all() for column in group.columns)
+    if same and isinstance(chosen, range | Ranges):
+        return np.sort(find_parts(chosen, group.starts)[1])
+    return np.arange(count)
 
 
 def _route_fields(steps: Sequence[Step]) -> list[str]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ndfeed.dataset.arguments import lazy
 from ndfeed.dataset.column import Group, Place
+from ndfeed.dataset.row_ranges import Ranges, find_cuts, ranges_of
 from ndfeed.dataset.row_selection import (
     PartNumbers,
     Rows,
@@ -68,9 +69,8 @@ class Origin:
         """Return the samples before which the rows of files are interrupted."""
         if self.rows is None:
             return self.starts
-        if isinstance(self.rows, range) and self.rows.step == 1:
-            return np.clip(self.starts - self.rows.start, 0, len(self))
-        return self.locate(np.arange(len(self))).find_breaks()
+        cuts = find_cuts(self.rows, self.starts) if isinstance(self.rows, range | Ranges) else None
+        return cuts if cuts is not None else self.locate(np.arange(len(self))).find_breaks()
 
     def steps_of(self, part: Ints) -> Ints:
         """Return how many rows further the next sample of each part starts, up to a break."""
@@ -88,13 +88,14 @@ class Origin:
 
         In the latter case they come in the order in which samples first need them.
         """
-        if rows is None and self.rows is None:
+        chosen = self.choose(rows).rows
+        if chosen is None:
             return self.files[:, 0] if self.each else _first_of_each(self.files.reshape(-1))
-        if isinstance(rows, range) and self.rows is None and not self.each:
-            used = find_used(rows, self.starts)
-            return _first_of_each(self.files[used if rows.step > 0 else used[::-1]].reshape(-1))
-        count = len(self) if rows is None else len(rows)
-        part = self.locate(select_rows(rows, np.arange(count))).part
+        if isinstance(chosen, range | Ranges) and not self.each:
+            every = [(find_used(one, self.starts), one.step > 0) for one in ranges_of(chosen)]
+            used = np.concatenate([which if rises else which[::-1] for which, rises in every])
+            return _first_of_each(self.files[_first_of_each(used)].reshape(-1))
+        part = self._parts.locate(select_rows(chosen, np.arange(len(chosen)))).part
         if self.each:
             file: Ints = self.files[part, 0]
             return file

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.column import Column, Group, Place
+from ndfeed.dataset.row_ranges import Ranges, find_cuts
 from ndfeed.dataset.row_selection import PartNumbers
 from ndfeed.formats.dtypes import itemsize
 from ndfeed.index.table import Ints, Table
@@ -81,8 +82,10 @@ def cuts_of(group: Group) -> Ints:
         return group.starts
     if isinstance(group.rows, PartNumbers):
         return group.rows.starts  # one row for all samples of a part
-    if isinstance(group.rows, range) and group.rows.step == 1 and len(group):
-        return np.unique(np.clip(group.starts - group.rows.start, 0, len(group)))
+    if isinstance(group.rows, range | Ranges) and len(group):
+        cuts = find_cuts(group.rows, group.starts)
+        if cuts is not None:
+            return cuts
     breaks = group.locate(np.arange(len(group))).find_breaks()
     return np.concatenate([[0], breaks, [len(group)]])
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ndfeed.dataset import row_selection
+from ndfeed.dataset import row_ranges
 from ndfeed.dataset.column import Column, Group, Place, as_stored, is_converted
 from ndfeed.dataset.overlapping import Boxes
 from ndfeed.dataset.reader import reader_of
@@ -197,7 +197,7 @@ def _page_ranges(
     first = np.flatnonzero(new)
     begins, ends = start[first], np.maximum.reduceat(end, first)
     owners = file[first]
-    for a, b in row_selection.stretches(len(owners), owners[1:] != owners[:-1]):
+    for a, b in row_ranges.stretches(len(owners), owners[1:] != owners[:-1]):
         yield int(owners[a]), list(zip(begins[a:b].tolist(), ends[a:b].tolist(), strict=True))
 
 

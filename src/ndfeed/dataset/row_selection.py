@@ -3,26 +3,29 @@
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple, SupportsIndex, Union, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ndfeed.dataset.row_ranges import (
+    Ranges,
+    compose_ranges,
+    find_parts,
+    join_ranges,
+    ranges_of,
+)
 from ndfeed.files.shared_memory import Shared
 from ndfeed.index.table import Ints
 
-Rows = Union[range, Ints, "Drawn", None]  # None: all of them
+Listed = range | Ranges | Ints
+Rows = Union[Listed, "Drawn", None]  # None: all of them
 
 _SMALL = 1024
 _MOST_NUMBERED = (1 << 63) - 1
 _INT64 = np.dtype(np.int64)
 _UINT64 = np.dtype(np.uint64)
-
-
-def stretches(count: int, breaks: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Cut [0, count) between i and i + 1 wherever ``breaks[i]``; return each start and end."""
-    ends = [*(np.flatnonzero(breaks) + 1).tolist(), count]
-    return list(zip([0, *ends], ends, strict=False))
 
 
 def as_rows(rows: SupportsIndex | ArrayLike, count: int, *, from_end: bool = False) -> Ints:
@@ -122,31 +125,27 @@ def select_rows(rows: Rows | PartNumbers, wanted: Ints) -> Ints:
     """Return the elements of ``rows`` at ``wanted``."""
     if rows is None:
         return wanted
-    if isinstance(rows, Drawn):
+    if isinstance(rows, Drawn | Ranges):
         return rows.select(wanted)
     if isinstance(rows, range):
         return rows.start + wanted * rows.step
     return rows[wanted]
 
 
-def freeze(rows: Rows) -> "range | Ints | None":
+def freeze(rows: Rows) -> Listed | None:
     """Return the rows with those that are drawn fixed."""
     return select_rows(rows, np.arange(len(rows))) if isinstance(rows, Drawn) else rows
 
 
 @overload
-def compose(rows: Rows, further: "range | Ints") -> "range | Ints | Drawn": ...
+def compose(rows: Rows, further: Listed) -> "Listed | Drawn": ...
 
 
 @overload
-def compose(
-    rows: "Rows | PartNumbers", further: "range | Ints"
-) -> "range | Ints | Drawn | PartNumbers": ...
+def compose(rows: "Rows | PartNumbers", further: Listed) -> "Listed | Drawn | PartNumbers": ...
 
 
-def compose(
-    rows: "Rows | PartNumbers", further: "range | Ints"
-) -> "range | Ints | Drawn | PartNumbers":
+def compose(rows: "Rows | PartNumbers", further: Listed) -> "Listed | Drawn | PartNumbers":
     """Return the selection ``further`` of the selection ``rows``."""
     if rows is None:
         return further
@@ -154,9 +153,8 @@ def compose(
         return rows.choose(further)
     if isinstance(rows, PartNumbers) and isinstance(further, range) and further.step == 1:
         return PartNumbers(np.clip(rows.starts - further.start, 0, len(further)))
-    if isinstance(rows, range) and isinstance(further, range):
-        start, step = rows.start + further.start * rows.step, rows.step * further.step
-        return range(start, start + len(further) * step, step)
+    if isinstance(rows, range | Ranges) and isinstance(further, range | Ranges):
+        return compose_ranges(rows, further)
     return select_rows(rows, np.asarray(further, np.int64))
 
 
@@ -196,16 +194,12 @@ class Runs(NamedTuple):
 
 def find_used(rows: Rows, starts: Ints) -> Ints:
     """Return the parts that some rows lie in, given the first row of each part, and the end."""
-    first, ends = starts[:-1], starts[1:]
     if rows is None:
-        return np.flatnonzero(first < ends)
-    if isinstance(rows, range):
-        rising = rows if rows.step > 0 else rows[::-1]
-        ahead = -((rising.start - first) // rising.step)  # the first of the rows in each part
-        next_row = rising.start + np.maximum(ahead, 0) * rising.step
-        return np.flatnonzero(next_row < np.minimum(ends, rising.stop))
-    every = select_rows(rows, np.arange(len(rows)))
-    return np.unique(np.searchsorted(starts, every, side="right") - 1)
+        return np.flatnonzero(starts[:-1] < starts[1:])
+    if not isinstance(rows, range | Ranges):
+        every = select_rows(rows, np.arange(len(rows)))
+        return np.unique(np.searchsorted(starts, every, side="right") - 1)
+    return np.unique(find_parts(rows, starts)[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,7 +211,7 @@ class Draw:
     """
 
     runs: Runs | None
-    cases: "range | Ints"
+    cases: Listed
     each: int = 1
     shift: int = 0
 
@@ -262,7 +256,7 @@ class Drawn:
     that ``draws`` describe, which lie one after the other.
     """
 
-    def __init__(self, draws: Sequence[Draw], rows: "range | Ints") -> None:
+    def __init__(self, draws: Sequence[Draw], rows: Listed) -> None:
         self.draws = tuple(draws)
         self.rows = rows
         self._starts = np.cumsum([0, *(one.count for one in draws)])
@@ -277,7 +271,7 @@ class Drawn:
         """How many rows there are, chosen or not."""
         return int(self._starts[-1])
 
-    def choose(self, further: "range | Ints") -> "Drawn":
+    def choose(self, further: Listed) -> "Drawn":
         """Return some of the rows."""
         chosen = compose(self.rows, further)
         if isinstance(chosen, Drawn):
@@ -345,50 +339,51 @@ def join_rows(
         return None
     if isinstance(first, Drawn) or isinstance(second, Drawn):
         return _join_drawn(_as_drawn(first, count), _as_drawn(second, other), shift)
-    mine, theirs = select_rows(first, np.arange(count)), select_rows(second, np.arange(other))
-    return np.concatenate([mine, theirs + shift])
+    return _join_listed(_as_listed(first, count), _as_listed(second, other), shift)
+
+
+def _as_listed(rows: "Listed | PartNumbers | None", count: int) -> Listed:
+    if isinstance(rows, PartNumbers):
+        return rows[np.arange(count)]
+    return range(count) if rows is None else rows
+
+
+def _join_listed(first: Listed, second: Listed, shift: int) -> Listed:
+    if isinstance(first, range | Ranges) and isinstance(second, range | Ranges):
+        return join_ranges(first, second, shift)
+    return np.concatenate([np.asarray(first, np.int64), np.asarray(second, np.int64) + shift])
 
 
 def _as_drawn(rows: Rows | PartNumbers, count: int) -> Drawn:
     if isinstance(rows, Drawn):
         return rows
-    every = range(count)
-    return Drawn(
-        [Draw(None, every if rows is None else select_rows(rows, np.arange(count)))], every
-    )
+    return Drawn([Draw(None, _as_listed(rows, count))], range(count))
 
 
 def _join_drawn(first: Drawn, second: Drawn, shift: int) -> Drawn:
     theirs = [replace(draw, shift=draw.shift + shift) for draw in second.draws]
-    rows: range | Ints = range(first.all + second.all)
-    if not (_is_range(first) and _is_range(second)):
-        mine = np.asarray(first.rows, np.int64)
-        rows = np.concatenate([mine, np.asarray(second.rows, np.int64) + first.all])
-    return Drawn([*first.draws, *theirs], rows)
-
-
-def _is_range(drawn: Drawn) -> bool:
-    return isinstance(drawn.rows, range) and drawn.rows == range(drawn.all)
+    return Drawn([*first.draws, *theirs], _join_listed(first.rows, second.rows, first.all))
 
 
 def is_ascending(rows: Rows | PartNumbers) -> bool:
     """Are the rows in the order in which they are stored?"""
     if isinstance(rows, Drawn):
         return all(map(is_ascending, [rows.rows, *(draw.cases for draw in rows.draws)]))
-    if isinstance(rows, range):
-        return rows.step > 0
+    if isinstance(rows, range | Ranges):
+        every = ranges_of(rows)
+        return all(a.step > 0 for a in every) and all(a[-1] < b[0] for a, b in pairwise(every))
     return not isinstance(rows, np.ndarray) or bool((rows[1:] >= rows[:-1]).all())
 
 
 class Travelling:
     """Row numbers that pickle as a handle to shared memory where there are many."""
 
-    def __init__(self, rows: range | Ints) -> None:
+    def __init__(self, rows: Listed) -> None:
         self.rows = rows
         self._memory: Shared | None = None
 
     def __reduce__(self) -> tuple[Callable[..., "Travelling"], tuple[Any, ...]]:
-        if isinstance(self.rows, range) or len(self.rows) <= _SMALL:
+        if isinstance(self.rows, range | Ranges) or len(self.rows) <= _SMALL:
             return Travelling, (self.rows,)
         if self._memory is None:
             self._memory = Shared.of([np.ascontiguousarray(self.rows).view(np.uint8).data])

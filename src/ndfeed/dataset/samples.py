@@ -8,7 +8,7 @@ could be read both ways and is refused, with both readings in the message. The i
 """
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -263,14 +263,19 @@ def table(ds: "Dataset") -> str:
     for name, classes in ds.classes.items():
         if name not in ds.fields:  # a map left it out
             continue
-        listed = ", ".join(map(repr, classes[:_SHOWN_FIELDS]))
-        more_classes = ", …" * (len(classes) > _SHOWN_FIELDS)
-        foot.append(shown(f"  {name} is one of {len(classes):,} classes: {listed}{more_classes}"))
+        foot.append(shown(f"  {describe_classes(name, classes)}"))
     if ds.mixture is not None:
         foot.append(shown(f"  a mixture: {ds.mixture}"))
     if ds.steps:
         foot.append(f"  then {len(ds.steps)} step{'s' * (len(ds.steps) != 1)} on every batch")
     return "\n".join([head, *rows, *foot])
+
+
+def describe_classes(name: str, classes: Sequence[str]) -> str:
+    """Say which classes the codes of a field stand for; only the first are named."""
+    listed = ", ".join(map(repr, classes[:_SHOWN_FIELDS]))
+    more = ", …" * (len(classes) > _SHOWN_FIELDS)
+    return f"{name} is one of {len(classes):,} classes: {listed}{more}"
 
 
 def warn_of_scattered_rows(group: Group) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, overload
 
 import numpy as np
@@ -18,8 +19,10 @@ from ndfeed.dataset.arguments import lazy
 from ndfeed.dataset.column import Column, Group, total_bytes
 from ndfeed.dataset.origins import Origin, make_origins
 from ndfeed.dataset.reader import reader_of
+from ndfeed.dataset.row_ranges import Ranges, find_steps, ranges_of
 from ndfeed.dataset.row_selection import (
     Drawn,
+    Listed,
     PartNumbers,
     Rows,
     as_rows,
@@ -29,7 +32,8 @@ from ndfeed.errors import Error
 from ndfeed.index import codec
 from ndfeed.index.table import Ints, Table
 
-_MANY_ROWS = 1 << 24  # rows that are even are not listed to identify them
+_MANY_ROWS = 1 << 24  # rows that are ranges are not listed to identify them
+_MOST_STEPS = 1 << 16
 _AT_ONCE = 1 << 20
 
 MEMORY = "memory"  # in place of a path, for samples that are in no file
@@ -56,25 +60,37 @@ def _fingerprint_rows(all_of_them: str, rows: Rows) -> str:
     if isinstance(rows, Drawn):
         digest.update(rows.describe())
         return digest.hexdigest()[:16]
-    if len(rows) > _MANY_ROWS and (made := _as_range(rows)) is not None:
-        digest.update(f"{len(made)} from {made.start} by {made.step}".encode())
+    steps = _find_steps(rows) if len(rows) > _MANY_ROWS else []
+    if steps:
+        first = int(select_rows(rows, np.zeros(1, np.int64))[0])
+        by = f"{steps[0][0]}" if len(steps) == 1 else f"{steps}"
+        digest.update(f"{len(rows)} from {first} by {by}".encode())
         return digest.hexdigest()[:16]
-    if isinstance(rows, range):
-        rows = np.arange(rows.start, rows.stop, rows.step)
-    digest.update(np.ascontiguousarray(rows, np.int64).view(np.uint8).data)
+    for at in range(0, len(rows), _AT_ONCE):
+        some = select_rows(rows, np.arange(at, min(at + _AT_ONCE, len(rows))))
+        digest.update(np.ascontiguousarray(some, np.int64).view(np.uint8).data)
     return digest.hexdigest()[:16]
 
 
-def _as_range(rows: range | Ints) -> range | None:
-    """Return rows that are evenly spaced as a range: their numbers are the same data."""
-    if isinstance(rows, range):
-        return rows
-    step = int(rows[1] - rows[0])
-    even = step and all(
-        (np.diff(rows[at : at + _AT_ONCE + 1]) == step).all()
-        for at in range(0, len(rows) - 1, _AT_ONCE)
-    )
-    return range(int(rows[0]), int(rows[-1]) + step, step) if even else None
+def _find_steps(rows: Listed) -> list[tuple[int, int]]:
+    """Return the steps between rows, and how many are the same; empty if they often differ.
+
+    Rows are the same data whether they are given as ranges or one by one.
+    """
+    if isinstance(rows, range | Ranges):
+        found = list(islice(find_steps(ranges_of(rows)), _MOST_STEPS + 1))
+        return found if len(found) <= _MOST_STEPS else []
+    steps = [0]
+    ends = [0]
+    for at in range(0, len(rows) - 1, _AT_ONCE):
+        differences = np.diff(rows[at : at + _AT_ONCE + 1])
+        changes = np.flatnonzero(np.diff(differences, prepend=steps[-1]))
+        if len(steps) + len(changes) > _MOST_STEPS:  # the first may be of no rows
+            return []
+        steps += differences[changes].tolist()
+        ends += (changes + at).tolist()
+    counts = np.diff([*ends, len(rows) - 1]).tolist()
+    return [one for one in zip(steps, counts, strict=True) if one[1]]
 
 
 def join_fingerprints(first: str, second: str) -> str:

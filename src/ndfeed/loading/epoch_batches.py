@@ -36,6 +36,68 @@ class Pass(NamedTuple):
     start: int
 
 
+class _PassOrder:
+    """Which rows the batches of a pass have.
+
+    Not a part of ``EpochBatches``, whose ``BatchRows`` and ``Schedule`` ask it: in a reference
+    cycle, the rows of passes that are over would stay in memory until garbage is collected.
+    """
+
+    def __init__(self, wanted: Pass, ds: Dataset, plan: Plan) -> None:
+        self._share, seed, epoch, self._start = wanted
+        self._plan = plan
+        self._rows = ds.rows
+        self.cut = plan.cut(self._share, seed, epoch)
+        self._epoch, self.windows = plan.begin(self._share.n, seed, epoch)
+        self.key = key_of(seed, epoch)
+
+    def compute(self, first: int, stop: int) -> Chunk:
+        """Return the rows of the batches [first, stop)."""
+        if not self.cut.even:
+            return self._compute_uneven(first, stop)
+        rows = self._order_rows(first, stop)
+        if isinstance(self._rows, Drawn):
+            spans = [one for number in range(first, stop) for one in self.spans(number)]
+            rows = self._rows.draw(rows, self.key, list_positions(spans))
+        return Chunk(rows, self._share.size, None)
+
+    def _compute_uneven(self, first: int, stop: int) -> Chunk:
+        each = [self.spans(number) for number in range(first, stop)]
+        spans = [span for some in each for span in some]
+        positions = list_positions(spans)
+        if isinstance(self._epoch, WalkEpoch):
+            rows = self._epoch.at(positions)
+        else:
+            rows = np.concatenate([self._epoch.rows(*span) for span in spans])
+        rows = self._plan.places(rows)
+        if isinstance(self._rows, Drawn):
+            rows = self._rows.draw(rows, self.key, positions)
+        ends = np.cumsum([sum(len(range(*span)) for span in some) for some in each])
+        return Chunk(rows, self._share.size, ends)
+
+    def _order_rows(self, first: int, stop: int) -> Ints:
+        whole = self._share.world == 1 or (self._plan.lanes and len(self._share.ranks) == 1)
+        if whole:
+            begin, _, step = self.spans(first)[0]
+            return self._plan.places(self._epoch.rows(begin, self.spans(stop - 1)[-1][1], step))
+        spans = [one for number in range(first, stop) for one in self.spans(number)]
+        parts = [self._epoch.rows(*span) for span in spans]
+        return self._plan.places(np.concatenate(parts))
+
+    def spans(self, number: int) -> list[tuple[int, int, int]]:
+        """Return the positions of a batch: from, to, step."""
+        return self._plan.spans(self.cut, number, self._start)
+
+    def list_arrivals(self, number: int) -> Iterable[tuple[Arrival, int]]:
+        """Return the ranges of rows that batch ``number`` is the first to need, with windows."""
+        start = self.cut.consumed(number, self._start)
+        stop = self.cut.consumed(number + 1, self._start)
+        for at, window in enumerate(self.windows):
+            held = window.held(start) if number == 0 else ()
+            for arrival in (*held, *window.arriving(start, stop)):
+                yield arrival, at
+
+
 class EpochBatches:
     """The batches of one pass, which a batch maker makes. Implements ``BatchSource``."""
 
@@ -48,9 +110,10 @@ class EpochBatches:
         decoded: Decoded,
         maker: BatchMaker,
     ) -> None:
-        share, seed, epoch, start = wanted
-        self._cut = cut = plan.cut(share, seed, epoch)
-        self.count = cut.batches(start)
+        order = self._order = _PassOrder(wanted, ds, plan)
+        share, self._cut, self._start = wanted.share, order.cut, wanted.start
+        cut = order.cut
+        self.count = cut.batches(wanted.start)
         self.size = share.size if cut.even else _average_size(cut, share)
         # Batches of different sizes are made one by one.
         self.together = together = budget.group if cut.even else 1
@@ -58,59 +121,21 @@ class EpochBatches:
         self.abandoned = False  # nobody wants the remaining batches
         self.padding = Padding()
         self._share = share
-        self._start = start
         self._ds = ds
         self._plan = plan
         self._budget = budget
         self._maker = maker
-        self._epoch, self._windows = plan.begin(share.n, seed, epoch)
-        self._key = key_of(seed, epoch)
-        self._rows = BatchRows(self._compute_rows, maker.foresee, self.size, together, self.count)
+        self._rows = BatchRows(order.compute, maker.foresee, self.size, together, self.count)
         self._prefetching = threading.Lock()
         self._checked = 0  # batches checked, and prefetched if necessary
         self._skipped_checks = 0  # checks skipped in a row
         self._patience = 0
         self._schedule: Schedule | None = None
-        if plan.coded and self._windows:
-            open_parts = [window.open_parts for window in self._windows]
+        if plan.coded and order.windows:
+            open_parts = [window.open_parts for window in order.windows]
             self._schedule = Schedule(
-                plan, ds.rows, decoded, self._list_arrivals, open_parts, self.count
+                plan, ds.rows, decoded, order.list_arrivals, open_parts, self.count
             )
-
-    def _compute_rows(self, first: int, stop: int) -> Chunk:
-        if not self._cut.even:
-            return self._compute_uneven(first, stop)
-        rows = self._order_rows(first, stop)
-        if isinstance(self._ds.rows, Drawn):
-            spans = [one for number in range(first, stop) for one in self._spans(number)]
-            rows = self._ds.rows.draw(rows, self._key, list_positions(spans))
-        return Chunk(rows, self._share.size, None)
-
-    def _compute_uneven(self, first: int, stop: int) -> Chunk:
-        each = [self._spans(number) for number in range(first, stop)]
-        spans = [span for some in each for span in some]
-        positions = list_positions(spans)
-        if isinstance(self._epoch, WalkEpoch):
-            rows = self._epoch.at(positions)
-        else:
-            rows = np.concatenate([self._epoch.rows(*span) for span in spans])
-        rows = self._plan.places(rows)
-        if isinstance(self._ds.rows, Drawn):
-            rows = self._ds.rows.draw(rows, self._key, positions)
-        ends = np.cumsum([sum(len(range(*span)) for span in some) for some in each])
-        return Chunk(rows, self._share.size, ends)
-
-    def _order_rows(self, first: int, stop: int) -> Ints:
-        whole = self._share.world == 1 or (self._plan.lanes and len(self._share.ranks) == 1)
-        if whole:
-            begin, _, step = self._spans(first)[0]
-            return self._plan.places(self._epoch.rows(begin, self._spans(stop - 1)[-1][1], step))
-        spans = [one for number in range(first, stop) for one in self._spans(number)]
-        parts = [self._epoch.rows(*span) for span in spans]
-        return self._plan.places(np.concatenate(parts))
-
-    def _spans(self, number: int) -> list[tuple[int, int, int]]:
-        return self._plan.spans(self._cut, number, self._start)
 
     def make(self, first: int, stop: int, timing: Timing) -> Iterator[Delivered]:
         """Make the batches [first, stop)."""
@@ -139,7 +164,7 @@ class EpochBatches:
             yield made
 
     def _seed_maps(self, first: int, number: int) -> SampleSeeds:
-        return SampleSeeds.of(self._key, self._spans(first + number))
+        return SampleSeeds.of(self._order.key, self._order.spans(first + number))
 
     def _record(
         self, batches: Iterator[Delivered], number: int, schedule: Schedule
@@ -151,15 +176,6 @@ class EpochBatches:
                 schedule.mark_made(number)
                 number += 1
             yield made
-
-    def _list_arrivals(self, number: int) -> Iterable[tuple[Arrival, int]]:
-        """Return the ranges of rows that batch ``number`` is the first to need, with windows."""
-        start = self._cut.consumed(number, self._start)
-        stop = self._cut.consumed(number + 1, self._start)
-        for at, window in enumerate(self._windows):
-            held = window.held(start) if number == 0 else ()
-            for arrival in (*held, *window.arriving(start, stop)):
-                yield arrival, at
 
     def ready(self, stop: int) -> bool:
         """Is everything decoded that the batches before ``stop`` need?"""
@@ -216,7 +232,7 @@ class EpochBatches:
         """Return the rows that some batches are the first to need: their own, or whole blocks."""
         if not self._plan.order.traits.by_part:
             return self._rows.look_at(first, end)
-        ranges = [one for number in range(first, end) for one in self._list_arrivals(number)]
+        ranges = [one for number in range(first, end) for one in self._order.list_arrivals(number)]
         rows = [np.arange(*arrival[:2]) for arrival, _ in ranges]
         return self._plan.places(np.concatenate(rows or [_NONE]))
 

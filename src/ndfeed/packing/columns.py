@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndfeed.dataset.arguments import lazy
-from ndfeed.dataset.row_selection import stretches as find_stretches
+from ndfeed.dataset.row_ranges import stretches as find_stretches
 from ndfeed.files.folder import Folder
 from ndfeed.files.write import Output
 from ndfeed.formats.checksums import combined

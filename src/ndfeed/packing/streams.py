@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ndfeed.dataset.column import Column, Group, is_converted
 from ndfeed.dataset.decoding import stored_dtype
 from ndfeed.dataset.large_members import first_of_streams
-from ndfeed.dataset.row_selection import stretches
+from ndfeed.dataset.row_ranges import stretches
 from ndfeed.errors import ChangedError, Error, MissingError
 from ndfeed.files.file import File
 from ndfeed.formats.description import DEFLATE, GZIP, RAW, c_strides

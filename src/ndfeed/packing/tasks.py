@@ -19,7 +19,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from ndfeed.dataset.dataset import Dataset
-from ndfeed.dataset.row_selection import stretches
+from ndfeed.dataset.row_ranges import stretches
 from ndfeed.errors import ChangedError, MissingError, WorkerError
 from ndfeed.files.folder import Folder, read_contents
 from ndfeed.formats.inflate import crc32
