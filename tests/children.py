@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from unittest.mock import patch
 
 import psutil
+import pytest
 from hypothesis import settings
 
 from ndfeed.files import processes
@@ -33,9 +34,12 @@ def examples(count):
     return max(count * settings.default.max_examples // 30, 10)
 
 
-def start(code, *args, **options):
-    """A new interpreter that runs ``code``, with ``args``, numpy and ndfeed at hand."""
-    command = [sys.executable, *WARNINGS, "-c", PRELUDE + textwrap.dedent(code)]
+def start(code, *args, inside=(), **options):
+    """A new interpreter that runs ``code``, with ``args``, numpy and ndfeed at hand.
+
+    ``inside`` are the words of a command that runs another one.
+    """
+    command = [*inside, sys.executable, *WARNINGS, "-c", PRELUDE + textwrap.dedent(code)]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen([*command, *map(os.fspath, args)], text=True, **(pipes | options))
 
@@ -96,6 +100,23 @@ def processes_at_work():
         watching.join()
     assert max(busy) > 0
     assert not servers()
+
+
+def in_small_shared_memory():
+    """The options of ``run`` for a program that has its own /dev/shm, of 64 MB as in a container.
+
+    Skips the test where the kernel lets nobody mount that.
+    """
+    own = ["unshare", "--mount", "--propagation", "private"]
+    own += [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    own += ["sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh"]
+    try:
+        tried = subprocess.run([*own, "true"], capture_output=True, text=True)
+    except FileNotFoundError as error:
+        pytest.skip(f"{error}")
+    if tried.returncode:
+        pytest.skip(f"no /dev/shm of one's own: {tried.stderr.strip()}")
+    return {"inside": own}
 
 
 def names_in_shared_memory():

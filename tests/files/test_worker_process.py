@@ -1,5 +1,6 @@
 """A worker process that does not answer, and the memory it keeps."""
 
+import os
 import platform
 import sys
 
@@ -13,18 +14,31 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell"),
 ]
 
-STOPPED = """
+STUCK = """
 from ndfeed.files import worker_process
 worker_process._STUCK = 3  # seconds, not a minute
-me = os.getpid()
+me, fifo = os.getpid(), args[0] + "/fifo"
 
-def stop(batch):
+def first():
+    return not os.path.exists(args[0] + "/once") and not open(args[0] + "/once", "w").close()
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+def block():
+    # Its child shares its memory until it runs a program, so it sleeps as one that waits for a dead
+    # file server does: no signal wakes it but SIGKILL. And nobody ever writes to the pipe.
+    first = [(os.POSIX_SPAWN_CLOSE, 1), (os.POSIX_SPAWN_CLOSE, 2)]  # it outlives this program
+    first += [(os.POSIX_SPAWN_OPEN, 0, fifo, os.O_RDONLY, 0)]
+    os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {}, file_actions=first)
+
+def stuck(batch):
     if 40 in batch["data"] and os.getpid() != me and {condition}:
-        os.kill(os.getpid(), signal.SIGSTOP)
+        {way}()
     return batch
 
 np.save(args[0] + "/x.npy", np.arange(100))
-ds = ndfeed.open(args[0] + "/x.npy").map(stop)
+ds = ndfeed.open(args[0] + "/x.npy").map(stuck)
 with ndfeed.loader(ds, 10, processes=2) as loader:
     try:
         print([int(x) for batch in loader for x in batch["data"]] == list(range(100)))
@@ -32,17 +46,29 @@ with ndfeed.loader(ds, 10, processes=2) as loader:
         print(type(error).__name__, error)
 """
 
+each_way = pytest.mark.parametrize("way", ["stop", "block"])
 
-def test_a_stopped_worker_is_replaced(tmp_path):
+
+def run_stuck(folder, way, condition):
+    os.mkfifo(folder / "fifo")
+    code = STUCK.replace("{condition}", condition).replace("{way}", way)
+    try:
+        return run(code, folder)
+    finally:
+        if way == "block":  # the children of those that were killed still wait
+            os.close(os.open(folder / "fifo", os.O_WRONLY | os.O_NONBLOCK))
+
+
+@each_way
+def test_a_worker_that_is_stuck_is_replaced(tmp_path, way):
     """Its batch is made again."""
-    once = "not os.path.exists(args[0] + '/once') and not open(args[0] + '/once', 'w').close()"
-
-    assert run(STOPPED.replace("{condition}", once), tmp_path) == "True\n"
+    assert run_stuck(tmp_path, way, "first()") == "True\n"
 
 
-def test_a_batch_that_stops_two_workers_is_an_error(tmp_path):
+@each_way
+def test_a_batch_with_which_two_workers_get_stuck_is_an_error(tmp_path, way):
     """Rather than to wait for ever."""
-    found = run(STOPPED.replace("{condition}", "True"), tmp_path)
+    found = run_stuck(tmp_path, way, "True")
 
     assert found.startswith("WorkerError process ")
     assert "was stuck in a system call or stopped and was killed while running map()" in found

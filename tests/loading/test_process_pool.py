@@ -8,7 +8,13 @@ import time
 
 import numpy as np
 import pytest
-from children import AS_NOBODY, folder_for_all, names_in_shared_memory, run
+from children import (
+    AS_NOBODY,
+    folder_for_all,
+    in_small_shared_memory,
+    names_in_shared_memory,
+    run,
+)
 from loading.making import (
     LARGE,
     alive,
@@ -93,6 +99,52 @@ def test_no_name_is_made_in_shared_memory(tmp_path):
         for batch in loader:
             assert not names_in_shared_memory()
             assert batch["image"].nbytes >= LARGE
+
+
+# Lean processes that read, forks that run a map, lean ones that decode streams; batches and streams
+# of 80 MB each.
+SMALL_SHARED_MEMORY = """
+mode, framework = args[1:]
+assert os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize == 64 << 20
+package = __import__("ndfeed.torch").torch if framework == "torch" else ndfeed
+sample = "row" if mode == "streams" else "file"
+ds = ndfeed.open(args[0], sample=sample, cache=False)
+if mode == "map":
+    ds = ds.map(lambda batch: {"x": batch["x"] + 1, "y": batch["y"]})
+wait = time.monotonic() + 200
+with package.loader(ds, 20, processes=2, memory="1GB") as loader:
+    while time.monotonic() < wait:
+        for batch in loader:
+            x, y = np.asarray(batch["x"]), np.asarray(batch["y"])
+            assert x.nbytes == 80 << 20
+            assert (x[:, 0] == y + (mode == "map")).all() and (x[:, 0] == x[:, -1]).all()
+            assert not os.listdir("/dev/shm")
+        if loader.report().processes == 2:
+            break
+    print(loader.report().processes, loader.report().obstacle)
+held = ndfeed.open(args[0], sample=sample, cache=False).in_memory()
+print(held[7]["y"], os.listdir("/dev/shm"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "framework"),
+    [("files", "numpy"), ("map", "numpy"), ("streams", "numpy"), ("map", "torch")],
+)
+def test_shared_memory_of_a_container_is_enough(tmp_path, mode, framework):
+    """64 MB, where DataLoader's workers die of SIGBUS: batches never go through /dev/shm."""
+    if framework == "torch":
+        pytest.importorskip("torch")
+    inside = in_small_shared_memory()
+    x, y = np.repeat(np.arange(40, dtype="<i4")[:, None], 1 << 20, axis=1), np.arange(40)
+    if mode == "streams":
+        for i in range(2):
+            np.savez_compressed(tmp_path / f"{i}", x=x[20 * i :][:20], y=y[20 * i :][:20])
+    else:
+        for i in range(40):
+            np.savez(tmp_path / f"{i:02}", x=x[i], y=y[i])
+
+    assert run(SMALL_SHARED_MEMORY, tmp_path, mode, framework, **inside) == "2 \n7 []\n"
 
 
 @pytest.mark.parametrize("size", [LARGE // 64, LARGE], ids=["small", "large"])

@@ -9,6 +9,7 @@ import pytest
 from loading.making import LARGE, compressed, epoch_of, large_rows, numbers
 
 import ndfeed
+from ndfeed.files import process_server
 from ndfeed.files.platform_calls import can
 from ndfeed.loading.options import Options
 from ndfeed.loading.report import Snapshot, make_report
@@ -158,6 +159,21 @@ def test_every_sentence_is_one_line(tmp_path):
             assert not limit.endswith(".")
 
 
+@pytest.mark.skipif(process_server.why_not() != "", reason="needs fork")
+@pytest.mark.parametrize("memory", ["6MB", "64MB"])
+def test_memory_that_keeps_processes_waiting_is_named(tmp_path, memory):
+    """Files are decoded ahead as far as memory goes: more processes would have nothing to do."""
+    ds, _ = compressed(tmp_path, files=24, rows=400, width=2000)
+    window = ndfeed.Windows(files=3)
+    with ndfeed.loader(ds, 40, fields="x", shuffle=window, memory=memory, processes=4) as loader:
+        while loader.report().processes < 4:
+            list(loader)
+        list(loader)
+        limit = loader.report().limit
+
+    assert ("processes; raise memory to" in limit) == (memory == "6MB")
+
+
 def test_a_ragged_form_has_its_share(tmp_path):
     """Bringing samples into form is work of ours, not of the user's transform."""
     for i in range(20):
@@ -198,6 +214,15 @@ def snapshot(**measured):
             {"stages": {"inflate": 3.0}, "decodes_again": True, "window": 10**9},
             "the same data is decompressed again and again: the order needs 1 GB of it at a "
             "time; raise memory to 1.1 GB",
+        ),
+        (
+            {"stages": {"inflate": 3.0}, "ahead": (14, 10**7), "processes": 16},
+            "decompressing takes 75% of the time, and memory has room for few files ahead of 16 "
+            "processes; raise memory to 280 MB",
+        ),
+        (
+            {"stages": {"inflate": 3.0}, "ahead": (32, 10**7), "processes": 16},
+            "decompressing takes 75% of the time; ndfeed pack",
         ),
         ({"stages": {"transform": 3.0}}, "collating ragged samples takes 75% of the time"),
         (

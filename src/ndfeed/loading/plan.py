@@ -91,6 +91,11 @@ class Plan:
             self.coded, self.window, limit, forward=forward, elsewhere=elsewhere
         )
 
+    def count_ahead(self, room: int) -> tuple[int, int]:
+        """Return how many parts may be decoded at a time beside the window, and their mean size."""
+        size = sum(int(one.sizes.mean()) for one in self.coded if len(one.sizes))
+        return max(room - self.window, 0) // max(size, 1), size
+
 
 class Cuts:
     """How the positions of each epoch are cut into batches."""

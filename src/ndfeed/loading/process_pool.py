@@ -125,10 +125,13 @@ class ProcessPool:
             if problem and self.lean and self._mapped and self._asked:  # whatever it takes
                 self.lean = False
                 problem = self._try_starting()
+            surplus: list[Child] = []
             with self._lock:
                 if problem:
+                    surplus = self._leave_room()
                     self._give_up(problem)
                 ending = self._take_all() if self._closed else ([], None)  # closed meanwhile
+            _end(surplus, None)
             _end(*ending)
 
     def _try_starting(self) -> str:
@@ -146,6 +149,16 @@ class ProcessPool:
         except Exception as error:  # noqa: BLE001 - or whoever waits would wait for ever
             return f"{error}" or type(error).__name__
         return ""
+
+    def _leave_room(self) -> list[Child]:
+        """Take away half of the processes where there may be no more; the lock is held.
+
+        Each keeps a thread of ours busy, and threads count as well where processes are limited.
+        """
+        surplus = self._idle[: (len(self._all) + 2) // 2]
+        self._idle = self._idle[len(surplus) :]
+        self._all = [one for one in self._all if one not in surplus]
+        return surplus
 
     def _give_up(self, problem: str) -> None:
         """Go on with the processes there are; without any, in threads. The lock is held."""

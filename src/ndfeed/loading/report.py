@@ -12,6 +12,7 @@ from ndfeed.order.mixing import Mixing
 from ndfeed.order.protocol import OrderInUse
 
 _CONSUMER = 0.1  # below this share of waiting, the consumer is the bottleneck
+_BUSY = 2  # files for each process: one that it decodes, one that is waited for or gathered from
 _FROM_DISK = 0.3  # above this share of the bytes, the disk is busy
 
 _STAGES = {
@@ -169,6 +170,7 @@ class Snapshot:
     processes: int = 0  # that build batches now
     obstacle: str = ""  # why there are none, where they might help
     tried: bool = False  # was it measured whether processes are faster?
+    ahead: tuple[int, int] = (0, 0)  # streams that fit beside that window, and bytes of each
     padded: tuple[int, int] = (0, 0)  # tokens of padded batches delivered, and those of padding
 
 
@@ -288,6 +290,13 @@ def _blame_stage(stage: str, part: str, report: Report, found: Snapshot) -> str:
             f"the same data is decompressed again and again: the order needs "
             f"{shown_size(found.window)} of it at a time; raise memory to "
             f"{shown_size(found.window + report.memory)}"
+        )
+    count, size = found.ahead
+    if stage == "inflate" and size and count < _BUSY * report.processes:
+        more = report.memory + (_BUSY * report.processes - count) * size
+        return (
+            f"decompressing takes {part} of the time, and memory has room for few files ahead of "
+            f"{report.processes} processes; raise memory to {shown_size(more)}"
         )
     if stage == "inflate":
         return f"decompressing takes {part} of the time; ndfeed pack does it only once"

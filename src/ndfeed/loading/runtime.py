@@ -231,8 +231,7 @@ class Runtime:
 
     def _count_processes(self) -> int:
         """Return how many processes build batches now."""
-        found = self._processes
-        return found.count if found is not None and found.active else 0
+        return self._processes.count if self._processes and self._processes.active else 0
 
     def timing(self) -> Timing:
         """Return the timing of all threads together."""
@@ -261,6 +260,7 @@ class Runtime:
             buffers_idle=self._pool.idle + self._shared.idle,
             decoded=decoded.held,
             window=self.plan.window,
+            ahead=self.plan.count_ahead(decoded.room),
             decodes_again=decoded.large is None and self.plan.window > decoded.limit,
             from_disk=self._disk.since,
             disk_peak=self._disk.peak,
