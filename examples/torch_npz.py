@@ -45,7 +45,8 @@ def main():
             "fields": ("image", "label"),
             "convert": {"image": ndfeed.torch.Convert(torch.float32, scale=1 / 255, hwc=True)},
         }
-        loader = ndfeed.torch.loader(train, 32, shuffle=True, **words)
+        upside_down = {"image": 0}  # half of the images, drawn anew in every epoch
+        loader = ndfeed.torch.loader(train, 32, shuffle=True, flip=upside_down, **words)
 
         model = network().to(memory_format=torch.channels_last)
         optimizer = torch.optim.Adam(model.parameters(), 0.01)

@@ -433,6 +433,13 @@ def wide_numbers():
     return {"ds": ndfeed.open("x.npy")}
 
 
+def images_with_channels():
+    import ndfeed.torch  # the call names it
+
+    np.savez("x.npz", image=np.zeros((10, 4, 4, 3)))
+    return {"ds": ndfeed.open("x.npz"), "hwc": ndfeed.torch.Convert(hwc=True)}
+
+
 def a_state():
     npy()
     ds = ndfeed.open("x.npy")
@@ -895,6 +902,54 @@ STOPS = [
         "an unknown field in a loader",
         fields,
         "ndfeed.loader(ndfeed.open('x.npz'), 2, fields=('image', 'labels'))",
+    ),
+    Stop(
+        errors.FieldError,
+        "a flip of an unknown field",
+        fields,
+        "ndfeed.torch.loader(ndfeed.open('x.npz'), 2, flip={'img': 0})",
+        needs="torch",
+    ),
+    Stop(
+        ValueError,
+        "a flip of a field without that axis",
+        fields,
+        "ndfeed.torch.loader(ndfeed.open('x.npz'), 2, flip={'image': 0, 'label': 0})",
+        needs="torch",
+    ),
+    Stop(
+        ValueError,
+        "a flip of samples that differ in shape",
+        ragged_patients,
+        "ndfeed.torch.loader(ds, 2, flip={'scan': 0})",
+        needs="torch",
+    ),
+    Stop(
+        ValueError,
+        "a flip of an image along two axes, and of its mask along one",
+        fields,
+        "ndfeed.torch.loader(ndfeed.open('x.npz'), 2, flip={'image': (0, 1), 'label': 0})",
+        needs="torch",
+    ),
+    Stop(
+        ValueError,
+        "a flip of channels",
+        images_with_channels,
+        "ndfeed.torch.loader(ds, 2, convert={'image': hwc}, flip={'image': -1})",
+        needs="torch",
+    ),
+    Stop(
+        TypeError,
+        "a flip in words",
+        fields,
+        "ndfeed.torch.loader(ndfeed.open('x.npz'), 2, flip='horizontal')",
+        needs="torch",
+    ),
+    Stop(
+        TypeError,
+        "a flip where no framework does it",
+        a_state,
+        "ndfeed.loader(ds, 2, flip={'data': 0})",
     ),
     Stop(
         errors.CastError,

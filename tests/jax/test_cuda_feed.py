@@ -24,6 +24,7 @@ import ndfeed.jax  # noqa: E402
 from ndfeed.cuda.driver import Refused  # noqa: E402
 from ndfeed.jax import cuda_feed  # noqa: E402
 from ndfeed.jax.batch_format import has_every_value  # noqa: E402
+from ndfeed.loading.map_rng import SampleSeeds, key_of  # noqa: E402
 
 HAS_GPU = jax.default_backend() == "gpu"
 
@@ -388,6 +389,19 @@ def test_files_that_are_opened_for_every_sample(tmp_path):
             assert "through pinned memory" in loader.report().way
 
 
+def inflate_always(monkeypatch):
+    """Have the device inflate, whether or not that is faster."""
+    for name, value in (("least", 0), ("prefer", staticmethod(lambda rates: True))):
+        monkeypatch.setattr(cuda_feed.Direct, name, value)
+    if not HAS_GPU:
+        library = staticmethod(lambda: StandInNvcomp(stand_in()[0]))
+        monkeypatch.setattr(cuda_feed.Direct, "load_library", library)
+    try:
+        cuda_feed.Direct.load_library()
+    except Refused as error:
+        pytest.skip(f"{error}")
+
+
 def test_deflated_files_are_inflated_on_the_device(tmp_path, monkeypatch):
     """With casts: those that lose nothing there, and those that are checked on the CPU."""
     rng = np.random.default_rng(0)
@@ -395,11 +409,7 @@ def test_deflated_files_are_inflated_on_the_device(tmp_path, monkeypatch):
         x, z = rng.integers(0, 50, (30, 31, 3)).astype("u1"), rng.random((5, 3), "f4")
         np.savez_compressed(tmp_path / f"{number:02}", x=x, y=np.int64(number), z=z)
     ds = ndfeed.open(tmp_path, sample="file")
-    for name, value in (("least", 0), ("prefer", staticmethod(lambda rates: True))):
-        monkeypatch.setattr(cuda_feed.Direct, name, value)
-    if not HAS_GPU:
-        library = staticmethod(lambda: StandInNvcomp(stand_in()[0]))
-        monkeypatch.setattr(cuda_feed.Direct, "load_library", library)
+    inflate_always(monkeypatch)
     expected = ndfeed.loader(ds, 16, shuffle=True)
     with ndfeed.jax.loader(ds, 16, shuffle=True, cast={"x": "float32"}) as loader:
         for batch, arrays in itertools.chain(
@@ -413,8 +423,53 @@ def test_deflated_files_are_inflated_on_the_device(tmp_path, monkeypatch):
             for name, values in arrays.items():
                 np.testing.assert_array_equal(batch[name], values)
         way = loader.report().way
-    try:
-        cuda_feed.Direct.load_library()
-    except Refused as error:
-        pytest.skip(f"{error}")
     assert "inflated on" in way
+
+
+def flipped(arrays, axes):
+    """Batches of arrays, flipped one sample at a time by the bytes that are drawn for them."""
+    first = 0
+    for batch in arrays:
+        count = len(batch["x"])
+        drawn = SampleSeeds.of(key_of(0, 0), [(first, first + count, 1)]).draw_bytes()
+        for name, some in axes.items():
+            for at, byte in enumerate(drawn.tolist()):
+                turned = [axis for bit, axis in enumerate(some) if byte >> bit & 1]
+                batch[name][at] = np.flip(batch[name][at], turned)
+        first += count
+        yield batch
+
+
+def same_batch(batch):
+    return batch
+
+
+@pytest.mark.parametrize("size", [7, 64])
+@pytest.mark.parametrize("way", ["files", "resident", "map", "compressed", "inflated"])
+def test_samples_are_flipped_on_the_device(tmp_path, monkeypatch, way, size):
+    """As they would be on the CPU, whichever way they came, alone or in groups."""
+    values = np.random.default_rng(0).integers(0, 99, (300, 2, 40, 35))
+    if way in ("compressed", "inflated"):
+        for number in range(300):
+            one = {"x": values[number, 0].astype("u1"), "m": values[number, 1].astype("<f2")}
+            np.savez_compressed(tmp_path / f"{number:03}.npz", **one, y=number)
+        ds = ndfeed.open(tmp_path, sample="file")
+    else:
+        ds = files(tmp_path, x=("u1", 300, 40, 35), y=("<i8", 300), m=("<f2", 300, 40, 35))
+    axes = {"x": (0, -1), "m": (0, 1)}
+    if way == "inflated":
+        inflate_always(monkeypatch)
+    source = ds.map(same_batch) if way == "map" else ds
+    words = {"resident": True} if way == "resident" else {}
+    cast = {"m": "float32"}
+    with ndfeed.jax.loader(source, size, shuffle=True, cast=cast, flip=axes, **words) as loader:
+        found = list(loader)
+        report = loader.report().way
+    expected = flipped(ndfeed.loader(ds, size, shuffle=True), axes)
+    for batch, arrays in zip(found, expected, strict=True):
+        assert list(batch) == list(arrays)
+        for name, one in arrays.items():
+            np.testing.assert_array_equal(batch[name], one)
+    assert {"files": "reads", "resident": "resident", "inflated": "inflated on"}.get(
+        way, ""
+    ) in report

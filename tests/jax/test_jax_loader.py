@@ -50,7 +50,7 @@ class JaxFeed(Feed):
 class TestEpochs(EpochContract):
     feed = JaxFeed
     package = ndfeed.jax
-    more = ("sharding", "cast", "device", "resident")
+    more = ("sharding", "cast", "flip", "device", "resident")
 
 
 class TestArguments(ArgumentContract):

@@ -25,7 +25,7 @@ class TorchFeed(Feed):
 class TestEpochs(EpochContract):
     feed = TorchFeed
     package = ndfeed.torch
-    more = ("device", "convert", "resident")
+    more = ("device", "convert", "flip", "resident")
 
 
 class TestArguments(ArgumentContract):

@@ -41,6 +41,7 @@ from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.batch_builder import Source
 from ndfeed.loading.buffer_pool import Bytes, buffer_of
 from ndfeed.loading.engine import Delivered
+from ndfeed.loading.flips import keep_drawn
 from ndfeed.loading.host_source import HostSource
 from ndfeed.loading.options import Options, Structure
 from ndfeed.order.permutation import Ints, permute_by
@@ -116,7 +117,9 @@ class CudaFeed(Adapter):
 
     def deliver(self, made: Batch, rows: Ints) -> Delivered:
         """Convert the batch of ``rows``, which is inflated first if it was read compressed."""
-        return self.finish(made if self._inflater is None else self._inflater.read(made, rows))
+        if self._inflater is not None:
+            made = keep_drawn(self._inflater.read(made, rows), made)
+        return self.finish(made)
 
     def source(self, host: HostSource) -> Source:
         """Return the source of stored fields."""

@@ -239,7 +239,7 @@ class Draw:
         case = select_rows(self.cases, rows // self.each)
         if self.runs is None:
             return case + self.shift
-        fixed = _draw(rows, _FIXED, self.runs.counts[self.runs.find(case)])
+        fixed = draw_numbers(rows, _FIXED, self.runs.counts[self.runs.find(case)])
         return self.runs.number(case, np.where(drawn > 0, drawn - 1, fixed)) + self.shift
 
     def describe(self) -> bytes:
@@ -302,7 +302,7 @@ class Drawn:
         counts = np.empty(len(rows), np.int64)
         for draw, at, own in self._divide(rows):
             counts[at] = draw.counts(own)
-        return rows + len(self) * (1 + _draw(positions, key, counts))
+        return rows + len(self) * (1 + draw_numbers(positions, key, counts))
 
     def describe(self) -> bytes:
         """Return what identifies these rows."""
@@ -321,14 +321,14 @@ def draw_rows(rows: Rows, wanted: Ints, rng: np.random.Generator) -> Ints:
 _FIXED = np.array([0x243F6A8885A308D3, 0x13198A2E03707344], np.uint64)
 
 
-def _draw(positions: Ints, key: NDArray[np.uint64], counts: Ints) -> Ints:
+def draw_numbers(positions: Ints, key: NDArray[np.uint64], counts: Ints | int) -> Ints:
     """Draw a number below each of ``counts``, fixed by a key of two words and a position."""
     first, second = (np.uint64(word) for word in key[:2].tolist())
     mixed = positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + first
     for multiplier in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(multiplier) + second
     mixed ^= mixed >> np.uint64(31)
-    return (mixed % counts.astype(np.uint64)).astype(np.int64)
+    return (mixed % np.asarray(counts, np.uint64)).astype(np.int64)
 
 
 def join_rows(

@@ -21,6 +21,7 @@ from ndfeed.jax.shardings import Placement
 from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.buffer_pool import Pool
 from ndfeed.loading.engine import BatchGroup
+from ndfeed.loading.flips import keep_drawn
 
 Batch: TypeAlias = Any  # JAX arrays in the structure that ``fields=`` has
 _AHEAD = 2  # batches being copied to a device
@@ -175,6 +176,7 @@ class Feed(Adapter):
     def __init__(self, form: BatchFormat, target: Target) -> None:
         super().__init__(form.structure)
         self.growth = form.growth
+        self.draws = bool(form.flips)
         self._form = form
         self._target = target
         self._pool = Pool(_KEPT)  # for arrays that are cast
@@ -187,7 +189,8 @@ class Feed(Adapter):
     def _cast(self, made: dict[str, Any]) -> dict[str, Any]:
         """Return the arrays that are needed, in the dtypes that JAX is to get."""
         form, pool = self._form, self._pool
-        return {name: form.array(name, a, pool) for name, a in self.structure.pick(made).items()}
+        chosen = form.flips.apply(keep_drawn(self.structure.pick(made), made), pool)
+        return {name: form.array(name, a, pool) for name, a in chosen.items()}
 
     def _put(self, batches: Sequence[dict[str, Any]]) -> Sequence[Batch]:
         """Put batches where they are used, and build what is delivered."""

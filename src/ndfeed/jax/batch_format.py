@@ -18,6 +18,7 @@ from ndfeed.dataset.column import Field
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.errors import CastError, FieldError, SchemaError
 from ndfeed.loading.buffer_pool import Pool
+from ndfeed.loading.flips import NO_FLIPS, Flips
 from ndfeed.loading.options import Structure, known_fields, refuse_dtype
 from ndfeed.loading.ragged import Pads, padded_field
 
@@ -160,8 +161,10 @@ class BatchFormat:
         structure: Structure,
         casts: Casts = None,
         pads: Pads | None = None,
+        flips: Flips = NO_FLIPS,
     ) -> None:
         self.structure = structure
+        self.flips = flips
         names = structure.names
         self._wide = _wide()
         known = known_fields(ds)
@@ -172,6 +175,7 @@ class BatchFormat:
         fields = known or {}
         if known is not None:
             _check_names(tuple(self._casts), known, names)
+            flips.check(known, names)
         chosen = [field for name, field in fields.items() if names is None or name in names]
         if known is not None and self._cast_all is not None:
             _check_some(self._cast_all, chosen)
@@ -230,7 +234,8 @@ class BatchFormat:
         casts = (
             (field.dtype, self._target(name, field.dtype)) for name, field in self.fields.items()
         )
-        return max((new.itemsize / old.itemsize for old, new in casts if new != old), default=0.0)
+        grown = max((new.itemsize / old.itemsize for old, new in casts if new != old), default=0.0)
+        return grown + (1.0 if self.flips else 0.0)
 
     def check_wide(self) -> None:
         """Refuse to go on where JAX does not keep as many bits as when the casts were chosen."""

@@ -36,6 +36,7 @@ from ndfeed.jax.shardings import Placement
 from ndfeed.loading.batch_builder import Source
 from ndfeed.loading.buffer_pool import Pool
 from ndfeed.loading.engine import BatchGroup
+from ndfeed.loading.flips import DRAWN, keep_drawn
 from ndfeed.loading.host_source import HostSource
 from ndfeed.loading.options import Options
 from ndfeed.loading.process_choice import opens_files
@@ -63,10 +64,14 @@ class _Beside(Source):
 
 
 class Kind(NamedTuple):
-    """What the bits of an array are, if DLPack has no name for it, and what they become."""
+    """What the bits of an array are, if DLPack has no name for it, and what they become.
+
+    ``axes`` are those along which samples may be flipped.
+    """
 
     stored: np.dtype[Any] | None
     cast: np.dtype[Any] | None
+    axes: tuple[int, ...]
 
 
 class CudaTarget(NamedTuple):
@@ -108,6 +113,7 @@ class Direct(CudaFeed):
             direct, side, form.structure, target.name, on_host=on_host, resident=resident
         )
         self.joint = not ds.steps
+        self.draws = bool(form.flips)
         self.allocate = partial(allocate_pinned, target.driver)
         self.allocate_shared = partial(allocate_pinned_shared, target.driver)
         self._exact = {} if on_host else form.exact_casts
@@ -118,7 +124,7 @@ class Direct(CudaFeed):
         self._target = target
         self._pool = Pool(_KEPT, self.allocate)
         self._uploads = Uploads(side)
-        self._copying: deque[tuple[jax.Array, Sequence[object]]] = deque()
+        self._copying: deque[tuple[jax.Array, object]] = deque()
 
     def reads(self, ds: Dataset, options: Options, batch_bytes: int) -> tuple[Dataset, Options]:
         """Return the compressed bytes in place of fields that are inflated on the device."""
@@ -146,7 +152,7 @@ class Direct(CudaFeed):
 
     def finish(self, made: Batch) -> Sent | Batch:
         """Cast what has to be cast, and send what is not on the device, if there is room."""
-        chosen = self.structure.pick(made)
+        chosen = keep_drawn(self.structure.pick(made), made)
         if self._on_host and self._inflater is None:
             arrays = {name: self._pin(name, values) for name, values in chosen.items()}
             reserved = self._reserve(sum(array.nbytes for array in arrays.values()))
@@ -211,13 +217,13 @@ class Direct(CudaFeed):
         self.ahead = max(self.ahead, group.count)  # the next is handed over when this is begun
         sent = group.made if isinstance(group.made, Sent) else self._move(group.made)
         self._wait()
-        names, spans = list(sent.made), list(sent.made.values())
         event = resolve(sent.event)
-        arrays = [self._take_over(span, event) for span in spans]
-        kinds = tuple(self._kind(name, span.dtype) for name, span in sent.made.items())
-        batches, token = _cut(arrays, self._size, group.count, kinds)
-        self._copying.append((token, (arrays, spans)))
-        return [self._build(names, one) for one in batches]
+        arrays = {name: self._take_over(span, event) for name, span in sent.made.items()}
+        drawn = arrays.pop(DRAWN, None)
+        kinds = tuple(self._kind(name, sent.made[name]) for name in arrays)
+        batches, token = _cut(list(arrays.values()), drawn, self._size, group.count, kinds)
+        self._copying.append((token, (arrays, drawn, sent.made)))
+        return [self._build(list(arrays), one) for one in batches]
 
     def _build(self, names: Sequence[str], arrays: Sequence[jax.Array]) -> object:
         """Build the batch that the consumer gets."""
@@ -226,8 +232,10 @@ class Direct(CudaFeed):
             named = {name: layout.wrap(name, array) for name, array in named.items()}
         return self.structure.build(named)
 
-    def _kind(self, name: str, dtype: np.dtype[Any]) -> Kind:
-        return Kind(None if is_named(dtype) else dtype, self._exact.get(name))
+    def _kind(self, name: str, span: Span) -> Kind:
+        axes = self._form.flips.find_axes(name, len(span.shape), span.shape[1:])
+        stored = None if is_named(span.dtype) else span.dtype
+        return Kind(stored, self._exact.get(name), tuple(axes))
 
     def _take_over(self, span: Span, event: Event) -> jax.Array:
         shared = Shareable(span, self._side.stream, event, self._target.number)
@@ -257,15 +265,19 @@ class Direct(CudaFeed):
             self._pool.clear()
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3))
+@partial(jax.jit, static_argnums=(2, 3, 4))
 def _cut(
-    arrays: Sequence[jax.Array], size: int, count: int, kinds: tuple["Kind", ...]
+    arrays: Sequence[jax.Array],
+    drawn: jax.Array | None,
+    size: int,
+    count: int,
+    kinds: tuple["Kind", ...],
 ) -> tuple[list[list[jax.Array]], jax.Array]:
     """Return ``count`` batches that share no memory with ``arrays``, and a token.
 
     They have ``size`` rows; the last one may have fewer, or none.
     """
-    typed = [_as(a, kind) for a, kind in zip(arrays, kinds, strict=True)]
+    typed = [_as(_flip(a, drawn, k.axes), k) for a, k in zip(arrays, kinds, strict=True)]
     rows = len(typed[0])
     batches = [
         [_copy(a, start, min(start + size, rows)) for a in typed]
@@ -279,6 +291,14 @@ def _copy(array: jax.Array, start: int, stop: int) -> jax.Array:
     if stop - start == len(array):
         return jax.numpy.copy(array)
     return lax.slice_in_dim(array, start, stop)
+
+
+def _flip(array: jax.Array, drawn: jax.Array | None, axes: tuple[int, ...]) -> jax.Array:
+    if drawn is not None:
+        for bit, axis in enumerate(axes):
+            turned = (drawn >> bit & 1).astype(bool).reshape(-1, *(1,) * (array.ndim - 1))
+            array = jax.numpy.where(turned, jax.numpy.flip(array, axis), array)
+    return array
 
 
 def _as(array: jax.Array, kind: Kind) -> jax.Array:

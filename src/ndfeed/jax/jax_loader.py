@@ -33,6 +33,7 @@ from ndfeed.jax.adapter import ToDevices, device_of
 from ndfeed.jax.batch_format import BatchFormat, Casts
 from ndfeed.jax.shardings import Placement, Shardings, check_names, on_the_mesh
 from ndfeed.loading.argument_hints import with_hints
+from ndfeed.loading.flips import Flip, make_flips
 from ndfeed.loading.loader import Loader
 from ndfeed.loading.options import (
     Fields,
@@ -122,6 +123,7 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a mes
     on_error: OnError = "raise",
     sharding: Shardings | None = None,
     cast: Casts = None,
+    flip: Flip | None = None,
     device: jax.Device | str | None = None,
     resident: bool = False,
 ) -> Loader:
@@ -144,6 +146,9 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a mes
       ``"float32"`` for all floating-point fields. 64-bit integers become 32-bit ones without
       being asked, unless ``jax_enable_x64`` is on; float64 needs a cast. Every value is checked:
       ``CastError`` for one that does not fit.
+    - ``flip``: a dict of field name to an axis of a sample, or to several. Each is reversed for
+      half of the samples, drawn anew in every epoch, and the same ones in every field:
+      ``flip={"image": 1, "mask": 1}``.
     - ``resident=True``: hold the whole dataset in the memory of the GPU.
     """
     every = ds
@@ -158,7 +163,7 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a mes
     where = device_of(device)
     if sharding is not None:
         check_names(sharding, known_fields(every))
-    form = BatchFormat(ds, options.structure, cast, options.pads)
+    form = BatchFormat(ds, options.structure, cast, options.pads, make_flips(flip))
     layout = None
     if sharding is not None:
         if on_error == "skip":

@@ -52,6 +52,7 @@ class Adapter:
     - ``joint`` says that batches which were read together are taken as one ``BatchGroup``; only
       where no field is ragged, unless ``cuts_ragged``, and only if there are several. ``finish``
       then returns dicts of arrays, or batches made by maps are not grouped.
+    - ``draws`` asks for a random byte for each sample, beside the fields of a batch (``flips``).
     - ``finish`` is called with every batch by the thread that made it. The consumer calls ``send``
       with its result, ``ahead`` batches before it is due, and ``receive`` when it is due, with what
       ``send`` returned: one object, or the batches of a group one by one. Where ``ahead`` is 0
@@ -66,6 +67,7 @@ class Adapter:
     ahead: int = 0  # batches that are sent before they are due
     together: int = 8 << 20  # bytes of small batches that are worth making at a time
     joint: bool = False  # are batches taken as a group?
+    draws: bool = False  # do batches come with random numbers?
     cuts_ragged: bool = False  # even if fields are ragged, as they were read?
     growth: float = 0.0  # bytes that ``finish`` allocates per byte of its batch
     held: int = 0  # bytes of delivered batches that the framework itself may keep

@@ -110,6 +110,7 @@ _HINTS = {
     "dtype": _CONVERT,
     "cast": _CONVERT,
     "convert": _CONVERT,
+    "flip": "ndfeed.torch.loader and ndfeed.jax.loader take it; for others, flip in a map()",
     "validation_split": "ds.split(0.9) gives two datasets",
 }
 

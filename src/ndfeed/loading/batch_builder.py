@@ -122,6 +122,7 @@ class BatchBuilder:
         self._lists = options.ragged == "list"
         self._differ = may_differ(ds.groups, ds.steps)
         self.pads = options.ragged == "pad"
+        self.maps = bool(ds.steps)
         self._learning = threading.Lock()
         self._learned: Mapping[str, Field] | None = None
 

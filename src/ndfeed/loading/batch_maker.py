@@ -19,6 +19,7 @@ from ndfeed.loading.budget import Budget
 from ndfeed.loading.buffer_pool import Pool
 from ndfeed.loading.collate import join_batches, nbytes
 from ndfeed.loading.engine import BatchGroup, Delivered
+from ndfeed.loading.flips import DRAWN
 from ndfeed.loading.map_rng import SampleSeeds
 from ndfeed.loading.options import Options
 from ndfeed.loading.timing import Timing
@@ -31,6 +32,7 @@ class Finisher(Protocol):
     """What an adapter does with a batch in the thread that made it. Implemented by ``Adapter``."""
 
     joint: bool
+    draws: bool
 
     def deliver(self, made: Batch, rows: Ints) -> Delivered:
         """Convert the batch of ``rows``, or a group of them, for a framework."""
@@ -68,6 +70,7 @@ class BatchMaker:
     ``largest`` is the size of the largest batch so far, including the input of a map, and
     ``skipped`` the samples that ``on_error="skip"`` left out. ``pads`` says whether batches
     may have padding. ``foresee`` is told which rows will be read, in slices of what it is given.
+    ``draws`` says that something is drawn for each sample, by maps or for the adapter.
     """
 
     def __init__(
@@ -87,6 +90,9 @@ class BatchMaker:
         self._builder = builder
         self._convert = finisher.deliver
         self._joint = finisher.joint
+        self._maps = local.maps
+        self._adds_drawn = finisher.draws
+        self.draws = self._maps or self._adds_drawn
         self._skips = options.on_error == "skip"
         self.pads = local.pads
         self.foresee = local.foresee
@@ -101,19 +107,21 @@ class BatchMaker:
     ) -> Iterator[Delivered]:
         """Make ``count`` batches of ``size`` rows each, the last perhaps of fewer.
 
-        ``seeds(k)`` seeds the maps for batch ``k`` of these; ``None`` if there are no maps.
+        ``seeds(k)`` is what batch ``k`` of these draws from; ``None`` if nothing draws.
         """
         starts = range(0, count * size, size)
-        if seeds is not None:
-            each = self._make_mapped(rows, starts, [seeds(k) for k in range(count)], timing)
+        each = None if seeds is None else [seeds(k) for k in range(count)]
+        if self._maps and each is not None:
+            mapped = self._make_mapped(rows, starts, each, timing)
             if self._joint and count > 1:
-                return join_batches(each, self._budget.group_bytes, self._pool)
-            return each
+                return join_batches(mapped, self._budget.group_bytes, self._pool)
+            return mapped
         # If that fails, each is read by itself: the error belongs to one of them.
         together = self._try_reading(rows, timing) if count > 1 else None
         if together is not None and self._joint:
             try:
-                group = BatchGroup(self._deliver(together, rows), count, size)
+                joined = None if each is None else SampleSeeds.join(each)
+                group = BatchGroup(self._deliver(together, rows, joined), count, size)
             except Error:  # an error in one of them: those before it come first
                 together = None
             else:
@@ -121,7 +129,7 @@ class BatchMaker:
                 timing.rows += len(rows)
                 timing.nbytes += nbytes(together)
                 return iter((group,))
-        return self._make_each(rows, starts, None, timing, together)
+        return self._make_each(rows, starts, each, timing, together)
 
     def _try_reading(self, rows: Ints, timing: Timing) -> Batch | None:
         try:
@@ -157,20 +165,22 @@ class BatchMaker:
                 together = self._builder.read(rows, timing) if built is None else None
         if built is None:
             return self._make_each(rows, starts, seeds, timing, together)
-        return (self._count(one, some, timing) for one, some in zip(built, each, strict=True))
+        made = zip(built, each, seeds, strict=True)
+        return (self._count(one, some, own, timing) for one, some, own in made)
 
     def make(
         self, rows: Ints, seeds: SampleSeeds | None, timing: Timing, batch: Batch | None = None
     ) -> Delivered:
-        """Make the batch of ``rows``; ``seeds`` seeds the maps, if there are any.
+        """Make the batch of ``rows``, which draws from ``seeds``.
 
         ``batch`` holds their stored fields if those were read already.
         """
-        if self._skips and (batch is None or seeds is not None):
-            rows, batch = self._make_without_bad(rows, seeds, timing)
+        if self._skips and (batch is None or self._maps):
+            kept, batch = self._make_without_bad(rows, seeds, timing)
+            rows, seeds = rows[kept], None if seeds is None else seeds.only(kept)
         else:
-            batch = self._build(rows, seeds, timing, batch)
-        return self._count(batch, rows, timing)
+            batch = self._build(rows, seeds if self._maps else None, timing, batch)
+        return self._count(batch, rows, seeds, timing)
 
     def _build(
         self, rows: Ints, seeds: SampleSeeds | None, timing: Timing, batch: Batch | None
@@ -187,7 +197,9 @@ class BatchMaker:
         finally:
             del own  # or it would refer to itself through this frame
 
-    def _count(self, batch: Batch, rows: Ints, timing: Timing) -> Delivered:
+    def _count(
+        self, batch: Batch, rows: Ints, seeds: SampleSeeds | None, timing: Timing
+    ) -> Delivered:
         """Count a batch that was built, and return it as the consumer gets it."""
         size = nbytes(batch)
         timing.batches += 1
@@ -200,10 +212,12 @@ class BatchMaker:
         held = self._budget.count(size)
         if held > self.largest:
             self.largest = held
-        return self._deliver(batch, rows)
+        return self._deliver(batch, rows, seeds)
 
-    def _deliver(self, batch: Batch, rows: Ints) -> Delivered:
+    def _deliver(self, batch: Batch, rows: Ints, seeds: SampleSeeds | None) -> Delivered:
         """Return the batch as the consumer gets it."""
+        if self._adds_drawn and seeds is not None:
+            batch = {**batch, DRAWN: seeds.draw_bytes()}
         try:
             return self._convert(batch, rows)
         except CastError as error:
@@ -214,13 +228,13 @@ class BatchMaker:
     ) -> tuple[Ints, Batch]:
         """Make the batch without the samples that cannot be read or that make a map fail.
 
-        Returns the rows that are left, too.
+        Returns which of ``rows`` are left, too.
         """
         kept = np.arange(len(rows))
         while len(kept):
             try:
-                left = None if seeds is None else seeds.only(kept)
-                return rows[kept], self._builder.build(rows[kept], left, timing)
+                left = seeds.only(kept) if seeds is not None and self._maps else None
+                return kept, self._builder.build(rows[kept], left, timing)
             except SampleFailed as failed:
                 self.skipped.add(self._local.number(rows[kept[failed.at]]), failed.error)
                 kept = np.delete(kept, failed.at)
@@ -231,7 +245,7 @@ class BatchMaker:
                 if good.all():
                     raise  # the samples can be read now, or no sample caused it
                 kept = kept[good]
-        return rows[:0], self._local.make_empty()
+        return kept, self._local.make_empty()
 
     def _find_readable(self, rows: Ints) -> NDArray[np.bool_]:
         """Find which of ``rows`` can be read, by bisection."""

@@ -142,8 +142,8 @@ class EpochBatches:
         began = time.perf_counter()
         rows = self._rows.take(first, stop)
         timing.order += time.perf_counter() - began
-        # What maps draw depends on the position only.
-        seeds = partial(self._seed_maps, first) if self.slow else None
+        # What is drawn depends on the position only.
+        seeds = partial(self._seed, first) if self._maker.draws else None
         size = self._share.size if self._cut.even else max(len(rows), 1)
         began = time.perf_counter()
         made = self._maker.make_several(rows, stop - first, size, seeds, timing)
@@ -163,7 +163,7 @@ class EpochBatches:
             number += count_batches(made)
             yield made
 
-    def _seed_maps(self, first: int, number: int) -> SampleSeeds:
+    def _seed(self, first: int, number: int) -> SampleSeeds:
         return SampleSeeds.of(self._order.key, self._order.spans(first + number))
 
     def _record(

@@ -7,7 +7,7 @@ has them as dtypes of ml_dtypes, or as unsigned integers where that is not insta
 of the field says what they are.
 
 There are three steps, so that a copy to a device can happen between them: ``tensor`` shares the
-memory of an array, ``convert_field`` runs where the tensor is used, ``build`` makes the batch.
+memory of an array, ``convert_all`` runs where tensors are used, ``build`` makes the batch.
 """
 
 import math
@@ -22,11 +22,13 @@ from torch import Tensor
 from ndfeed.dataset.column import Field
 from ndfeed.dataset.dataset import Dataset
 from ndfeed.errors import FieldError
+from ndfeed.loading.flips import DRAWN, NO_FLIPS, Flips
 from ndfeed.loading.options import Structure, known_fields, refuse_dtype
 from ndfeed.torch.convert import Convert
 
 _BITS: dict[int, np.dtype[Any]] = {n: np.dtype(f"u{n}") for n in (1, 2, 4)}
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+_OF_BYTES = {**_SIGNED, 8: torch.int64, 16: torch.complex128}
 
 _NAMED = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -169,17 +171,21 @@ class BatchFormat:
         structure: Structure,
         convert: Mapping[str, Convert] | None = None,
         ragged: Ragged = "list",
+        flips: Flips = NO_FLIPS,
     ) -> None:
         names = structure.names
         fields = known_fields(ds)
         known = fields or {}
         self.structure = structure
         self.convert = dict(convert or {})
+        self.flips = flips
         self.ragged = any(field.ragged for field in known.values())
         self._nested = ragged == "nested"
         self._own = frozenset(ds.names if fields is None else fields)
         if fields is not None:
             _check_converts(fields, names, self.convert)
+            flips.check(fields, names)
+            self._check_channels(fields)
         if fields is not None and self._nested:
             _check_names(fields, names or ())
         chosen = [f for n, f in known.items() if names is None or n in names]
@@ -189,6 +195,17 @@ class BatchFormat:
         self.text = [field.name for field in chosen if is_text(field.dtype)]
         # After a map, the dtype of an array says what it holds.
         self._small = {} if ds.steps else {n: d for n, d in self.dtypes.items() if _is_small(d)}
+
+    def _check_channels(self, fields: Mapping[str, Field]) -> None:
+        """Refuse to flip channels: axes count as samples are stored, not as tensors come out."""
+        for name, convert in self.convert.items():
+            ndim = 1 + len(fields[name].shape or ())
+            channels = ndim - 1 if convert.hwc else 1 if convert.channels_last else None
+            if channels in self.flips.find_axes(name, ndim, fields[name].shape_text):
+                raise ValueError(
+                    f"flip would reverse the channels of {name!r}, whose samples are stored as "
+                    f"{fields[name].shape_text}; the width is axis {1 if convert.hwc else -1}"
+                )
 
     def pick(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the arrays of a batch that are needed, and no others."""
@@ -215,18 +232,38 @@ class BatchFormat:
                 "with select() or fields="
             ) from None
 
-    def convert_field(self, name: str, values: Values) -> Values:
-        """Apply the field's ``Convert``, on the device that its tensor is on."""
+    def convert_all(self, made: Tensors) -> Tensors:
+        """Flip and convert the fields of a batch, on the device that its tensors are on."""
+        drawn = made.get(DRAWN)
+        if drawn is not None:
+            made = {n: self._flip(n, values, drawn) for n, values in made.items() if n != DRAWN}
+        return {name: self._convert(name, values) for name, values in made.items()}
+
+    def _convert(self, name: str, values: Values) -> Values:
         convert = self.convert.get(name)
         if convert is None:
             return values
         return [convert(one) for one in values] if isinstance(values, list) else convert(values)
 
+    def _flip(self, name: str, values: Values, drawn: Tensor) -> Values:
+        """Return a tensor with its samples flipped; the one given is not changed."""
+        if name not in self.flips.axes:
+            return values
+        if isinstance(values, list):
+            raise TypeError(f"flip of {name!r}, whose samples differ in shape: flip it in a map()")
+        bits = values.view(_OF_BYTES[values.itemsize])  # torch lacks some functions for some dtypes
+        shape = tuple(values.shape[1:])
+        for bit, axis in enumerate(self.flips.find_axes(name, values.ndim, shape)):
+            turned = (drawn >> bit & 1).bool().view(-1, *(1,) * (values.ndim - 1))
+            bits = torch.where(turned, bits.flip(axis), bits)
+        return bits.view(values.dtype)
+
     @property
     def growth(self) -> float:
         """Bytes that conversions allocate for every byte that they are given, at most."""
         known = ((convert, self.dtypes.get(name)) for name, convert in self.convert.items())
-        return max((convert.growth(dtype) for convert, dtype in known if dtype), default=0.0)
+        converts = max((convert.growth(dtype) for convert, dtype in known if dtype), default=0.0)
+        return converts + (2.0 if self.flips else 0.0)
 
     def build(self, tensors: Tensors) -> Batch:
         """Build the batch that the consumer gets from tensors by name."""

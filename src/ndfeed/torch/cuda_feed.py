@@ -25,6 +25,7 @@ from ndfeed.errors import shown_size
 from ndfeed.loading.batch_builder import Source
 from ndfeed.loading.buffer_pool import Bytes
 from ndfeed.loading.engine import BatchGroup
+from ndfeed.loading.flips import DRAWN, keep_drawn
 from ndfeed.loading.host_source import HostSource
 from ndfeed.loading.process_choice import opens_files
 from ndfeed.torch.batch_format import Batch, BatchFormat, Tensors, Values
@@ -83,6 +84,7 @@ class Feed(CudaFeed):
         # Sent together: what a copy costs of the GIL is more than what small batches take.
         self.joint = on_host and not ds.steps and not form.ragged
         self.allocate_shared = partial(allocate_pinned_shared, driver)
+        self.draws = bool(form.flips)
         self._form = form
         self._device = device
 
@@ -105,7 +107,7 @@ class Feed(CudaFeed):
         Maps return arrays in memory of their own, and from any memory that is not pinned the
         device copies several times slower, so those are copied to pinned memory first.
         """
-        made = self._form.pick(made)
+        made = keep_drawn(self._form.pick(made), made)
         if any(isinstance(value, torch.Tensor) and value.is_cuda for value in made.values()):
             return self._convert(made)
         pinned = {name: self._pin(name, values) for name, values in made.items()}
@@ -151,10 +153,13 @@ class Feed(CudaFeed):
         return self._convert(there)._replace(reserved=reserved)
 
     def _convert(self, made: Tensors) -> Sent:
-        if self._form.convert:
+        if self._form.convert or self._form.flips:
             resolve(self._side.event)
             with self._work():
-                made = {name: self._form.convert_field(name, one) for name, one in made.items()}
+                if DRAWN in made:
+                    drawn = _pin_tensor(torch.as_tensor(made[DRAWN]))
+                    made = {**made, DRAWN: drawn.to(self._device, non_blocking=True)}
+                made = self._form.convert_all(made)
         return Sent(made, self._side.event)
 
     def receive(self, made: Sent) -> Batch:

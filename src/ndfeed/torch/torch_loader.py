@@ -21,6 +21,7 @@ from ndfeed.dataset.sampling import SETTLE, Missing
 from ndfeed.loading import loader as arrays
 from ndfeed.loading.adapter import Adapter
 from ndfeed.loading.argument_hints import with_hints
+from ndfeed.loading.flips import Flip, keep_drawn, make_flips
 from ndfeed.loading.options import Fields, OnError, Shuffle, as_shard, settle
 from ndfeed.loading.ragged import PadTo, PadValue
 from ndfeed.loading.report import Report
@@ -39,12 +40,13 @@ class OnHost(Adapter):
         super().__init__(form.structure)
         self._form = form
         self.growth = form.growth
+        self.draws = bool(form.flips)
 
     def finish(self, made: dict[str, Any]) -> Batch:
         """Make the batch of tensors."""
         form = self._form
-        needed = form.pick(made)
-        return form.build({n: form.convert_field(n, form.tensor(n, a)) for n, a in needed.items()})
+        needed = keep_drawn(form.pick(made), made)
+        return form.build(form.convert_all({n: form.tensor(n, a) for n, a in needed.items()}))
 
 
 def _device_of(device: torch.device | str | int | None, resident: bool) -> torch.device:
@@ -315,6 +317,7 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a dev
     on_error: OnError = "raise",
     device: torch.device | str | int | None = None,
     convert: Mapping[str, Convert] | None = None,
+    flip: Flip | None = None,
     resident: bool = False,
 ) -> Loader:
     """Batches of a dataset as tensors, prefetched, epoch after epoch.
@@ -329,6 +332,9 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a dev
       for tensors there.
     - ``convert``: a dict of field name to ``Convert``: another dtype, a scale, channels last. It
       runs on the device.
+    - ``flip``: a dict of field name to an axis of a sample, as it is stored, or to several. Each
+      is reversed for half of the samples, drawn anew in every epoch, and the same ones in every
+      field: ``flip={"image": 1, "mask": 1}``. It runs on the device, before ``convert``.
     - ``resident=True``: hold the whole dataset in the memory of the CUDA device.
     """
     if ragged not in RAGGED:
@@ -341,7 +347,7 @@ def loader(  # noqa: PLR0913 - the arguments that every loader shares, and a dev
         pad_value=pad_value, shuffle=shuffle,
     )  # fmt: skip
     where = _device_of(device, resident)
-    form = BatchFormat(request.ds, request.options.structure, convert, ragged)
+    form = BatchFormat(request.ds, request.options.structure, convert, ragged, make_flips(flip))
     adapt = adapter_for(request.ds, form, where, resident=resident)
     check = _check_ranks if shard is None else None
     return Loader(arrays.Loader(request, adapt, check), shard_given=shard is not None)
