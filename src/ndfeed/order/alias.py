@@ -80,11 +80,13 @@ def digest_of(parts: Iterable[Ints]) -> str:
 
     Not for secrets: parts are summed up with random factors first, as that is fast.
     """
-    each = np.arange(_CHUNK, dtype=np.int64)
-    factors = [keys_from(key, each) | np.uint64(1) for key in (1, 2)]
+    factors: list[Keys] = [np.empty(0, np.uint64)]
     made = hashlib.blake2b(digest_size=16)
     for part in parts:
         words = part.view(np.uint64)
+        if len(words) > len(factors[0]):
+            each = np.arange(len(words), dtype=np.int64)
+            factors = [keys_from(key, each) | np.uint64(1) for key in (1, 2)]
         sums = [int(np.dot(words, factor[: len(words)])) for factor in factors]
         made.update(b"%d:%d:%d;" % (len(words), *sums))
     return made.hexdigest()
