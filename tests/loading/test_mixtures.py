@@ -127,12 +127,16 @@ def test_an_order_for_each_source(sources):
     [
         ({"web": True, "x": True}, "has an order for 'x', which is no source .* 'web', 'code'"),
         ({"web": True}, "has no order for source 'code'; add it"),
+        (
+            {"web": True, "code": True, "math": ndfeed.Exact},
+            r"shuffle\['math'\] must be True, False, or an order .* got the class Exact",
+        ),
         (ndfeed.Windows(2, ranks=2), "source 'web': .* leave out ranks="),
     ],
 )  # fmt: skip
 def test_orders_that_do_not_fit(sources, shuffle, text):
     """Refused when the loader is made."""
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((ValueError, TypeError), match=text):
         ndfeed.loader(ndfeed.mix(sources), 8, shuffle=shuffle)
 
 

@@ -376,8 +376,11 @@ def test_lengths_may_be_given():
         ({"ranks": 0}, ValueError, "ranks must be at least 1"),
         ({"ranks": 2**70}, ValueError, r"ranks must be at most 2\*\*62"),
         ({"edges": (4, 2**70)}, ValueError, r"edges are lengths of at most 2\*\*62"),
-        ({"field": [[1]]}, TypeError, "the name of a field or an array with the length"),
-        ({"field": [0.5]}, TypeError, "the name of a field or an array with the length"),
+        ({"field": [[1]]}, ValueError, "lengths must have one value .* or the name of a field"),
+        ({"field": [[1], [1, 2]]}, ValueError, "lengths must have one value for each sample"),
+        ({"field": [0.5]}, TypeError, r"lengths must be integers, got float64; .*astype\(int\)"),
+        ({"field": [2**64 - 1]}, ValueError, r"lengths must be at most 2\*\*62, got 18446744"),
+        ({"field": np.ma.masked_equal([1, 2], 2)}, ValueError, "some are masked"),
         ({"field": [-1]}, ValueError, "lengths must not be negative, got -1"),
     ],
 )
