@@ -456,6 +456,11 @@ def test_a_mixture_in_memory_keeps_its_order(sources):
         list(ndfeed.loader(ds.in_memory(), 8, shuffle=order)),
         list(ndfeed.loader(ds, 8, shuffle=order)),
     )
+    by_file = {"web": ndfeed.Windows(2), "code": ndfeed.Blocks(rows=4, window=2), "math": True}
+    found = np.array(flat(ndfeed.loader(ds.in_memory(), 8, shuffle=by_file)))
+    for at, rows in enumerate(ROWS.values()):
+        own = found[source_of(found) == at][:rows]
+        assert len(own) == len(np.unique(own))
     report = f"{ndfeed.loader(ds, 8, shuffle=True).report()}"
     assert (
         "Mixture(web 0.5 Exact(), code 0.3333 Exact(), math 0.1667 Exact(), end='first')" in report

@@ -152,7 +152,12 @@ def count_by_file(
         stretches = [_locate_rows(ds, Coded(ds.groups[0]), rows)]
     coded, _, parts = find_largest(stretches)
     if ds.rows is None and coded.group.rows is None:
-        return coded.counts[parts], None
+        counts = coded.counts[parts]
+        if int(counts.sum()) == len(rows):
+            return counts, None
+        # Of a mixture in memory, which is one file: another source has some rows of a part.
+        bounds = np.concatenate(([0], np.cumsum(coded.counts)))[parts.start : parts.stop + 1]
+        return np.diff(bounds.clip(rows.start, rows.stop)), None
     part = coded.locate(select_rows(ds.rows, np.arange(rows.start, rows.stop))) - parts.start
     counts = np.bincount(part, minlength=parts.stop - parts.start).astype(np.int64)
     if (part[1:] >= part[:-1]).all():
