@@ -1137,6 +1137,7 @@ STOPS = [
     Stop(ValueError, "a weight that is NaN", two_sets, "ndfeed.mix(sets, weights=[np.nan, 1])"),
     Stop(ValueError, "sources of no weight", two_sets, "ndfeed.mix(sets, weights=[0, 0])"),
     Stop(ValueError, "weights of another length", two_sets, "ndfeed.mix(sets, weights=[1, 2, 3])"),
+    Stop(TypeError, "weights in no order", two_sets, "ndfeed.mix(sets, weights={3, 1})"),
     Stop(ValueError, "weights by a wrong name", two_sets, "ndfeed.mix(sets, weights={'wbe': 1})"),
     Stop(
         ValueError,
@@ -1232,6 +1233,12 @@ STOPS = [
     ),
     Stop(
         TypeError,
+        "the class of an order for a source",
+        two_sets,
+        "ndfeed.loader(ndfeed.mix(sets), 2, shuffle={'web': ndfeed.Exact, 'code': True})",
+    ),
+    Stop(
+        TypeError,
         "orders by source for one dataset",
         a_state,
         "ndfeed.loader(ds, 2, shuffle={'a': True})",
@@ -1312,6 +1319,7 @@ STOPS = [
     Stop(TypeError, "weights for a loader", a_state, "ndfeed.loader(ds, 2, weights=[1, 2])"),
     Stop(ValueError, "no weights", nothing, "ndfeed.Weighted([])"),
     Stop(ValueError, "a table of weights", nothing, "ndfeed.Weighted([[1, 2]])"),
+    Stop(ValueError, "masked weights", nothing, "ndfeed.Weighted(np.ma.masked_equal([1, 2], 2))"),
     Stop(TypeError, "weights that are text", nothing, "ndfeed.Weighted(['high', 'low'])"),
     Stop(ValueError, "an epoch of no draws", nothing, "ndfeed.Weighted([1, 2], rows=0)"),
     Stop(
@@ -1361,6 +1369,18 @@ STOPS = [
         "a class with a part of a weight",
         nothing,
         "ndfeed.Balanced('kind', weights={'cat': 1.5})",
+    ),
+    Stop(
+        ValueError,
+        "a class twice",
+        nothing,
+        "ndfeed.Balanced('kind', weights={1: 2, '1': 3})",
+    ),
+    Stop(
+        ValueError,
+        "a sample without a class",
+        pets,
+        "ndfeed.loader(ds, 2, shuffle=ndfeed.Balanced([np.nan] + [1.0] * 9))",
     ),
     Stop(
         ValueError,

@@ -19,6 +19,7 @@ import torch.distributed.checkpoint as dcp
 from growing import write
 from imported import all_ended
 from loading.making import eventually, labels, refused
+from order.own_orders import Strided
 
 import ndfeed
 import ndfeed.torch
@@ -187,6 +188,38 @@ def train_on_a_mixture(rank, world, folder, sources, state=None):
         optimizer.step()
         found["batches"].append([batch["label"].tolist(), batch["source"].tolist()])
         found["states"].append(loader.state_dict())
+    return found
+
+
+def list_orders():
+    """Orders for the 100 samples of a source: those that know something of samples, and an own."""
+    return {
+        "balanced": ndfeed.Balanced(np.arange(100) ** 2 % 7, weights={"2": 2}),
+        "sorted": ndfeed.Sorted("label", reverse=True, stages=3),
+        "recent": ndfeed.Recent(64),
+        "buckets": ndfeed.Buckets(np.arange(100) % 17, edges=(4, 9)),
+        "own": Strided(3),
+    }
+
+
+def train_by_orders(rank, world, folder, source, size, states=None):
+    """DDP by each order: two epochs, or the rest of one, with the state in its middle."""
+    found = {}
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(48, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for name, order in list_orders().items():
+        loader = ndfeed.torch.loader(ndfeed.open(source), size, shuffle=order, seed=5)
+        if states is not None:
+            loader.load_state_dict(states[name])
+        epochs, state = [], None
+        for _ in range(2):
+            epochs.append([])
+            for batch in loader:
+                model(batch["image"].flatten(1).float()).mean().backward()
+                optimizer.step()
+                epochs[-1].append(batch["label"].tolist())
+                state = loader.state_dict() if len(epochs[-1]) == 3 else state
+        found[name] = {"epochs": epochs, "state": state, "len": len(loader)}
     return found
 
 

@@ -21,6 +21,22 @@ def whole(weights, rows=(10, 20, 30)):
     return found
 
 
+class Tensor:
+    """An array of another library: its elements are no numbers, and its text has many lines."""
+
+    def __init__(self, values):
+        self._values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return self._values
+
+    def __iter__(self):
+        return map(Tensor, self._values)
+
+    def __repr__(self):
+        return "Tensor\nof values"
+
+
 @pytest.mark.parametrize(
     ("weights", "expected"),
     [
@@ -29,6 +45,7 @@ def whole(weights, rows=(10, 20, 30)):
         ([0.1, 0.2, 0.7], (1, 2, 7)),
         ([0.5, 0, 0.25], (2, 0, 1)),
         (np.array([0.1, 0.2, 0.7], np.float32), (1, 2, 7)),
+        (Tensor(np.array([0.1, 0.2, 0.7], np.float32)), (1, 2, 7)),
         ([1e-3, Decimal("0.002"), Fraction(1, 3)], (3, 6, 1000)),
         ({"c": 3, "a": 1, "b": 2}, (1, 2, 3)),
         (None, (1, 2, 3)),
@@ -119,8 +136,12 @@ def test_wrong_weights_are_refused(weights, text):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("weights", ["31", 3, [1, "2"], [True, 1], [None, 1], [1j, 1]])
+@pytest.mark.parametrize(
+    "weights",
+    ["31", 3, [1, "2"], [True, 1], [None, 1], [1j, 1], {3, 1}, np.float64(3), [Tensor(None), 1]],
+)
 def test_weights_must_be_numbers(weights):
-    """Of any kind."""
-    with pytest.raises(TypeError, match="weights"):
+    """Of any kind, in an order: a set has none."""
+    with pytest.raises(TypeError, match="weights") as caught:
         make_stages(weights, ("a", "b"), (1, 1))
+    assert "\n" not in str(caught.value)

@@ -127,12 +127,16 @@ def test_an_order_for_each_source(sources):
     [
         ({"web": True, "x": True}, "has an order for 'x', which is no source .* 'web', 'code'"),
         ({"web": True}, "has no order for source 'code'; add it"),
+        (
+            {"web": True, "code": True, "math": ndfeed.Exact},
+            r"shuffle\['math'\] must be True, False, or an order .* got the class Exact",
+        ),
         (ndfeed.Windows(2, ranks=2), "source 'web': .* leave out ranks="),
     ],
 )  # fmt: skip
 def test_orders_that_do_not_fit(sources, shuffle, text):
     """Refused when the loader is made."""
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((ValueError, TypeError), match=text):
         ndfeed.loader(ndfeed.mix(sources), 8, shuffle=shuffle)
 
 
@@ -452,6 +456,11 @@ def test_a_mixture_in_memory_keeps_its_order(sources):
         list(ndfeed.loader(ds.in_memory(), 8, shuffle=order)),
         list(ndfeed.loader(ds, 8, shuffle=order)),
     )
+    by_file = {"web": ndfeed.Windows(2), "code": ndfeed.Blocks(rows=4, window=2), "math": True}
+    found = np.array(flat(ndfeed.loader(ds.in_memory(), 8, shuffle=by_file)))
+    for at, rows in enumerate(ROWS.values()):
+        own = found[source_of(found) == at][:rows]
+        assert len(own) == len(np.unique(own))
     report = f"{ndfeed.loader(ds, 8, shuffle=True).report()}"
     assert (
         "Mixture(web 0.5 Exact(), code 0.3333 Exact(), math 0.1667 Exact(), end='first')" in report

@@ -1,14 +1,46 @@
-"""Facts for orders that are tested without files, and what holds for every order that has them.
-
-Tests draw ``examples(400)``: 400 cases by default, 2,000 with ``--hypothesis-profile=search``.
-"""
+"""Facts for orders that are tested without files, and what holds for every order that has them."""
 
 import json
+import random
 
 import numpy as np
+import pytest
+from children import examples
 
 from ndfeed.order.epoch import Share
 from ndfeed.order.protocol import Progress
+
+_PARTS = 4
+
+
+def in_cases(check):
+    """Check 2,000 cases, each with a random generator of its own: drawing them costs little."""
+
+    @pytest.mark.parametrize("part", range(_PARTS))
+    def test(part):
+        for case in range(part, examples(2000), _PARTS):
+            try:
+                check(random.Random(case))
+            except Exception as error:
+                error.add_note(f"in case {case}")
+                raise
+
+    test.__doc__, test.__module__, test.__qualname__ = (
+        check.__doc__,
+        check.__module__,
+        check.__name__,
+    )
+    return test
+
+
+def draw_list(draw, least, most, largest):
+    """A list of numbers."""
+    return [draw.randint(0, largest) for _ in range(draw.randint(least, most))]
+
+
+def draw_seed(draw):
+    """Any seed, small ones often."""
+    return draw.choice([draw.randint(0, 9), draw.randint(-(2**70), 2**70)])
 
 
 class Known:
@@ -37,32 +69,32 @@ class Known:
         return out
 
 
-def rows_of(order, n, seed, epoch, count):
+def rows_of(order, n, seed, epoch, count, files=None):
     """All rows of an epoch."""
-    return order.begin(n, seed, epoch).rows(0, count)
+    return order.begin(n, seed, epoch, files).rows(0, count)
 
 
-def check_resume(order, n, seed, epoch, first, second, batches):
+def check_resume(order, n, seed, epoch, first, second, batches, files=None, most=500):
     """Ranks of one world, then of another one from a saved state: together the whole epoch.
 
     ``first`` and ``second`` are (batch size, world). No rank has more batches than another, and the
-    state is small JSON.
+    state is small JSON. ``files`` are the rows of each file.
     """
     size, world = first
     cuts = [order.cut(Share(n, size, rank, world), seed, epoch) for rank in range(world)]
     assert len({cut.batches() for cut in cuts}) == 1
     count = cuts[0].n
-    whole = rows_of(order, n, seed, epoch, count)
+    whole = rows_of(order, n, seed, epoch, count, files)
     done = min(batches, cuts[0].batches())
     seen = []
     for k in range(done):
         spans = [span for cut in cuts for span in cut.spans(k)]
-        seen += [order.begin(n, seed, epoch).rows(*span) for span in spans]
+        seen += [order.begin(n, seed, epoch, files).rows(*span) for span in spans]
     samples = cuts[0].consumed(done)
     text = json.dumps(
         {"order": order.spec(), "samples": samples, "more": order.describe(n, epoch, samples)}
     )
-    assert len(text) < 500
+    assert len(text) < most
     saved = json.loads(text)
     continued = order.resume(Progress(saved["order"], epoch, saved["samples"], saved["more"]))
     assert continued is not None
@@ -72,7 +104,7 @@ def check_resume(order, n, seed, epoch, first, second, batches):
     assert len({cut.batches(start) for cut in cuts}) == 1
     for k in range(cuts[0].batches(start)):
         spans = [span for cut in cuts for span in cut.spans(k, start)]
-        seen += [again.begin(n, seed, epoch).rows(*span) for span in spans]
+        seen += [again.begin(n, seed, epoch, files).rows(*span) for span in spans]
     found = np.concatenate([whole[:0], *seen])
     assert found.tolist() == whole.tolist()
 

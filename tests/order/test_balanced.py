@@ -160,6 +160,7 @@ def test_a_class_without_a_sample_is_refused(ds):
         ({"weights": {"cat": 2**62, "dog": 2**62}}, "sum up to 1 to"),
         ({"weights": {"cat": 2**70}}, "sum up to 1 to"),
         ({"weights": [1, 2, 3]}, "a dict of classes"),
+        ({"weights": {1: 2, "1": 3}}, "each class once, got '1', \"'1'\"; classes are told by"),
         ({"rows": 0}, "rows must be at least 1"),
     ],
     ids=str,
@@ -180,6 +181,19 @@ def test_classes_must_fit_the_data(ds):
         ndfeed.loader(ds, 6, shuffle=Balanced("data"))
     with pytest.raises(ValueError, match="at least one sample: there is none"):
         ndfeed.loader(ds.take([]), 6, shuffle=Balanced("kind", weights={"eel": 0}))
+
+
+def test_a_class_that_is_not_known_is_none(tmp_path):
+    """NaN stands for a label that is missing; it would be drawn as often as any class."""
+    given = np.array([0.0, 1.0, np.nan, 1.0])
+    np.savez(tmp_path / "x.npz", x=np.zeros(4), kind=given)
+    ds = ndfeed.open(tmp_path / "x.npz")
+    with pytest.raises(ValueError, match=r"classes must have one .*, got nan for sample 2; .*take"):
+        ndfeed.loader(ds, 2, shuffle=Balanced(given))
+    with pytest.raises(ValueError, match=r"'kind' must have a class .*, got nan for sample 2"):
+        ndfeed.loader(ds, 2, shuffle=Balanced("kind"))
+    known = ndfeed.loader(ds.take([0, 1, 3]), 2, shuffle=Balanced("kind"))
+    assert sorted(next(iter(known))["kind"].tolist()) == [0, 1]
 
 
 def test_an_order_that_was_used_before_is_checked_again(ds):

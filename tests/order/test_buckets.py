@@ -11,9 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from children import examples
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from order.known import draw_list, in_cases
 
 from ndfeed.errors import ResumeError
 from ndfeed.order.bucket_edges import choose_edges
@@ -102,26 +100,35 @@ def limit(size, tokens, longest):
     return max(tokens // max(longest, 1), 1) if tokens else size
 
 
-all_lengths = st.lists(st.integers(0, 60), max_size=120).map(lambda x: np.array(x, np.int64))
-worlds = st.integers(1, 5)
-edges = st.none() | st.sets(st.integers(0, 70), min_size=1, max_size=6).map(sorted)
+class Drawn:
+    """What the cases below draw."""
+
+    def __init__(self, draw):
+        self.draw = draw
+        self.lengths = np.array(draw_list(draw, 0, draw.choice([4, 60]), 60), np.int64)
+        found = sorted(set(draw_list(draw, 1, 6, 70)))
+        self.order = Buckets("text", draw.choice([None, found]), draw.choice([None, 1, 4, 6]))
+
+    def sizes(self):
+        """A batch size and no budget, or a budget that holds every sample."""
+        return self.draw.choice([(self.draw.randint(1, 12), 0), (0, self.draw.randint(60, 400))])
+
+    def world(self):
+        """A number of ranks."""
+        return self.draw.randint(1, 5)
+
+    def plan(self, **words):
+        """Some run by the order."""
+        return Plan(self.lengths, *self.sizes(), self.world(), order=self.order, **words)
 
 
-@st.composite
-def sizes(draw):
-    """A batch size and no budget, or a budget that holds every sample."""
-    if draw(st.booleans()):
-        return draw(st.integers(1, 12)), 0
-    return 0, draw(st.integers(60, 400))
-
-
-@settings(max_examples=examples(2000))
-@given(lengths=all_lengths, size=sizes(), world=worlds, edges=edges, drop_last=st.booleans())
-def test_every_sample_comes_once_in_batches_within_the_budget(
-    lengths, size, world, edges, drop_last
-):
+@in_cases
+def test_every_sample_comes_once_in_batches_within_the_budget(draw):
     """On all ranks together; drop_last leaves out less than one global batch."""
-    order = Buckets("text", edges)
+    drawn = Drawn(draw)
+    lengths, size, world = drawn.lengths, drawn.sizes(), drawn.world()
+    drop_last = draw.random() < 0.5
+    order = Buckets("text", drawn.order.edges)
     plan = Plan(lengths, *size, world, order=order, drop_last=drop_last)
     batches = plan.global_batches()
 
@@ -139,10 +146,13 @@ def test_every_sample_comes_once_in_batches_within_the_budget(
         assert len({len(one) for one in short}) == 1
 
 
-@given(lengths=all_lengths, size=sizes(), world=worlds, edges=edges, drop_last=st.booleans())
-def test_all_ranks_have_as_many_batches_in_every_epoch(lengths, size, world, edges, drop_last):
+@in_cases
+def test_all_ranks_have_as_many_batches_in_every_epoch(draw):
     """The number is known before an epoch starts; a rank with another would wait for ever."""
-    plan = Plan(lengths, *size, world, order=Buckets("text", edges), drop_last=drop_last)
+    drawn = Drawn(draw)
+    order = Buckets("text", drawn.order.edges)
+    drop_last = draw.random() < 0.5
+    plan = Plan(drawn.lengths, *drawn.sizes(), drawn.world(), order=order, drop_last=drop_last)
 
     counts = {*plan.batches()}
     for plan.epoch in range(4):
@@ -151,26 +161,18 @@ def test_all_ranks_have_as_many_batches_in_every_epoch(lengths, size, world, edg
     assert len(counts) == 1
 
 
-@given(
-    lengths=all_lengths,
-    before=sizes(),
-    after=sizes(),
-    worlds=st.tuples(worlds, worlds),
-    edges=edges,
-    made_for=st.none() | st.integers(1, 6),
-    share=st.floats(0, 1),
-)
-def test_a_run_resumes_with_any_ranks_and_batches(
-    lengths, before, after, worlds, edges, made_for, share
-):
+@in_cases
+def test_a_run_resumes_with_any_ranks_and_batches(draw):
     """What was seen and what comes are all samples, each once, and batches are within the budget.
 
     With the same ranks and batches, the remaining batches are the same.
     """
-    order = Buckets("text", edges, made_for)
+    drawn = Drawn(draw)
+    lengths, order = drawn.lengths, drawn.order
+    before, after, worlds = drawn.sizes(), drawn.sizes(), (drawn.world(), drawn.world())
     first = Plan(lengths, *before, worlds[0], order=order)
     every = first.global_batches()
-    done = int(share * len(every))
+    done = draw.randint(0, len(every))
     saved = first.save(done)
 
     then = Plan(lengths, *after, worlds[1], order=order)
@@ -188,20 +190,20 @@ def test_a_run_resumes_with_any_ranks_and_batches(
     assert_same(again.global_batches(), every[done:])
 
 
-@settings(max_examples=examples(2000))
-@given(lengths=all_lengths, runs=st.lists(st.tuples(sizes(), worlds), min_size=2, max_size=5))
-def test_a_run_that_moves_again_and_again_loses_nothing(lengths, runs):
+@in_cases
+def test_a_run_that_moves_again_and_again_loses_nothing(draw):
     """Each run does a few batches of the epoch, in its own way, and the last one the rest."""
+    drawn = Drawn(draw)
     seen, saved = [], None
-    for size, world in runs:
-        plan = Plan(lengths, *size, world)
+    for _ in range(draw.randint(2, 5)):
+        plan = drawn.plan()
         if saved is not None:
             plan.load(saved)
         some = plan.global_batches()[:2]
         saved = plan.save(len(some))
         seen += flat(some)
     plan.load(saved)
-    assert sorted(seen + flat(plan.global_batches())) == list(range(len(lengths)))
+    assert sorted(seen + flat(plan.global_batches())) == list(range(len(drawn.lengths)))
 
 
 def assert_same(some, others):
@@ -374,8 +376,11 @@ def test_lengths_may_be_given():
         ({"ranks": 0}, ValueError, "ranks must be at least 1"),
         ({"ranks": 2**70}, ValueError, r"ranks must be at most 2\*\*62"),
         ({"edges": (4, 2**70)}, ValueError, r"edges are lengths of at most 2\*\*62"),
-        ({"field": [[1]]}, TypeError, "the name of a field or an array with the length"),
-        ({"field": [0.5]}, TypeError, "the name of a field or an array with the length"),
+        ({"field": [[1]]}, ValueError, "lengths must have one value .* or the name of a field"),
+        ({"field": [[1], [1, 2]]}, ValueError, "lengths must have one value for each sample"),
+        ({"field": [0.5]}, TypeError, r"lengths must be integers, got float64; .*astype\(int\)"),
+        ({"field": [2**64 - 1]}, ValueError, r"lengths must be at most 2\*\*62, got 18446744"),
+        ({"field": np.ma.masked_equal([1, 2], 2)}, ValueError, "some are masked"),
         ({"field": [-1]}, ValueError, "lengths must not be negative, got -1"),
     ],
 )

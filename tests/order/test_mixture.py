@@ -12,6 +12,7 @@ import pytest
 from children import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from order.known import check_resume, in_cases
 
 from ndfeed.order.epoch import Share
 from ndfeed.order.mixture import Mixture, Start
@@ -454,6 +455,15 @@ def test_other_weights_continue_every_source(case, data):
     state = Progress(continued.spec(), epoch + 1, now, continued.describe(0, epoch + 1, now))
     again, over = changed.resume(Progress(*json.loads(json.dumps(state))))
     assert (again, over) == (continued, now)
+
+
+@in_cases
+def test_a_state_resumes_with_any_ranks(draw):
+    """The rest of an epoch of any schedule, in its order, in equally many batches for each rank."""
+    order, files = draw_schedule(draw)
+    first, second = ((draw.randint(1, 9), draw.randint(1, 5)) for _ in range(2))
+    place = draw.randint(-5, 5), draw.randint(0, 3)
+    check_resume(order, int(files.sum()), *place, first, second, draw.randint(0, 9), files, 700)
 
 
 def test_another_mixture_is_refused():

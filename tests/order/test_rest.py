@@ -8,10 +8,7 @@ import json
 from typing import NamedTuple
 
 import numpy as np
-from children import examples
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from order.known import Known
+from order.known import Known, draw_list, draw_seed, in_cases
 from order.test_grown import spans_of
 
 from ndfeed.order.balanced import Balanced
@@ -22,25 +19,37 @@ from ndfeed.order.permutation import key_of
 from ndfeed.order.protocol import Progress
 from ndfeed.order.sorted import Sorted
 
-values = st.lists(st.integers(0, 9), min_size=0, max_size=12)
-ranks = st.tuples(st.integers(1, 4), st.integers(1, 6))  # how many, and the batch size of each
-steps = st.lists(
-    st.tuples(
-        st.integers(1, 6),  # batches
-        ranks,
-        st.lists(st.tuples(st.integers(0, 9), values), max_size=3),  # files, and their places
-    ),
-    max_size=4,
-)
-history = given(
-    first=values.filter(len),
-    steps=steps,
-    last=ranks,
-    again=st.tuples(st.integers(0, 5), ranks),
-    seed=st.integers(-(2**70), 2**70),
-    epoch=st.integers(0, 5),
-    data=st.data(),
-)
+
+class History(NamedTuple):
+    """What happens in an epoch: files of values, and who delivers how much of it when.
+
+    A run has so many ranks, and a batch size for each. ``last`` are those of a run that does the
+    same as the last one, and ``again`` is where it sets in.
+    """
+
+    first: list
+    steps: list
+    last: tuple
+    again: tuple
+    seed: int
+    epoch: int
+
+
+def draw_history(draw):
+    """Some epoch of a folder that grows up to four times."""
+
+    def draw_run():
+        return draw.randint(1, 4), draw.randint(1, 6)
+
+    def draw_files():
+        return [(draw.randint(0, 9), draw_list(draw, 0, 12, 9)) for _ in range(draw.randint(0, 3))]
+
+    steps = [
+        (draw.randint(1, 6), draw_run(), draw_files()) for _ in range(draw.choice([0, 1, 1, 2, 4]))
+    ]
+    again = draw.randint(0, 5), draw_run()
+    first = draw_list(draw, 1, 12, 9)
+    return History(first, steps, draw_run(), again, draw_seed(draw), draw.randint(0, 5))
 
 
 class Row(NamedTuple):
@@ -155,8 +164,9 @@ class Run:
         return [row for row in self.folder.rows if some is None or row.number in some]
 
 
-def check_history(order, first, steps, last, again, seed, epoch, **options):
+def check_history(order, history, **options):
     """Deliver an epoch of a folder that grows; return what came in each generation."""
+    first, steps, last, again, seed, epoch = history
     run = Run(order, Folder(first), seed, epoch, **options)
     pieces = []
     for batches, share, files in steps:
@@ -188,20 +198,19 @@ def check_once(run, pieces):
     assert sorted(row for piece in pieces for row in piece) == sorted(run.folder.rows)
 
 
-@settings(max_examples=examples(400), deadline=None)
-@history
-def test_sorted_continues_with_what_is_left_and_what_came(
-    first, steps, last, again, seed, epoch, data
-):
+@in_cases
+def test_sorted_continues_with_what_is_left_and_what_came(draw):
     """By value in every generation; in stages that are as large as those of a whole epoch."""
-    reverse, stages = data.draw(st.booleans()), data.draw(st.none() | st.integers(1, len(first)))
-    by_array = data.draw(st.booleans())
+    history = draw_history(draw)
+    reverse = draw.random() < 0.5
+    stages = draw.choice([None, draw.randint(1, len(history.first))])
+    by_array = draw.random() < 0.5
     words = {"reverse": reverse, "stages": stages}
 
     def make(n, rows):
         return Sorted(np.array([row.value for row in rows]) if by_array else "value", **words)
 
-    run, pieces = check_history(make, first, steps, last, again, seed, epoch)
+    run, pieces = check_history(make, history)
 
     check_once(run, pieces)
     known = set()
@@ -219,14 +228,12 @@ def test_sorted_continues_with_what_is_left_and_what_came(
             assert set(piece[begin:end]) <= set(left[begin:end])
 
 
-@settings(max_examples=examples(400), deadline=None)
-@history
-def test_recent_continues_with_the_newest_of_what_is_left_and_what_came(
-    first, steps, last, again, seed, epoch, data
-):
+@in_cases
+def test_recent_continues_with_the_newest_of_what_is_left_and_what_came(draw):
     """As many as it asks for, in every generation, and none twice."""
-    size = data.draw(st.integers(1, 30))
-    run, pieces = check_history(Recent(size), first, steps, last, again, seed, epoch)
+    history = draw_history(draw)
+    size = draw.randint(1, 30)
+    run, pieces = check_history(Recent(size), history)
     left, before = [], []
     for number, piece in enumerate(pieces):
         known = run.known(number)
@@ -237,23 +244,21 @@ def test_recent_continues_with_the_newest_of_what_is_left_and_what_came(
     assert not left
 
 
-@settings(max_examples=examples(400), deadline=None)
-@history
-def test_buckets_continue_with_what_is_left_and_what_came(
-    first, steps, last, again, seed, epoch, data
-):
+@in_cases
+def test_buckets_continue_with_what_is_left_and_what_came(draw):
     """Batches are those of an order of these samples alone, for the ranks that took them in."""
-    edges = data.draw(st.none() | st.lists(st.integers(0, 9), min_size=1, unique=True).map(sorted))
-    words = {"edges": edges, "ranks": data.draw(st.none() | st.integers(1, 4))}
-    tokens, by_array = data.draw(st.booleans()), data.draw(st.booleans())
+    history = draw_history(draw)
+    edges = draw.choice([None, sorted(set(draw_list(draw, 1, 6, 9)))])
+    words = {"edges": edges, "ranks": draw.choice([None, draw.randint(1, 4)])}
+    tokens, by_array = draw.random() < 0.5, draw.random() < 0.5
 
     def make(n, rows):
         return Buckets([row.value for row in rows] if by_array else "value", **words)
 
-    run, pieces = check_history(make, first, steps, last, again, seed, epoch, tokens=tokens)
+    run, pieces = check_history(make, history, tokens=tokens)
 
     check_once(run, pieces)
-    shares = [share for _, share, _ in steps] + [again[1]]
+    shares = [share for _, share, _ in history.steps] + [history.again[1]]
     done = 0
     for number, (piece, share) in enumerate(zip(pieces, shares, strict=True)):
         before = {row for one in pieces[:number] for row in one}
@@ -261,8 +266,8 @@ def test_buckets_continue_with_what_is_left_and_what_came(
         known = Known(len(left), share[0], value=[row.value for row in left])
         known.batch_size, known.tokens = run.measure(share)
         order = Buckets("value", **words).bind(known)
-        key = key_of(f"grown {number}", seed, epoch) if done else seed
-        rows = order.begin(len(left), key, epoch).rows(0, len(piece))
+        key = key_of(f"grown {number}", history.seed, history.epoch) if done else history.seed
+        rows = order.begin(len(left), key, history.epoch).rows(0, len(piece))
         assert [left[row] for row in rows] == piece
         done += len(piece)
 
@@ -309,22 +314,21 @@ class Model:
             self.begin_round()
 
 
-@settings(max_examples=examples(400), deadline=None)
-@history
-def test_classes_stay_even_and_go_on_with_what_they_have_left(
-    first, steps, last, again, seed, epoch, data
-):
+@in_cases
+def test_classes_stay_even_and_go_on_with_what_they_have_left(draw):
     """A round has every class as often as it should; no sample comes again before all have come."""
-    rows = data.draw(st.none() | st.integers(1, 60))
-    weights = data.draw(st.dictionaries(st.sampled_from(sorted({*first})), st.integers(0, 3)))
+    history = draw_history(draw)
+    first, seed, epoch = history.first, history.seed, history.epoch
+    rows = draw.choice([None, draw.randint(1, 60)])
+    weights = {name: draw.randint(0, 3) for name in first if draw.random() < 0.3}
     if all(weights.get(name) == 0 for name in first):
         weights = {}
-    by_array = data.draw(st.booleans())
+    by_array = draw.random() < 0.5
 
     def make(n, every):
         return Balanced([row.value for row in every] if by_array else "value", rows, weights)
 
-    run, pieces = check_history(make, first, steps, last, again, seed, epoch)
+    run, pieces = check_history(make, history)
 
     begin = Folder(first).rows
     alone = Balanced("value", rows, weights).bind(Known(len(first), value=first))

@@ -169,6 +169,16 @@ def test_a_pickled_order_has_no_table(ds):
         assert batches_of(loader) == expected
 
 
+class Unreadable:
+    """A tensor that NumPy cannot read: on a GPU, with a gradient, or of a dtype it lacks."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __array__(self, dtype=None, copy=None):
+        raise self.error
+
+
 @pytest.mark.parametrize(
     ("weights", "error", "text"),
     [
@@ -183,13 +193,21 @@ def test_a_pickled_order_has_no_table(ds):
         ([[1], [1, 2]], ValueError, "one value for each sample"),
         (["a"], TypeError, "must be numbers, got <U1; convert"),
         ([1j], TypeError, "must be numbers, got complex128"),
+        (np.ma.masked_equal([1, 2, 3], 2), ValueError, r"some are masked; .*filled\(\)"),
+        (
+            Unreadable(TypeError("on cuda:0,\nuse cpu()")),
+            TypeError,
+            r"Unreadable \(on cuda:0,.*cpu",
+        ),
+        (Unreadable(RuntimeError("requires grad")), TypeError, r"requires grad\); .*\.detach\(\)"),
     ],
     ids=str,
 )
 def test_weights_that_mean_nothing_are_refused(weights, error, text):
     """At construction, before anything is read."""
-    with pytest.raises(error, match=text):
+    with pytest.raises(error, match=text) as caught:
         Weighted(weights)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("rows", [0, -1, 1.5, True, 2**62 + 1, 2**70])

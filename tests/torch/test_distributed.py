@@ -141,6 +141,59 @@ def test_a_mixture_is_trained_on_and_resumed_by_two_ranks(tmp_path):
     assert [rank["batches"] for rank in again] == [rank["batches"][3:] for rank in found]
 
 
+@pytest.fixture(scope="module")
+def trained(source, tmp_path_factory):
+    """What two ranks trained on by each order, and what three did from their states on."""
+    folder = tmp_path_factory.mktemp("orders")
+    two = run_ranks(torch_making.train_by_orders, 2, folder / "two", source, 8)
+    states = {name: found["state"] for name, found in two[0].items()}
+    states = json.loads(json.dumps(states))
+    return two, run_ranks(torch_making.train_by_orders, 3, folder / "three", source, 5, states)
+
+
+@pytest.mark.parametrize("name", torch_making.list_orders())
+def test_ranks_train_by_any_order(source, trained, name):
+    """DDP: as many batches on all, each those of its share, and together the order's epochs."""
+    two = [found[name] for found in trained[0]]
+    ds, order = ndfeed.open(source), torch_making.list_orders()[name]
+    for rank, found in enumerate(two):
+        loader = ndfeed.loader(ds, 8, shuffle=order, seed=5, shard=(rank, 2))
+        assert found["len"] == len(loader)
+        assert found["epochs"] == [[b["label"].tolist() for b in loader] for _ in range(2)]
+    alone = ndfeed.loader(ds, 16, shuffle=order, seed=5)
+    for epoch in range(2):
+        batches = zip(*(found["epochs"][epoch] for found in two), strict=True)
+        expected = labels(alone)
+        rows = [n for step in batches for batch in step for n in batch]
+        # Buckets are made for a number of ranks.
+        assert sorted(rows) == sorted(expected) if name == "buckets" else rows == expected
+
+
+@pytest.mark.parametrize("name", torch_making.list_orders())
+def test_other_ranks_finish_an_epoch_of_any_order(source, trained, name):
+    """Three go on where two were: what is left of the epoch, in its order, and the next one."""
+    two, three = ([found[name] for found in ranks] for ranks in trained)
+    assert two[0]["state"] == two[1]["state"]
+    left = [found["epochs"][1][3:] for found in two]
+    assert two[0]["state"]["epoch"] == 1
+
+    rest, following = (
+        [n for step in zip(*(found["epochs"][at] for found in three), strict=True)
+         for batch in step for n in batch]
+        for at in range(2)
+    )  # fmt: skip
+    expected = [n for step in zip(*left, strict=True) for batch in step for n in batch]
+    assert rest == expected
+    ranks = [
+        ndfeed.loader(ndfeed.open(source), 5, shuffle=torch_making.list_orders()[name], seed=5,
+                      shard=(rank, 3))
+        for rank in range(3)
+    ]  # fmt: skip
+    for loader in ranks:
+        loader.epoch = 2
+    assert following == [n for step in zip(*ranks, strict=True) for b in step for n in b["label"]]
+
+
 def test_a_loader_of_one_rank_s_own(two):
     """With shard= no rank is asked."""
     assert two[0][1]["own"] == list(range(100))

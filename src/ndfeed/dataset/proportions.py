@@ -9,11 +9,15 @@ to within one part in 65,536 of the whole, and no positive weight becomes 0.
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Literal
+
+import numpy as np
+
+from ndfeed.errors import shown
 
 End = Literal["first", "last", "cycle"]
 Place = tuple[int, int]  # an epoch, and a sample of it
@@ -138,10 +142,13 @@ def _list_weights(weights: object, names: Sequence[str], when: str) -> list[Frac
 
 
 def _as_list(weights: object) -> list[Any]:
-    if isinstance(weights, str | bytes) or not hasattr(weights, "__iter__"):
+    if hasattr(weights, "__array__"):  # of PyTorch, pandas and others
+        weights = np.asarray(weights)
+        weights = list(weights) if weights.ndim == 1 else weights.tolist()
+    if not isinstance(weights, Iterable) or isinstance(weights, str | bytes | Set):
         raise TypeError(
             "weights must be a list with a number for each source, a dict by name, or a dict by "
-            f"epoch of those, got {weights!r:.80}"
+            f"epoch of those, got {shown(repr(weights)):.80}"
         )
     return list(weights)
 
@@ -149,7 +156,9 @@ def _as_list(weights: object) -> list[Any]:
 def _as_fraction(weight: object, name: str, when: str) -> Fraction:
     """Return a weight as it is written: 0.1 is one tenth."""
     if isinstance(weight, bool) or not isinstance(weight, numbers.Real | Decimal):
-        raise TypeError(f"weights{when}: {name!r} must have a number, got {weight!r:.80}")
+        raise TypeError(
+            f"weights{when}: {name!r} must have a number, got {shown(repr(weight)):.80}"
+        )
     # A whole number may be too large for a float.
     if not (isinstance(weight, numbers.Rational) or math.isfinite(weight)) or weight < 0:
         raise ValueError(

@@ -60,6 +60,12 @@ class Facts:
         if found is None:
             self._check(field)
             codes, values = find_codes(self.ds, "the order", field)
+            if values.dtype.kind in "fMm" and (values != values)[-1:].any():  # NaN comes last
+                at = int(np.argmax(codes == len(values) - 1))
+                raise ValueError(
+                    f"field {field!r} must have a class for each sample, got {values[-1]} for "
+                    f"sample {at}; give it one with map(), or take() the others"
+                )
             names = self.ds.classes.get(field)
             if names is None:
                 found = codes, [str(value) for value in values.tolist()]

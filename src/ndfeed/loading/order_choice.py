@@ -104,7 +104,7 @@ def choose_order(shuffle: Shuffle, stretches: Sequence[Stretch]) -> Order:
     return Windows(files=max(min(fitting, len(sizes)), _LEAST_FILES))
 
 
-def _make_shuffle_error(given: object) -> TypeError:
+def _make_shuffle_error(given: object, name: str = "shuffle") -> TypeError:
     """Make the error for something that is no order, with what its user may have meant."""
     shown, remedy = f"a value of type {type(given).__name__}", ""
     if isinstance(given, type):
@@ -120,7 +120,7 @@ def _make_shuffle_error(given: object) -> TypeError:
         remedy = f", which lacks {lacking}; an order of your own has length(n) and rows(positions, "
         remedy += "n, seed, epoch)"
     example = "an order such as ndfeed.Exact() or ndfeed.Blocks(rows=4096)"
-    return TypeError(f"shuffle must be True, False, or {example}, got {shown}{remedy}")
+    return TypeError(f"{name} must be True, False, or {example}, got {shown}{remedy}")
 
 
 def check_weights(orders: Iterable[Order], classes: Mapping[str, Sequence[str]]) -> None:
@@ -152,7 +152,12 @@ def count_by_file(
         stretches = [_locate_rows(ds, Coded(ds.groups[0]), rows)]
     coded, _, parts = find_largest(stretches)
     if ds.rows is None and coded.group.rows is None:
-        return coded.counts[parts], None
+        counts = coded.counts[parts]
+        if int(counts.sum()) == len(rows):
+            return counts, None
+        # Of a mixture in memory, which is one file: another source has some rows of a part.
+        bounds = np.concatenate(([0], np.cumsum(coded.counts)))[parts.start : parts.stop + 1]
+        return np.diff(bounds.clip(rows.start, rows.stop)), None
     part = coded.locate(select_rows(ds.rows, np.arange(rows.start, rows.stop))) - parts.start
     counts = np.bincount(part, minlength=parts.stop - parts.start).astype(np.int64)
     if (part[1:] >= part[:-1]).all():
@@ -234,20 +239,27 @@ def _choose_orders(
         return [source.in_use for source in shuffle.sources]
     if not isinstance(shuffle, Mapping):
         return [choose_order(shuffle, own) for own in found]
-    for name in shuffle:
+    _check_by_name(mixture, shuffle)
+    return [
+        choose_order(shuffle[name], own) for name, own in zip(mixture.names, found, strict=True)
+    ]
+
+
+def _check_by_name(mixture: Proportions, shuffle: Mapping[str, object]) -> None:
+    """Refuse orders for other sources than those of a mixture, and what is no order."""
+    for name, own in shuffle.items():
         if name not in mixture.names:
             raise ValueError(
                 f"shuffle has an order for {name!r}, which is no source of the mixture; sources "
                 f"are {', '.join(map(repr, mixture.names))}"
             )
+        if not (isinstance(own, bool | np.bool_) or is_order(own) or is_own(own)):
+            raise _make_shuffle_error(own, f"shuffle[{name!r}]")
     for name in mixture.names:
         if name not in shuffle:
             raise ValueError(
                 f"shuffle has no order for source {name!r}; add it: True, False or one"
             )
-    return [
-        choose_order(shuffle[name], own) for name, own in zip(mixture.names, found, strict=True)
-    ]
 
 
 def _join_places(places: Sequence[Ints | None], spans: Sequence[range]) -> Places:

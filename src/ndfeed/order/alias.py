@@ -80,11 +80,13 @@ def digest_of(parts: Iterable[Ints]) -> str:
 
     Not for secrets: parts are summed up with random factors first, as that is fast.
     """
-    each = np.arange(_CHUNK, dtype=np.int64)
-    factors = [keys_from(key, each) | np.uint64(1) for key in (1, 2)]
+    factors: list[Keys] = [np.empty(0, np.uint64)]
     made = hashlib.blake2b(digest_size=16)
     for part in parts:
         words = part.view(np.uint64)
+        if len(words) > len(factors[0]):
+            each = np.arange(len(words), dtype=np.int64)
+            factors = [keys_from(key, each) | np.uint64(1) for key in (1, 2)]
         sums = [int(np.dot(words, factor[: len(words)])) for factor in factors]
         made.update(b"%d:%d:%d;" % (len(words), *sums))
     return made.hexdigest()
@@ -108,9 +110,14 @@ def fill_table(weights: NDArray[Any], units: Units, table: Keys, each: Each = ma
     # The first positive samples get one unit more.
     before = accumulate(positive, initial=0)
     tasks = [_Part(at, spare, max(more - n, 0)) for at, n in zip(starts, before, strict=False)]
-    rows, lacks = zip(*each(lambda part: _spread(amounts, part), tasks), strict=True)
+    counts, lacks = zip(*each(lambda part: _spread(amounts, part), tasks), strict=True)
     lacking = list(accumulate(lacks, initial=0))
-    givers = _Givers(amounts, np.concatenate(rows))
+    # Listed once it is known how many: parts of a list and the whole would be in memory together.
+    rows = np.empty(sum(counts), np.uint32)
+    places = zip(starts, accumulate(counts, initial=0), strict=False)
+    for _ in each(lambda place: _list_givers(amounts, rows, *place), list(places)):
+        pass
+    givers = _Givers(amounts, rows)
     for first in range(0, len(tasks), _BLOCK):
         block = range(first, min(first + _BLOCK, len(tasks)))
         givers.prepare(lacking[block.stop])
@@ -177,8 +184,8 @@ class _Part(NamedTuple):
     more: int
 
 
-def _spread(amounts: Ints, part: _Part) -> tuple[NDArray[np.uint32], int]:
-    """Give out what is spare; return the samples with more than a column, and what others lack."""
+def _spread(amounts: Ints, part: _Part) -> tuple[int, int]:
+    """Give out what is spare; count samples with more than a column, and what others lack."""
     own = amounts[part.at : part.at + _CHUNK]
     if not part.more and own.min() > 0:
         own += part.spare
@@ -186,10 +193,14 @@ def _spread(amounts: Ints, part: _Part) -> tuple[NDArray[np.uint32], int]:
         positive = np.flatnonzero(own)
         own[positive] += part.spare
         own[positive[: part.more]] += 1
-    found = np.flatnonzero(own > _COLUMN)
-    lacks = len(own) * _COLUMN - int(own.sum()) + int((own[found] - _COLUMN).sum())
-    found += part.at
-    return found.astype(np.uint32), lacks
+    lacks = len(own) * _COLUMN - int(np.minimum(own, _COLUMN).sum())
+    return int(np.count_nonzero(own > _COLUMN)), lacks
+
+
+def _list_givers(amounts: Ints, rows: NDArray[np.uint32], at: int, place: int) -> None:
+    """Write the samples of a part that have more than a column to ``rows``."""
+    found = np.flatnonzero(amounts[at : at + _CHUNK] > _COLUMN)
+    rows[place : place + len(found)] = found + at
 
 
 class _Givers:

@@ -100,6 +100,11 @@ class Balanced(Plain):
         if isinstance(self.classes, str):
             return *data.classes(self.classes), f"field {self.classes!r}"
         values, codes = np.unique(self.classes, return_inverse=True)
+        if values.dtype.kind in "fMm" and (values != values)[-1:].any():  # NaN comes last
+            raise ValueError(
+                f"classes must have one for each sample, got {values[-1]} for sample "
+                f"{np.argmax(self.classes != self.classes)}; give it one, or take() the others"
+            )
         return codes.reshape(-1), [str(value) for value in values.tolist()], "classes"
 
     def cut(self, share: Share, seed: int, epoch: int) -> Cut:
@@ -290,7 +295,13 @@ def _check_shares(weights: Mapping[Any, int] | None) -> dict[str, int]:
                 f"weights must sum up to 1 to {_MOST_SLOTS:,}, got {share:,} for class {name!r}; "
                 "divide them by a common factor"
             )
-    return {str(name): int(share) for name, share in weights.items()}
+    found = {str(name): int(share) for name, share in weights.items()}
+    if len(found) < len(weights):
+        raise ValueError(
+            f"weights must have each class once, got {_list(list(map(repr, weights)))}; classes "
+            "are told by their text"
+        )
+    return found
 
 
 def _find_slots(

@@ -21,9 +21,9 @@ from ndfeed.errors import ResumeError
 from ndfeed.order.bucket_edges import check_edges, choose_edges
 from ndfeed.order.bundles import BucketWalk, BundleCut, Bundles
 from ndfeed.order.epoch import Cut, Epoch, Share, WalkEpoch
-from ndfeed.order.permutation import Ints, key_of, keys_from
+from ndfeed.order.permutation import LARGEST, Ints, key_of, keys_from
 from ndfeed.order.protocol import Data, Plain, Progress, Spec, Traits, check_bound, check_positive
-from ndfeed.order.weighted import check_count
+from ndfeed.order.weighted import as_vector, check_count
 
 _KEPT = 3  # epochs whose bundles are kept: the current one, the next one and one looked at
 _LARGEST = 1 << 40  # of a global batch, and of any size in a state
@@ -318,14 +318,11 @@ class Buckets(Plain):
 
 def _as_lengths(given: ArrayLike) -> Ints:
     """Return lengths that a caller gave, or refuse them."""
-    found = np.asarray(given)
-    if found.ndim != 1 or (found.dtype.kind not in "iu" and len(found)):
-        raise TypeError(
-            "Buckets needs the name of a field or an array with the length of every sample, got "
-            f"an array of {found.dtype} and shape {found.shape}"
-        )
+    found = as_vector(given, "lengths", "iu")
     if len(found) and int(found.min()) < 0:
         raise ValueError(f"lengths must not be negative, got {int(found.min())}")
+    if len(found) and int(found.max()) > LARGEST:
+        raise ValueError(f"lengths must be at most 2**62, got {int(found.max())}")
     return found.astype(np.int64)
 
 

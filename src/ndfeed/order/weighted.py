@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ndfeed.errors import shown
 from ndfeed.order.alias import MOST, digest, draw, fill_table, measure_units
 from ndfeed.order.epoch import Cut, Epoch, ScatteredWalk, Share, WalkEpoch
 from ndfeed.order.permutation import Ints, Keys, key_of
@@ -25,6 +26,7 @@ from ndfeed.order.protocol import (
     check_positive,
 )
 
+_EXPECTED = {"biuf": ("numbers", "float"), "iu": ("integers", "int")}
 _SHARED = 16 << 20  # bytes of a table from which on the processes of a machine share it
 
 
@@ -225,15 +227,25 @@ def as_vector(given: ArrayLike, name: str, kinds: str) -> NDArray[Any]:
         found = np.asarray(given)
     except ValueError:  # lists of different lengths
         found = np.asarray(None)
+    except (TypeError, RuntimeError) as error:  # tensors with gradients, or on a GPU
+        raise TypeError(
+            f"{name} must be an array, and NumPy cannot read this {type(given).__name__} "
+            f"({shown(str(error))}); of a tensor, pass .detach().cpu().numpy(), of a dtype that "
+            "NumPy has"
+        ) from None
+    if np.ma.is_masked(given):
+        raise ValueError(
+            f"{name} must have a value for each sample, and some are masked; give them one with "
+            "filled(), or take() the samples that have one"
+        )
     if found.ndim != 1:
         raise ValueError(
             f"{name} must have one value for each sample, got {type(given).__name__} of shape "
             f"{found.shape}; pass a one-dimensional array or the name of a field"
         )
-    if found.dtype.kind not in kinds:
+    if found.dtype.kind not in kinds and len(found):
+        expected, dtype = _EXPECTED.get(kinds, ("numbers or text", "str"))
         raise TypeError(
-            f"{name} must be numbers, got {found.dtype}; convert them with astype(float)"
-            if kinds == "biuf"
-            else f"{name} must be numbers or text, got {found.dtype}; convert them with astype()"
+            f"{name} must be {expected}, got {found.dtype}; convert them with astype({dtype})"
         )
     return found
