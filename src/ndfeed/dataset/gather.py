@@ -246,7 +246,7 @@ def _from_part(
         return
     elif column.coding[part] == RAW and maps is not None:
         _from_map(column, part, place.row[at], target, at, maps)
-    elif column.coding[part] == RAW and _reads_little(column, part, place.row[at]):
+    elif column.coding[part] == RAW and reads_little(column, part, place.row[at]):
         _from_boxes(column, part, place.row[at], target, at)
     else:
         _from_stream(column, part, place.row[at], target, at, decoded)
@@ -265,8 +265,8 @@ def _from_map(
     maps.read(file, copy)
 
 
-def _reads_little(column: Column, part: int, rows: Ints) -> bool:
-    """Does reading samples of a part that is not mapped take less than reading all of it?"""
+def reads_little(column: Column, part: int, rows: Ints) -> bool:
+    """Does reading samples of a part on their own take less than reading all of it?"""
     if column.lead > 1:
         return True
     boxes = Boxes(column, part, rows[:1])
