@@ -39,6 +39,7 @@ OPEN = "ndfeed.open({!r})"
 MAPPED = "ndfeed.open(np.load('x.npy', mmap_mode='r'))"
 SETS = ("web", ""), ("code", ".npy")
 TOKENS = "ndfeed.open('tokens.npy', offsets='offsets.npy')"
+WITH_OFFSETS = "inspect tokens.npy --offsets offsets.npy"
 
 
 class Stop(NamedTuple):
@@ -824,12 +825,42 @@ STOPS = [
     Stop(errors.AmbiguousError, "files that are fields", fields_in_files, "ndfeed.open('folder')"),
     opened(errors.UnsupportedError, "a sparse matrix", sparse_matrix, "x.npz"),
     opened(errors.SchemaError, "sparse matrices of two widths", other_matrices, "folder"),
-    Stop(errors.FormatError, "offsets without the end", tokens([0, 300, 600]), TOKENS),
-    Stop(errors.FormatError, "offsets without the start", tokens([300, 700, 1000]), TOKENS),
-    Stop(errors.FormatError, "lengths instead of offsets", tokens([300, 400, 300]), TOKENS),
-    Stop(errors.FormatError, "offsets of another array", tokens([0, 700, 2000]), TOKENS),
+    Stop(
+        errors.FormatError,
+        "offsets without the end",
+        tokens([0, 300, 600]),
+        TOKENS,
+        WITH_OFFSETS,
+    ),
+    Stop(
+        errors.FormatError,
+        "offsets without the start",
+        tokens([300, 700, 1000]),
+        TOKENS,
+        WITH_OFFSETS,
+    ),
+    Stop(
+        errors.FormatError,
+        "lengths instead of offsets",
+        tokens([300, 400, 300]),
+        TOKENS,
+        WITH_OFFSETS,
+    ),
+    Stop(
+        errors.FormatError,
+        "offsets of another array",
+        tokens([0, 700, 2000]),
+        TOKENS,
+        WITH_OFFSETS,
+    ),
     Stop(errors.FormatError, "offsets that go back", tokens([0, 700, 300, 1000]), f"{TOKENS}[1]"),
-    Stop(errors.SchemaError, "offsets that are no integers", tokens([0.0, 1000.0]), TOKENS),
+    Stop(
+        errors.SchemaError,
+        "offsets that are no integers",
+        tokens([0.0, 1000.0]),
+        TOKENS,
+        WITH_OFFSETS,
+    ),
     Stop(
         errors.SchemaError,
         "offsets in memory that go back",
@@ -1068,18 +1099,21 @@ STOPS = [
         "labels in no column",
         some_labels,
         "ds.with_labels('labels.csv', column='label')",
+        "inspect '[a-c].npy' --sample file --labels labels.csv --column label",
     ),
     Stop(
         errors.SchemaError,
         "a table of labels without the file names",
         some_labels,
         "ds.with_labels('labels.csv', column='id', key='name')",
+        "inspect '[a-c].npy' --sample file --labels labels.csv --column id --key name",
     ),
     Stop(
         errors.SchemaError,
         "files without a label, names with two",
         some_labels,
         "ds.with_labels('labels.csv', column='kind')",
+        "inspect '[a-c].npy' --sample file --labels labels.csv --column kind",
     ),
     Stop(
         errors.SchemaError,
@@ -1437,9 +1471,21 @@ STOPS = [
     ),
     Stop(ValueError, "a shape without a dtype", odd_raw, "ndfeed.open('x.bin', shape=(100,))"),
     Stop(IndexError, "a row out of range", a_state, "ds[10]"),
-    Stop(errors.SchemaError, "a window longer than every file", a_state, "ds.windows(1025)"),
+    Stop(
+        errors.SchemaError,
+        "a window longer than every file",
+        a_state,
+        "ds.windows(1025)",
+        "inspect x.npy --windows 1025",
+    ),
     Stop(ValueError, "windows that do not move", a_state, "ds.windows(2, stride=0)"),
-    Stop(errors.FieldError, "windows by an unknown field", a_state, "ds.windows(2, by='episode')"),
+    Stop(
+        errors.FieldError,
+        "windows by an unknown field",
+        a_state,
+        "ds.windows(2, by='episode')",
+        "inspect x.npy --windows 2 --by episode",
+    ),
     Stop(ValueError, "bounds that go back", a_state, "ds.windows(2, bounds=[5, 3])"),
     Stop(
         ValueError, "windows of rows that were chosen", a_state, "ds.take([1, 5, 3]).windows(2)"
@@ -1453,8 +1499,20 @@ STOPS = [
         two_fields,
         "ds.windows(offsets={'x': range(-3, 1), 'y': 0})",
     ),
-    Stop(errors.SchemaError, "a crop larger than the case", a_state, "ds.crops({'data': (96,)})"),
-    Stop(errors.FieldError, "crops of an unknown field", a_state, "ds.crops({'image': (2,)})"),
+    Stop(
+        errors.SchemaError,
+        "a crop larger than the case",
+        a_state,
+        "ds.crops({'data': (96,)})",
+        "inspect x.npy --crops data=96",
+    ),
+    Stop(
+        errors.FieldError,
+        "crops of an unknown field",
+        a_state,
+        "ds.crops({'image': (2,)})",
+        "inspect x.npy --crops image=2",
+    ),
     Stop(ValueError, "crops in different axes", two_fields, "ds.crops({'x': (2, 2), 'y': (2,)})"),
     Stop(
         errors.SchemaError,

@@ -383,7 +383,7 @@ def test_crops_that_do_not_fit_are_one_line(ndfeed_process, scans):
     assert done.returncode == 1
     assert done.stderr == (
         f"ndfeed: {scans / 'Bonn' / '0.npz'}: field 'mask' is (20, 30), smaller than crops of "
-        "(21, 8); use smaller crops, fill up with --pad 0, or exclude it with take()\n"
+        "(21, 8); use smaller crops, fill up with --pad 0, or in Python: exclude it with take()\n"
     )
 
 

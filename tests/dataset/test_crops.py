@@ -1,15 +1,18 @@
 """Crops: what slicing gives, whatever the files; random ones fixed by the seed."""
 
+import os
 import pickle
 
 import numpy as np
 import pytest
+from children import run
 from hypothesis import given
 from hypothesis import strategies as st
 from loading.making import in_process
 
 import ndfeed
 from ndfeed.errors import FieldError, SchemaError
+from ndfeed.files.platform_calls import can
 
 CODINGS = ("npy", "fortran", "big", "stored", "deflated")
 
@@ -259,6 +262,38 @@ def test_only_the_bytes_of_a_box_are_read(tmp_path):
 
     check({"image": found["data"], **found}, [volume], (16, 16, 16))
     assert after - before < 4 * found["data"].nbytes
+
+
+COLD = """
+def count(name):
+    with open("/proc/self/io") as file:
+        return int(file.read().split(f"{name}: ")[1].split()[0])
+
+ds = ndfeed.open(args[1:], sample="file", mapped=args[0] == "read_bytes")
+# With a map, crops of the next epoch are not prefetched.
+crops = ds.crops({"data": (96, 96, 96)}, each=3).map(dict)
+before = count(args[0])
+with ndfeed.loader(crops, 3, shuffle=True, processes=0) as loader:
+    useful = sum(batch["data"].nbytes for batch in loader)
+print(count(args[0]) - before, useful)
+"""
+
+
+@pytest.mark.skipif(not can.advise or not can.probe, reason="hints are Linux's")
+def test_crops_of_volumes_take_at_most_three_times_their_bytes(tmp_path):
+    """From a cold disk, in a process of its own, whatever the kernel reads around page faults."""
+    paths = [tmp_path / f"{i}.npy" for i in range(2)]
+    for path in paths:
+        with path.open("wb") as file:
+            np.save(file, np.zeros((256, 256, 256), np.float32))
+            file.flush()
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    for what in ("read_bytes", "rchar"):  # mapped, from the disk; and by position, as was asked
+        taken, useful = map(int, run(COLD, what, *paths).split())
+        assert useful == 6 * 4 * 96**3
+        # None where a file system keeps everything in memory.
+        assert taken < 3 * useful
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,25 @@ def test_neighbours_are_asked_for_together(opened):
     assert readahead.ask(group, np.arange(50)) <= (50 * 3 + 2) * PAGE
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ds: ds.windows(offsets=range(0, 5, 2)),
+        lambda ds: ds.windows(2).windows(2),
+        lambda ds: ds.windows(3) + ds.windows(3, stride=2),
+    ],
+)
+def test_cold_windows_with_gaps_are_asked_for(opened, make):
+    """Not only rows side by side: each fault would be a request of its own."""
+    ds, _ = opened
+    windows = make(ds)
+    rows = np.arange(0, 140, 20)
+
+    assert readahead.ask(windows.groups[0], rows) >= len(rows) * 3 * 3 * PAGE
+    windows.read(rows)
+    assert readahead.resident(windows.groups[0], rows)
+
+
 def test_no_samples_are_nothing(opened):
     """As where a rank has none."""
     assert readahead.ask(opened[1], np.zeros(0, np.int64)) == 0
@@ -128,6 +147,17 @@ def test_stretches_hold_the_samples(tmp_path):
     for (start, end), (low, high) in zip(found, [(7, 9), (100, 101), (300, 301)], strict=True):
         assert start <= first + low * 3 * PAGE < start + PAGE
         assert end - PAGE < first + high * 3 * PAGE <= end
+
+
+def test_stretches_of_crops_are_their_boxes(tmp_path):
+    """Not whole files: ``ndfeed bench`` measures the disk by them."""
+    np.save(tmp_path / "x.npy", np.zeros((64, 64, 64)))
+    ds = ndfeed.open([tmp_path / "x.npy"], sample="file")
+    crops = ds.crops({"data": (8, 16, 64)}, each=2)
+    found = dict(readahead.stretches(crops.groups[0], np.array([1])))
+    (taken,) = (sum(end - start for start, end in own) for own in found.values())
+
+    assert 8 * 16 * 64 * 8 <= taken <= 8 * (16 * 64 * 8 + 2 * PAGE)
 
 
 @pytest.mark.parametrize("sample", ["file", "row"])

@@ -234,3 +234,17 @@ def test_wrong_arguments_fail_at_once(tmp_path, options, error, match):
 
     with pytest.raises(error, match=match):
         ndfeed.open(tmp_path / "x.npy", **options)
+
+
+def test_sums_of_several_kinds_say_so(tmp_path):
+    """Windows and rows are not rows; what maps add to a sum says nothing about samples."""
+    np.save(tmp_path / "x.npy", np.arange(40.0).reshape(8, 5))
+    rows = ndfeed.open(tmp_path / "x.npy")
+    windows = rows.windows(3)
+    crops = rows.crops({"data": (2,)}, grid=0).select("data")
+
+    assert "samples are of several kinds (3 consecutive rows" in repr(windows + rows)
+    assert "samples are of several kinds (" in repr(windows + crops + windows)
+    assert "a sample is a window of rows (" in repr(windows + rows.windows(2))
+    assert "a sample is a window of rows (" in repr(windows.map(dict) + rows.windows(2))
+    assert "a sample is a row of axis 0 (" in repr(rows + rows.take([1]))

@@ -427,6 +427,36 @@ def test_files_that_are_not_mapped_have_windows_too(tmp_path):
     assert (ds.read(rows)["data"] == expected_windows(arrays, 4, 3)[rows]).all()
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="no bytes read to ask for")
+@pytest.mark.parametrize(
+    ("make", "rows"),
+    [
+        (lambda ds: ds.windows(9), range(9)),
+        (lambda ds: ds.windows(offsets=range(0, 9, 2)), range(0, 9, 2)),
+        (lambda ds: ds.windows(offsets=[8, 5, 2]), [6, 3, 0]),
+        (lambda ds: ds.windows(offsets=[0, 1, 7]), [0, 1, 7]),
+        (lambda ds: ds.windows(3).windows(2), [[0, 1, 2], [1, 2, 3]]),
+        (lambda ds: ds.take(range(10**6)).windows(3) + ds.windows(3, stride=2), range(3)),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["<u4", ">u4"])
+def test_files_that_are_not_mapped_are_not_read_whole(tmp_path, make, rows, dtype):
+    """However windows lie in them: they may be as large as the network file system."""
+    np.arange(2 * 10**6, dtype=dtype).tofile(tmp_path / "x.bin")
+    ds = make(ndfeed.open(tmp_path / "x.bin", dtype=dtype, shape=(), mapped=False))
+    some = np.random.default_rng(0).integers(0, 999_990, 64)
+
+    def taken():
+        with open("/proc/self/io") as file:
+            return int(file.read().split("rchar: ")[1].split()[0])
+
+    before = taken()
+    found = ds.read(some)["data"]
+    after = taken()
+    assert (found == some.reshape(-1, *[1] * np.ndim(rows)) + np.array(rows)).all()
+    assert after - before < 100_000
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -33,7 +33,7 @@ _ARGUMENTS = re.compile(
     r"""(?:(["'])(\w+)\2|\[\.{3}\]|(\d+))?(?=[\s,;:)]|$)"""
 )
 # What only Python can do, and where a part of a remedy begins.
-_PYTHON = re.compile(r"\bdtype=\{|\bndfeed\.open\(")
+_PYTHON = re.compile(r"\bdtype=\{|\bndfeed\.open\(|\btake\(\)|\bwindows\(…")
 _CLAUSE = re.compile(r"; (?:or )?|, or ")
 
 

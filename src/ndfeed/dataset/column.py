@@ -304,7 +304,7 @@ class Group:
     columns: tuple[Column, ...]
     mapped: bool = True  # may the files be mapped?
     checks: "Checks | None" = None  # checksums to compare when blocks are first read
-    kind: str = ""  # what a sample is where it is no row and no file: "window" or "crop"
+    kind: str = ""  # what samples are where not rows or files: "window", "crop", "several"
     rows: Rows | PartNumbers = None  # which samples of the parts these are, if not all in order
 
     def __len__(self) -> int:

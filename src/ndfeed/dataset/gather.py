@@ -42,6 +42,7 @@ from ndfeed.formats.description import RAW
 from ndfeed.index.table import Ints
 
 _MOST_TOGETHER = 64 << 20
+_REQUEST = 1 << 14  # bytes that take as long to read as it takes to ask for any
 _SMALL_CROP = 256  # bytes up to which many are copied in one call
 
 
@@ -238,7 +239,7 @@ def _from_part(
         return
     elif column.coding[part] == RAW and maps is not None:
         _from_map(column, part, place.row[at], target, at, maps)
-    elif column.coding[part] == RAW and column.lead > 1:
+    elif column.coding[part] == RAW and reads_little(column, part, place.row[at]):
         _from_boxes(column, part, place.row[at], target, at)
     else:
         _from_stream(column, part, place.row[at], target, at, decoded)
@@ -257,8 +258,17 @@ def _from_map(
     maps.read(file, copy)
 
 
+def reads_little(column: Column, part: int, rows: Ints) -> bool:
+    """Does reading samples of a part on their own take less than reading all of it?"""
+    if column.lead > 1:
+        return True
+    boxes = Boxes(column, part, rows[:1])
+    each = len(boxes.offsets) * (boxes.span + _REQUEST)
+    return not column.whole[part] and len(rows) * each < stream_size(column, part)
+
+
 def _from_boxes(column: Column, part: int, rows: Ints, target: Destination, at: Ints) -> None:
-    """Read crops of a part that is not mapped: their own bytes, and few between them."""
+    """Read samples of a part that is not mapped: their own bytes, and few between them."""
     table, boxes = column.table, Boxes(column, part, rows)
     number = int(column.file[part])
     dtype = stored_dtype(table, int(column.arrays[part]))

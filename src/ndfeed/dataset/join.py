@@ -99,7 +99,8 @@ def _join(first: Group, second: Group, table: Table) -> Group:
         _check_listed(first, second)
         rows = join_rows(first.rows, len(first), second.rows, len(second), int(first.starts[-1]))
     checks = join_checks(first.checks, len(first.starts) - 1, second.checks, len(second.starts) - 1)
-    kind = first.kind if first.kind == second.kind else ""
+    kinds = {one.kind for one in (first, second) if one.kind or not one.table.sealed}
+    kind = "several" if len(kinds) > 1 else "".join(kinds)  # what is in memory may be constants
     return Group(starts, columns, first.mapped and second.mapped, checks, kind, rows)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ndfeed.dataset import row_ranges
 from ndfeed.dataset.column import Column, Group, Place, as_stored, is_converted
+from ndfeed.dataset.gather import reads_little
 from ndfeed.dataset.overlapping import Boxes
 from ndfeed.dataset.reader import reader_of
 from ndfeed.errors import Error
@@ -67,7 +68,7 @@ def ask_parts(group: Group, parts: Ints) -> int:
 
 def stretches(group: Group, samples: Ints) -> Iterator[tuple[bytes, Sequence[tuple[int, int]]]]:
     """Yield the bytes of files that reading ``samples`` takes: a path and its sorted ranges."""
-    if any(not column.plain and column.offsets is None for column in group.columns):
+    if not all(map(_is_read_alone, group.columns)):
         parts = np.unique(group.locate(samples).part)  # decoded whole
         found = [(group.columns[0], _files(group, parts))]
     else:
@@ -77,6 +78,12 @@ def stretches(group: Group, samples: Ints) -> Iterator[tuple[bytes, Sequence[tup
             order = np.lexsort((start, file))
             for number, merged in _page_ranges(file[order], start[order], end[order]):
                 yield column.table.path(number), merged
+
+
+def _is_read_alone(column: Column) -> bool:
+    """Is no more of an array read than the samples that are wanted?"""
+    crops = column.lead > 1 and bool((column.coding == RAW).all())
+    return column.plain or column.offsets is not None or crops
 
 
 def _prefetch_or_check(group: Group, samples: Ints, *, hint: bool) -> int:
@@ -98,7 +105,7 @@ def _spans(group: Group, samples: Ints) -> Iterator[tuple[Column, Span]]:
         elif _is_partly_plain(column):  # as where compressed files and others are mixed
             raw = column.coding[place.part] == RAW
             yield column, _rows(column, place.part[raw], place.row[raw])
-        elif column.lead > 1 and column.size:
+        elif column.size and (column.lead > 1 or not column.field.ragged):
             yield column, _boxes(column, place)
 
 
@@ -127,12 +134,13 @@ def _is_partly_plain(column: Column) -> bool:
 
 
 def _boxes(column: Column, place: Place) -> Span:
-    """Locate crops: several ranges for each."""
+    """Locate crops, and windows with gaps between their rows: several ranges for each."""
     found: list[Span] = [(_NONE, _NONE, _NONE)]
     raw = column.coding == RAW
     for part in np.unique(place.part).tolist() if raw.any() else ():
-        if raw[part]:
-            boxes = Boxes(column, part, place.row[place.part == part])
+        rows = place.row[place.part == part]
+        if raw[part] and reads_little(column, part, rows):
+            boxes = Boxes(column, part, rows)
             start = (boxes.start[:, None] + boxes.offsets).reshape(-1)
             file = np.full(len(start), column.file[part])
             found.append((file, start, start + boxes.span))

@@ -180,6 +180,7 @@ READINGS = {
     "item": "a sample is an item of a list",
     "window": "a sample is a window of rows",
     "crop": "a sample is a crop of an array",
+    "several": "samples are of several kinds",
     "both": "samples are rows of some files and others whole",
     "none": "no samples",
 }
@@ -189,7 +190,7 @@ def sample_kind(ds: "Dataset") -> str:
     """Return how samples were interpreted: one of ``READINGS``."""
     kinds_of_groups = {group.kind for group in ds.groups} - {""}
     if kinds_of_groups:
-        return kinds_of_groups.pop()
+        return kinds_of_groups.pop() if len(kinds_of_groups) == 1 else "several"
     columns = columns_of(ds.groups)
     # Computed fields say nothing, unless everything was loaded into memory.
     found = [c.whole[~is_memory(c.table)[c.file]] for c in columns]
@@ -275,7 +276,7 @@ def describe_classes(name: str, classes: Sequence[str]) -> str:
     """Say which classes the codes of a field stand for; only the first are named."""
     listed = ", ".join(map(repr, classes[:_SHOWN_FIELDS]))
     more = ", …" * (len(classes) > _SHOWN_FIELDS)
-    return f"{name} is one of {len(classes):,} classes: {listed}{more}"
+    return f"{name} is one of {len(classes):,} class{'es' * (len(classes) != 1)}: {listed}{more}"
 
 
 def warn_of_scattered_rows(group: Group) -> None:
