@@ -24,6 +24,7 @@ import ndfeed
 CASES = 40  # for each seed; fewer for the first, with which CI runs
 FEW = 8
 FILES = 24
+ROWS = 12  # of a file that has many
 EPOCHS = 3  # orders that batches are compared with
 BATCH = 4
 START = 0.5  # seconds within which something happens, while processes may still be starting
@@ -34,7 +35,7 @@ SETTLED = 40.0  # seconds after which nothing may be left
 AGAIN = 5.0  # seconds after which Ctrl-C is pressed again
 GROWTH = 32 << 20  # bytes of memory that a program may grow by, whatever it did
 
-KINDS = ("stored", "deflated", "stored, map", "deflated, map")
+KINDS = ("stored", "deflated", "stored, map", "deflated, map", "many rows")
 WAYS = ("drop", "close", "with", "go on")
 
 
@@ -46,13 +47,17 @@ def write(kind, folder):
     """The files of a kind."""
     folder.mkdir(parents=True)
     save = np.savez if kind.startswith("stored") else np.savez_compressed
-    for i in range(FILES):
-        x = np.random.default_rng(i).integers(0, 99, (24, 24, 8)).astype("<f8")
-        save(folder / f"{i:03}", x=x, n=np.int64(i))
+    rows = (ROWS,) if kind == "many rows" else ()
+    for i in range(FILES // (ROWS // 4) if rows else FILES):
+        x = np.random.default_rng(i).integers(0, 99, (*rows, 24, 24, 8)).astype("<f8")
+        save(folder / f"{i:03}", x=x, n=np.full(rows, i))
 
 
 def loader_of(kind, folder, **options):
     """What every program iterates over."""
+    if kind == "many rows":  # of which processes decode one file after the other
+        ds, options = ndfeed.open(folder, sample="row"), options | {"memory": "2MB"}
+        return ndfeed.loader(ds, BATCH, shuffle=ndfeed.Windows(files=2), seed=7, **options)
     ds = ndfeed.open(folder, sample="file")
     if kind.endswith("map"):
         ds = ds.map(lambda batch, rng: batch | {"x": batch["x"] + rng.integers(0, 99)})
@@ -330,7 +335,7 @@ class _Program:
     def _count_left(self):
         me = os.getpid()
         if others := [one for one in session(me) if one != me]:
-            return f"{len(others)} processes are left"
+            return f"{len(others)} processes are left: {', '.join(map(_describe, others))}"
         now = {
             "open files": len(os.listdir("/proc/self/fd")),
             "threads": len(os.listdir("/proc/self/task")),
@@ -345,6 +350,18 @@ class _Program:
             if count > self._before[what] + (GROWTH if what == "bytes of memory" else 0):
                 return f"{count} {what}, {self._before[what]} before"
         return ""
+
+
+def _describe(pid):
+    """What a process is and does: a case in which one is left is rare, and does not come again."""
+    try:
+        facts = Path(f"/proc/{pid}/status").read_text().splitlines()
+        waits = Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        return f"{pid}, gone now"
+    own = [line.replace("\t", " ") for line in facts if line.startswith(("State:", "PPid:"))]
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return f"{pid} {own} in {waits}: {words[-80:]}"
 
 
 def _own_memory():

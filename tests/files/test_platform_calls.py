@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from children import run
 from dataset.layouts import LAYOUTS, open_layout, samples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -203,12 +204,68 @@ def test_what_the_machine_has():
     assert (platform_calls.disk_bytes() or 0) >= 0
 
 
-def test_cores_are_shared_among_ranks(monkeypatch):
+NAMES = (
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "SLURM_STEP_TASKS_PER_NODE",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cores_are_shared_among_ranks(monkeypatch, name):
     """As launchers tell how many there are on this host."""
     monkeypatch.setattr(platform_calls, "cores", lambda: 16)
+    monkeypatch.setattr(platform_calls.limits, "cores_of_parent", lambda: 16)
+    for other in NAMES:
+        monkeypatch.delenv(other, raising=False)
     found = []
     for ranks in ("", "1", "4", "5", "64", "many"):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        monkeypatch.setenv(name, ranks)
         found.append(platform_calls.share_of_cores())
 
     assert found == [16, 16, 4, 3, 1, 16]
+
+
+def test_launchers_are_asked_from_the_innermost(monkeypatch):
+    """One task of srun on each host, which starts torchrun; and what srun says of several hosts."""
+    monkeypatch.setattr(platform_calls, "cores", lambda: 16)
+    monkeypatch.setattr(platform_calls.limits, "cores_of_parent", lambda: 16)
+    for other in NAMES:
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "2(x4)")
+    assert platform_calls.share_of_cores() == 8
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert platform_calls.share_of_cores() == 2
+
+
+@pytest.mark.parametrize(("own", "share"), [(2, 2), (4, 4), (8, 4), (16, 4)])
+def test_a_rank_uses_no_more_than_its_share_of_what_it_is_bound_to(monkeypatch, own, share):
+    """To a core or to a socket, of the 16 cores that its launcher has for four ranks."""
+    monkeypatch.setattr(platform_calls, "cores", lambda: own)
+    monkeypatch.setattr(platform_calls.limits, "cores_of_parent", lambda: 16)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+
+    assert platform_calls.share_of_cores() == share
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be bound here")
+@pytest.mark.skipif(platform_calls.cores() < 2, reason="needs two cores")
+def test_cores_that_a_rank_is_bound_to_are_not_divided_again():
+    """As by MPI, srun or numactl: a rank has one core of two, and not half of that."""
+    code = """
+    from ndfeed.files import platform_calls
+    os.environ["LOCAL_WORLD_SIZE"] = args[0]
+    both = sorted(os.sched_getaffinity(0))[:4]
+    os.sched_setaffinity(0, both)
+    for own in (both, both[: len(both) // 2], both[:1]):
+        if not os.fork():
+            os.sched_setaffinity(0, own)
+            print(len(both), len(own), platform_calls.share_of_cores(), flush=True)
+            os._exit(0)
+        os.wait()
+    """
+    for line in run(code, "2").splitlines():
+        both, own, share = map(int, line.split())
+
+        assert share == min(own, both // 2)

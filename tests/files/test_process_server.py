@@ -209,6 +209,33 @@ def test_close_ends_all_of_them(tmp_path):
         assert eventually(lambda: not running() and not workers())
 
 
+def test_close_ends_one_that_is_still_importing(tmp_path):
+    """A framework may take a minute; and the loader can be used again as if nothing had been."""
+    (tmp_path / "mine.py").write_text(
+        "import os, time\ntime.sleep(float(os.environ.get('SLOW', 0)))\n"
+        "def same(batch):\n    return batch\n"
+    )
+    one_per_file(tmp_path / "x", "npz")
+    code = """
+    import psutil
+    sys.path.insert(0, args[0])
+    sys.modules["jax"] = type(sys)("jax")  # beside which nothing is forked
+    import mine
+    ds = ndfeed.open(args[0] + "/x", sample="file", cache=False).map(mine.same)
+    os.environ["SLOW"] = "100"
+    loader = ndfeed.loader(ds, 8, processes=2)
+    batches = iter(loader)
+    while not psutil.Process().children():
+        time.sleep(0.01)
+    loader.close()
+    print(psutil.Process().children())
+    os.environ["SLOW"] = "0"
+    batches = list(loader)
+    print(len(batches), loader.report().processes, repr(loader.report().obstacle))
+    """
+    assert run(code, tmp_path, timeout=60) == "[]\n5 2 ''\n"
+
+
 @pytest.mark.parametrize("forked", [False, True], ids=["alone", "forked"])
 def test_they_end_with_the_process_that_started_them(tmp_path, forked):
     """Even where that was killed, and could tell nobody; or where a fork of it lives on."""

@@ -56,6 +56,18 @@ def cores(root: str = "/") -> int:
     return max(min([most, *_quotas(root)]), 1)
 
 
+def cores_of_parent(root: str = "/") -> int:
+    """Return how many processors the parent may use, which has perhaps bound its children to fewer.
+
+    0 if that is not known.
+    """
+    try:
+        most = len(os.sched_getaffinity(os.getppid()))
+    except (AttributeError, OSError):
+        return 0
+    return min([most, *_quotas(root)])
+
+
 # Group limits are read once per process, since it takes a quarter of a millisecond.
 
 

@@ -247,10 +247,25 @@ def cores() -> int:
     return limits.cores()
 
 
+# How many ranks a launcher has started on this host: torchrun and its like, Open MPI, other MPIs,
+# and srun, which says "4(x2)" for four on each of two hosts.
+_RANKS = (
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "SLURM_STEP_TASKS_PER_NODE",
+)
+
+
 def share_of_cores() -> int:
     """Return how many cores this process may use: its share of them, if the host has ranks."""
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(cores() // int(ranks), 1) if ranks.isdecimal() and int(ranks) > 1 else cores()
+    own = cores()
+    told = (os.environ.get(name, "").partition("(")[0] for name in _RANKS)
+    ranks = next((int(one) for one in told if one.isdecimal()), 1)
+    if ranks < 2:
+        return own
+    # Launchers may have bound each rank to cores of its own, which are not to be divided again.
+    return max(min(own, max(own, limits.cores_of_parent()) // ranks), 1)
 
 
 def memory_bytes() -> int:

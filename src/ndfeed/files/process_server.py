@@ -98,9 +98,10 @@ def why_not() -> str:
 class Server:
     """A fresh interpreter that forks worker processes of one job. Thread-safe."""
 
-    def __init__(self, payload: Payload, environment: Mapping[str, str] | None = None) -> None:
-        """Start it, and wait until it has loaded the job. ``environment`` is added to its own."""
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        """Start it, before ``load``. ``environment`` is added to its own."""
         self._lock = threading.Lock()
+        self._loaded = False
         with worker_process.starting:
             self._control, theirs = new_pipe()
             with theirs:
@@ -108,12 +109,16 @@ class Server:
                     self._process = _start_interpreter(theirs.fileno(), environment or {})
                 except OSError as error:
                     raise ServerError(f"{error}") from None
+
+    def load(self, payload: Payload) -> None:
+        """Send it the job, and wait until it has loaded that. ``close`` may end it meanwhile."""
         key = bytes(current_process().authkey)  # with which torch's tensors are fetched
         first = payload.memory.handle(), payload.places, key
         problem = self._ask(lambda: self._control.send(first))
         if problem:
             self.close()
             raise ServerError(problem)
+        self._loaded = True
 
     def start_child(self) -> Child:
         """Start a worker process."""
@@ -150,6 +155,8 @@ class Server:
 
     def close(self) -> None:
         """End the server and all its workers. May be called several times, and by any thread."""
+        if not self._loaded:  # importing takes a while, and there are no workers yet
+            self._process.kill()
         with self._lock:  # a second close, or a use after it, would hit another file
             self._control.close()
         try:

@@ -168,7 +168,9 @@ class _Pool:
         children: list[Child] = []
         try:
             if self._stop.empty():
-                server = Server(Payload(_serve, (self._function, self._job)))
+                payload = Payload(_serve, (self._function, self._job))
+                server = Server()
+                server.load(payload)
             while server is not None and len(children) < self.count and self._stop.empty():
                 children.append(server.start_child())
                 self._free.put(children[-1])

@@ -68,6 +68,7 @@ class ProcessPool:
         self._idle: list[Child] = []
         self._all: list[Child] = []
         self._server: Server | None = None
+        self._coming: Server | None = None  # that loads the job
         # A heap of the positions of batches that wait for a process, each with its queue.
         self._waiting: list[tuple[int, int, SimpleQueue[Child | None]]] = []
         self._number = count_up()
@@ -140,15 +141,35 @@ class ProcessPool:
             self._found = self._look()
         try:
             if self.lean and self._server is None and not self._closed:
-                server = Server(Payload(serve, self._job), self._environment)
-                with self._lock:
-                    self._server = server
+                self._server = self._start_server()
+                if self._server is None:
+                    return ""
             with self._lock:
                 while len(self._all) < self.count and not self._closed:
                     self._add()
         except Exception as error:  # noqa: BLE001 - or whoever waits would wait for ever
             return f"{error}" or type(error).__name__
         return ""
+
+    def _start_server(self) -> Server | None:
+        """Start a server and wait until it is ready; ``None`` if the pool was closed meanwhile."""
+        payload, server = Payload(serve, self._job), Server(self._environment)
+        with self._lock:
+            closed = self._closed
+            self._coming = None if closed else server
+        if closed:
+            server.close()
+            return None
+        problem: ServerError | None = None
+        try:
+            server.load(payload)
+        except ServerError as error:
+            problem = error
+        with self._lock:
+            found, self._coming = self._coming, None
+        if found is not None and problem is not None:
+            raise problem
+        return found
 
     def _leave_room(self) -> list[Child]:
         """Take away half of the processes where there may be no more; the lock is held.
@@ -272,7 +293,7 @@ class ProcessPool:
     def _take_all(self) -> "tuple[list[Child], Server | None]":
         """Forget all processes, and return them; the lock is held."""
         ending, self._all, self._idle = self._all, [], []
-        server, self._server = self._server, None
+        server, self._server, self._coming = self._server or self._coming, None, None
         return ending, server
 
 
