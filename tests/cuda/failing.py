@@ -58,7 +58,6 @@ class Failing(StandIn):
     stream_kind = FailingStream
 
     def __init__(self, fails=None, *, broken=False, **words):
-        self.local = threading.local()
         self._counting = threading.Lock()
         self.calls = []  # their names
         self.fails, self._broken = fails, broken

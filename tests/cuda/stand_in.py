@@ -50,6 +50,7 @@ class StandInStream:
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self):
+        self._driver.local.is_device = True
         while True:
             work, *args = self._work.get()
             if not self._driver.go.is_set():
@@ -204,6 +205,11 @@ class StandIn:
         self._making = threading.Lock()
         self._kept = {}
         self.process = os.getpid()
+        self.local = threading.local()
+
+    def is_device(self):
+        """Is this a thread of a stream? It may collect garbage, but must not wait for itself."""
+        return hasattr(self.local, "is_device")
 
     def use(self):
         pass
@@ -223,6 +229,8 @@ class StandIn:
         return self.streams[handle]
 
     def synchronize(self):
+        if self.is_device():
+            return
         with suppress(RuntimeError):
             for stream in list(self.streams.values()):
                 stream.record().wait()
@@ -234,6 +242,9 @@ class StandIn:
         return self.allocate_pinned(size)
 
     def free(self, address):
+        if self.is_device():
+            threading.Thread(target=self.free, args=(address,), daemon=True).start()
+            return
         self.synchronize()
         self.room += self.readable[address]
         self.free_pinned(address)
@@ -245,7 +256,14 @@ class StandIn:
         return address
 
     def free_pinned(self, address):
+        if self.is_device():
+            threading.Thread(target=self._free_later, args=(address,), daemon=True).start()
+            return
         del self._kept[address], self.readable[address]
+
+    def _free_later(self, address):
+        self.synchronize()
+        self.free_pinned(address)
 
     def register(self, address, size, *, read_only=True):
         assert not address % 4096
