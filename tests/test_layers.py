@@ -84,8 +84,10 @@ COMPARES = {"cli/baseline.py"}
 # Test modules are named after the module they test, except for these, which cross modules.
 THEMES = {
     "cuda/exits": "programs that end while batches are on their way to a GPU",
+    "cuda/failing_calls": "every call to the driver made to fail",
     "cli/main": "the command as a whole: ``cli/__init__.py`` and how every subcommand fails",
     "formats/golden_torch": "files that released versions of torch and safetensors wrote",
+    "jax/failing_calls": "the same for batches that JAX takes over",
     "jax/grain_source": "needs Grain, which the other tests of ``jax_loader`` do without",
     "jax/processes": "several processes of one JAX, from arguments to arrays on devices",
     "keras/fit": "training with every backend, from ``fit`` down to the loader",

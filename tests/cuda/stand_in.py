@@ -29,14 +29,19 @@ class StandInEvent:
         self.reach = self._reached.set
         self.passed = self._reached.is_set
 
-    def wait(self):
+    def let_pass(self):
         assert self._reached.wait(30)
+
+    def wait(self):
+        self.let_pass()
         if self._driver.failed:
             raise RuntimeError("the device has failed")
 
 
 class StandInStream:
     """Does in another thread what it is asked for."""
+
+    event_kind = StandInEvent
 
     def __init__(self, driver, handle):
         self.handle = handle
@@ -45,6 +50,7 @@ class StandInStream:
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self):
+        self._driver.local.is_device = True
         while True:
             work, *args = self._work.get()
             if not self._driver.go.is_set():
@@ -61,19 +67,18 @@ class StandInStream:
         return self._driver.streams[handle]
 
     def record(self):
-        event = StandInEvent(self._driver)
+        event = self.event_kind(self._driver)
         self._work.put((event.reach,))
         return event
 
     def wait_for(self, event):
-        self._work.put((event.wait,))
+        self._work.put((event.let_pass,))
 
     def copy(self, target, source, size):
         if not any(a <= source < a + s for a, s in dict(self._driver.readable).items()):
             # What is not pinned is copied elsewhere before the call returns.
-            kept = self._driver.allocate_pinned(size)
-            ctypes.memmove(kept, source, size)
-            source = kept
+            self._work.put((self._driver.write, target, ctypes.string_at(source, size)))
+            return
         self._work.put((self._driver.move, target, source, size))
 
     def copy_back(self, target, source, size):
@@ -184,6 +189,7 @@ class StandIn:
     """The driver. ``lag`` is how long each piece of work takes to begin, in seconds."""
 
     copies_rows = True
+    stream_kind = StandInStream
 
     def __init__(self, lag=0.0, room=1 << 30):
         self.lag = lag
@@ -195,9 +201,15 @@ class StandIn:
         self.failed = False  # as after an error in a kernel of the consumer: it stays so
         self.readable = {}  # sizes of pinned, registered and device memory by address
         self.streams = {}
+        self.idle_streams = []
         self._making = threading.Lock()
         self._kept = {}
         self.process = os.getpid()
+        self.local = threading.local()
+
+    def is_device(self):
+        """Is this a thread of a stream? It may collect garbage, but must not wait for itself."""
+        return hasattr(self.local, "is_device")
 
     def use(self):
         pass
@@ -210,11 +222,15 @@ class StandIn:
 
     def make_stream(self):
         with self._making:
+            if self.idle_streams:
+                return self.idle_streams.pop()
             handle = len(self.streams) + 1
-            self.streams[handle] = StandInStream(self, handle)
+            self.streams[handle] = self.stream_kind(self, handle)
         return self.streams[handle]
 
     def synchronize(self):
+        if self.is_device():
+            return
         with suppress(RuntimeError):
             for stream in list(self.streams.values()):
                 stream.record().wait()
@@ -226,6 +242,9 @@ class StandIn:
         return self.allocate_pinned(size)
 
     def free(self, address):
+        if self.is_device():
+            threading.Thread(target=self.free, args=(address,), daemon=True).start()
+            return
         self.synchronize()
         self.room += self.readable[address]
         self.free_pinned(address)
@@ -237,7 +256,14 @@ class StandIn:
         return address
 
     def free_pinned(self, address):
+        if self.is_device():
+            threading.Thread(target=self._free_later, args=(address,), daemon=True).start()
+            return
         del self._kept[address], self.readable[address]
+
+    def _free_later(self, address):
+        self.synchronize()
+        self.free_pinned(address)
 
     def register(self, address, size, *, read_only=True):
         assert not address % 4096
@@ -263,6 +289,10 @@ class StandIn:
             if address >= end:
                 return
             assert joined, "a copy reaches into another piece"
+
+    def write(self, target, values):
+        self.check(target, len(values))
+        ctypes.memmove(target, values, len(values))
 
     def move(self, target, source, size, *, joined=False):
         self.check(source, size, joined=joined)

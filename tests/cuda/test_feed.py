@@ -397,6 +397,20 @@ def test_a_device_without_memory_leaves_the_order_to_the_cpu():
     assert orders.refused
 
 
+def test_streams_are_used_again():
+    """Every loader works orders out on some of its own, and none is ever destroyed."""
+    driver = StandIn()
+    for _ in range(3):
+        orders = Orders(driver, many=1)
+        permute_by(orders.permute)
+        try:
+            permuted(np.arange(1000), 1000, 3)
+        finally:
+            permute_by(None)
+        orders.close()
+    assert len(driver.streams) == 1
+
+
 def test_the_kernels_are_those_of_the_source():
     """``tests/cuda/compile_kernels.py`` makes them again."""
     code = COMPILED.read_text()

@@ -125,6 +125,14 @@ def test_samples_that_are_skipped_change_no_flip_of_others(loader, ds):
     assert turns(loader(mapped, 25, **words), ds) == expected
 
 
+def test_a_rank_may_have_no_sample_of_the_last_batch(loader, ds):
+    """Nothing is drawn for it then."""
+    ranks = [list(loader(ds.take(range(42)), 10, shard=(r, 4), flip=FLIP)) for r in range(4)]
+    assert [[len(batch["image"]) for batch in each] for each in ranks] == [
+        [10, count] for count in (1, 1, 0, 0)
+    ]
+
+
 def test_drawn_bytes_are_frozen():
     """A run that resumes relies on them."""
     seeds = SampleSeeds.of(key_of(3, 1), [(5, 13, 1)])

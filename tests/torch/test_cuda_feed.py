@@ -1,6 +1,8 @@
 """``ndfeed.torch.cuda_feed``: what needs no GPU, and deflated files inflated on a real one."""
 
+import contextlib
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from ndfeed.cuda.driver import Refused  # noqa: E402
 from ndfeed.cuda.nvcomp import load_nvcomp  # noqa: E402
 from ndfeed.cuda.side import Sent  # noqa: E402
 from ndfeed.loading.engine import BatchGroup  # noqa: E402
+from ndfeed.loading.flips import DRAWN, Flips  # noqa: E402
 from ndfeed.loading.options import Structure  # noqa: E402
 from ndfeed.torch.batch_format import BatchFormat  # noqa: E402
 from ndfeed.torch.cuda_feed import Feed, mark_used  # noqa: E402
@@ -53,6 +56,21 @@ def test_a_group_is_cut_into_batches():
     assert [one.event for one in (first, second, third)] == [event] * 3
     assert second.made["x"].tolist() == [[8, 9], [10, 11], [12, 13], [14, 15]]
     assert [one.made["y"].tolist() for one in (first, third)] == [[0, 1, 2, 3], [8, 9]]
+
+
+def test_what_was_sent_is_flipped_where_it_is():
+    """The bytes that say what to flip came with it, and are not sent once more."""
+    feed = SimpleNamespace(
+        _form=BatchFormat(
+            ndfeed.open({"x": np.zeros((4, 3))}), Structure(), flips=Flips({"x": (0,)})
+        ),
+        _side=SimpleNamespace(event=None),
+        _work=contextlib.nullcontext,
+    )
+    drawn = torch.tensor([0, 1, 0, 1], dtype=torch.uint8)
+    sent = Feed._convert(feed, {"x": torch.arange(12).reshape(4, 3), DRAWN: drawn})
+
+    assert sent.made["x"].tolist() == [[0, 1, 2], [5, 4, 3], [6, 7, 8], [11, 10, 9]]
 
 
 class OnDevice(torch.Tensor):

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ _NOT_READY = 600
 Addresses = NDArray[np.uint64]
 
 
-class Refused(Exception):
+class Refused(RuntimeError):
     """The driver or the available memory does not allow it; the reason is for the report."""
 
 
@@ -177,6 +177,7 @@ class Driver:
         self._context = self._retain(device)
         self._local = threading.local()
         self._functions: dict[str, int] = {}
+        self.idle_streams: deque[Stream] = deque()  # put back by who needs them no more
         self._loading = threading.Lock()
         self.process = os.getpid()
 
@@ -213,7 +214,9 @@ class Driver:
         self.calls.slow.cuCtxSynchronize()
 
     def make_stream(self) -> Stream:
-        """Make a stream, which lives as long as the process."""
+        """Return a stream that nobody else uses; it lives as long as the process."""
+        with suppress(IndexError):
+            return self.idle_streams.pop()
         handle = ctypes.c_void_p()
         status = self.calls.slow.cuStreamCreate(ctypes.byref(handle), _BESIDE_OTHERS)
         _check("cuStreamCreate", status)

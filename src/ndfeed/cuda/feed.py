@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -130,7 +131,12 @@ class CudaFeed(Adapter):
         pieces = Pieces(host, self._side, self._sender)
         if self._resident:
             sizes = {c.field.name: c.field.nbytes or 0 for c in columns_of(self._ds.groups)}
-            self._gathered = Resident(self._load(pieces), sizes, self._side)
+            try:
+                held = self._load(pieces)
+            except BaseException:
+                self.close()  # nobody else would: there is no loader yet that has this adapter
+                raise
+            self._gathered = Resident(held, sizes, self._side)
             return _Ordered(self._gathered, self._orders)
         if self._reason:
             return pieces
@@ -153,13 +159,21 @@ class CudaFeed(Adapter):
 
     def close(self) -> None:
         """Release registered pages. Resident data is released with the loader itself."""
-        self._sender.close()
-        with self._side.driver.context():
-            self._side.flight.settle(0)
-            self._orders.close()
-        for one in (self._files, self._gathered, self._inflater):
-            if one is not None:
-                one.close()
+        # All of it, whatever of it fails: what a broken device says is for its user to see. The
+        # last one comes first.
+        with suppress(RuntimeError), ExitStack() as every:
+            for one in (self._inflater, self._gathered, self._files):
+                if one is not None:
+                    every.callback(one.close)
+            every.callback(self._settle)
+            every.callback(self._sender.close)
+
+    def _settle(self) -> None:
+        with ExitStack() as every:
+            every.callback(self._side.flight.settle, 0)  # also if the context cannot be used
+            with self._side.driver.context():
+                self._side.flight.settle(0)
+                self._orders.close()
 
     def _reserve(self, size: int) -> "Reserved | None":
         """Reserve room on the device for a batch that is sent early; nothing if there is none.
@@ -237,7 +251,7 @@ class _Pinned:
 
     def __del__(self) -> None:
         if hasattr(self, "_address") and is_ours(self._driver):
-            with self._driver.context():
+            with suppress(RuntimeError), self._driver.context():
                 self._driver.free_pinned(self._address)
 
 
@@ -272,7 +286,7 @@ def is_pinned(array: NDArray[Any]) -> bool:
 
 def _unregister(driver: Driver, address: int) -> None:
     if is_ours(driver):
-        with driver.context():
+        with suppress(RuntimeError), driver.context():
             driver.unregister(address)
 
 

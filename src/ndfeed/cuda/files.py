@@ -13,6 +13,7 @@ however small what it fetches, and calls of several threads wait for each other.
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
@@ -308,11 +309,12 @@ class Files(Source):
 
     def close(self) -> None:
         """Unregister all pages."""
-        with self._side.driver.context():
-            self._side.flight.settle(0)
-            self._side.driver.synchronize()
-            self._uploads.close()
-        while self._registered:
-            self._registered.popitem()[1].release()
-        if self._stretches is not None:
-            self._stretches.clear()
+        with ExitStack() as every:
+            while self._registered:
+                every.callback(self._registered.popitem()[1].release)
+            if self._stretches is not None:
+                every.callback(self._stretches.clear)
+            with self._side.driver.context():
+                self._side.flight.settle(0)
+                self._side.driver.synchronize()
+                self._uploads.close()

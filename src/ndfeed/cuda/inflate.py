@@ -10,9 +10,7 @@ nvCOMP promises little about damaged streams. It is told how much room each has;
 outside of a stream, since a stream refers to what lies up to 32 KB before, is memory of the lane.
 """
 
-import functools
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
@@ -85,6 +83,14 @@ class _Lane:
             self._numbers = Upload(self._driver, count)
         return self._numbers
 
+    def finish(self) -> None:
+        """Wait until nothing that was started reads or writes memory any more."""
+        try:
+            self.stream.record().wait()
+        except BaseException:
+            self._driver.synchronize()
+            raise
+
     def _free_memory(self) -> None:
         if self._size:
             self._driver.free(self._address)
@@ -96,15 +102,10 @@ class _Lane:
             self._numbers = None
 
     def close(self) -> None:
-        """Free the memory, which nothing uses any more."""
+        """Free the memory, which nothing uses any more, and give the stream back."""
         self._free_memory()
         self._free_numbers()
-
-
-@functools.cache
-def _idle_lanes(driver: Driver) -> deque[_Lane]:
-    """Lanes without memory that no loader uses: a stream lives as long as the process."""
-    return deque()
+        self._driver.idle_streams.append(self.stream)
 
 
 class _Placed(NamedTuple):
@@ -178,9 +179,11 @@ class Inflater:
                 make = self._left > 0 and self._lanes.empty()
                 self._left -= make
             if make:
-                with suppress(IndexError):
-                    return _idle_lanes(self._side.driver).pop()
-                return _Lane(self._side.driver)
+                try:
+                    return _Lane(self._side.driver)
+                except BaseException:
+                    self._left += 1  # or others would wait for it
+                    raise
             with suppress(Empty):
                 return self._lanes.get(timeout=_LOOK_EVERY)  # they may have been closed
 
@@ -193,7 +196,7 @@ class Inflater:
             self.refused = f"{error}"
             return False
         finally:
-            lane.stream.record().wait()  # whatever was started reads our memory
+            lane.finish()
         count = len(placed.sizes)
         sizes = numbers.numbers[:count]
         statuses, checksums = numbers.numbers[count : 2 * count].view(np.uint32).reshape(2, count)
@@ -277,7 +280,7 @@ class Inflater:
             try:
                 self._copy(lane, {name: batch[name] for name in there}, there)
             finally:
-                lane.stream.record().wait()
+                lane.finish()
 
     def describe(self, device: str) -> str:
         """Say where samples are inflated."""
@@ -297,7 +300,6 @@ class Inflater:
                 lane.close()
                 with self._making:
                     self._left += 1
-                _idle_lanes(self._side.driver).append(lane)
 
 
 def _collate(batch: Batch) -> Batch:

@@ -5,14 +5,16 @@ the device through pinned memory, which is used again afterwards.
 """
 
 import ctypes
+import sys
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.cuda.driver import Driver, Event, Refused, Stream
+from ndfeed.cuda.driver import Driver, Event, Refused, Stream, is_ours
 from ndfeed.cuda.side import Side
 from ndfeed.order.permutation import Ints, Scheme
 
@@ -40,17 +42,22 @@ def gather(stream: Stream, found: Found, target: int, count: int, size: int) -> 
 
 
 class Upload:
-    """Pinned memory, and as much of the device's, for some numbers."""
+    """Pinned memory, and as much of the device's, for some numbers.
+
+    It is closed by who used it last; or, after an error on the way, when nobody refers to it.
+    """
 
     def __init__(self, driver: Driver, room: int) -> None:
         self.room = room
         self._driver = driver
+        self._open = False
         self._host = driver.allocate_pinned(8 * room)
         try:
             self.device = driver.allocate(8 * room)
         except BaseException:
             driver.free_pinned(self._host)
             raise
+        self._open = True
         kind = ctypes.c_int64 * room
         self.numbers: Ints = np.ctypeslib.as_array(kind.from_address(self._host))
 
@@ -71,8 +78,16 @@ class Upload:
 
     def close(self) -> None:
         """Free the memory, which nothing uses any more."""
+        self._open = False
         self._driver.free_pinned(self._host)
         self._driver.free(self.device)
+
+    def __del__(self) -> None:
+        # Not at exit, when copies may still read it.
+        if self._open and is_ours(self._driver) and not sys.is_finalizing():
+            with suppress(RuntimeError), self._driver.context():
+                self._driver.synchronize()
+                self.close()
 
 
 class Uploads:
@@ -201,8 +216,8 @@ class Orders:
         try:
             stream, upload, factors = self._idle.pop()
         except IndexError:
-            stream, factors = self._driver.make_stream(), Upload(self._driver, 64)
-            return stream, Upload(self._driver, count), factors
+            upload, factors = Upload(self._driver, count), Upload(self._driver, 64)
+            return self._driver.make_stream(), upload, factors
         if upload.room < count:
             upload.close()
             upload = Upload(self._driver, count)
@@ -211,6 +226,7 @@ class Orders:
     def close(self) -> None:
         """Free the memory."""
         while self._idle:
-            _, upload, factors = self._idle.pop()
+            stream, upload, factors = self._idle.pop()
             upload.close()
             factors.close()
+            self._driver.idle_streams.append(stream)

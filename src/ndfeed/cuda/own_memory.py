@@ -79,7 +79,8 @@ class OwnMemory:
         self._free: dict[int, deque[int]] = {}
         # Blocks may come back after ``trim``; when nobody refers to this, all have. Not at exit,
         # when copies may still write to them.
-        weakref.finalize(self, _free_at_last, driver, self._free).atexit = False
+        self._last = weakref.finalize(self, _free_at_last, driver, self._free)
+        self._last.atexit = False
 
     def join(self) -> None:
         """Nothing has to be prepared."""
@@ -120,6 +121,8 @@ class OwnMemory:
         """Lend memory again, wherever its last reference was dropped."""
         free = self._free.setdefault(size, deque())
         free.append(address)
+        if not self._last.alive:  # both are collected together: finalizers come first then
+            _free_at_last(self._driver, self._free)
 
     def trim(self) -> None:
         """Free the blocks that are not lent."""
@@ -135,7 +138,7 @@ def _free_all(driver: Driver, every: dict[int, deque[int]]) -> None:
 
 def _free_at_last(driver: Driver, every: dict[int, deque[int]]) -> None:
     if any(every.values()) and is_ours(driver):
-        with driver.context():
+        with contextlib.suppress(RuntimeError), driver.context():
             _free_all(driver, every)
 
 

@@ -82,17 +82,17 @@ class Pieces(Source):
             self._room.get()
             try:
                 batch = self._host.read(rows[start : start + step])
+                copies = []
+                for name, target in targets.items():
+                    address, size = memory_of(batch[name])
+                    if size:
+                        copies.append(Copy(target, address, size))
+                    targets[name] = target + size
+                last = start + step >= count
+                self._sender.send(copies, partial(self._release, batch, kept), sent, last=last)
             except BaseException:
                 self._room.put(None)
                 raise
-            copies = []
-            for name, target in targets.items():
-                address, size = memory_of(batch[name])
-                if size:
-                    copies.append(Copy(target, address, size))
-                targets[name] = target + size
-            last = start + step >= count
-            self._sender.send(copies, partial(self._release, batch, kept), sent, last=last)
             del batch
         return sent  # after all pieces, since they are sent in order
 

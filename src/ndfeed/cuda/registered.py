@@ -9,6 +9,7 @@ still be reading when its loader is closed. The last user unregisters them.
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -100,6 +101,6 @@ class Registered:
 
 def _unregister(driver: Driver, addresses: list[int], maps: Maps) -> None:
     if addresses and is_ours(driver):
-        with driver.context():
+        with suppress(RuntimeError), driver.context():
             while addresses:
                 driver.unregister(addresses.pop())

@@ -68,7 +68,6 @@ class Sender:
             self._jobs.put(_Job(copies, done, sent, last))
 
     def _run(self, jobs: "SimpleQueue[_Job | None]") -> None:
-        self._side.driver.use()
         in_flight: deque[tuple[Event | None, Callable[[], object]]] = deque()
         ended = False
         while in_flight or not ended:
@@ -85,10 +84,12 @@ class Sender:
         """Start the copies, and tell who waits for it."""
         stream, sent = self._side.stream, job.sent
         try:
+            self._side.driver.use()
             for copy in job.copies:
                 stream.copy(*copy)
             event = stream.record()
         except RuntimeError as error:
+            self._side.driver.synchronize()  # some of the copies may have begun
             if not sent.done():
                 sent.set_exception(error)
             return None

@@ -89,7 +89,12 @@ class Flight:
             done()
 
     def _look(self) -> None:
-        self._driver.use()
+        try:
+            self._driver.use()
+        except RuntimeError:  # it is tried again with the next work
+            with self._lock:
+                self._thread = None
+            return
         quiet = 0
         while True:
             time.sleep(_EVERY)

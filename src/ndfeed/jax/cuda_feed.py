@@ -11,6 +11,7 @@ read and cast on the CPU, where every one of them is checked, and copied beside 
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -253,16 +254,19 @@ class Direct(CudaFeed):
 
     def close(self) -> None:
         """Release registered pages and memory."""
-        try:
+        # Also if the device has failed. The last one comes first.
+        with suppress(RuntimeError), ExitStack() as every:
+            every.callback(self._pool.clear)
+            every.callback(self._free)
+            every.callback(super().close)
+            every.callback(self._copying.clear)
             while self._copying:  # nothing may refer to them when memory is freed
                 self._copying.popleft()[0].block_until_ready()
-        finally:  # also if the device has failed
-            self._copying.clear()
-            super().close()
-            with self._side.driver.context():
-                self._uploads.close()
-                self._memory.trim()
-            self._pool.clear()
+
+    def _free(self) -> None:
+        with self._side.driver.context():
+            self._uploads.close()
+            self._memory.trim()
 
 
 @partial(jax.jit, static_argnums=(2, 3, 4))

@@ -156,9 +156,10 @@ class Feed(CudaFeed):
         if self._form.convert or self._form.flips:
             resolve(self._side.event)
             with self._work():
-                if DRAWN in made:
-                    drawn = _pin_tensor(torch.as_tensor(made[DRAWN]))
-                    made = {**made, DRAWN: drawn.to(self._device, non_blocking=True)}
+                drawn = made.get(DRAWN)
+                if isinstance(drawn, np.ndarray):  # the device read the files: this is still here
+                    pinned = _pin_tensor(torch.from_numpy(drawn))
+                    made = {**made, DRAWN: pinned.to(self._device, non_blocking=True)}
                 made = self._form.convert_all(made)
         return Sent(made, self._side.event)
 
