@@ -669,3 +669,34 @@ def test_an_error_in_torn_data_is_that_the_file_changed(tmp_path, monkeypatch):
         mapped.read(1, fail)
     with pytest.raises(ndfeed.FormatError, match="looks damaged"):
         mapped.read(0, fail)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="maps are described on Linux")
+@pytest.mark.parametrize("files", [1, 2])
+def test_holes_are_not_read_ahead(tmp_path, files):
+    """Each page touched would fill megabytes of memory with zeros, where disks read far ahead."""
+    for name in ("hollow", "full"):
+        (tmp_path / name).mkdir()
+        for number in range(files):
+            np.save(tmp_path / name / f"{number}.npy", np.ones((1 << 14, WIDTH), "<f4"))
+    for path in (tmp_path / "hollow").iterdir():
+        os.truncate(path, 128)  # the header
+        os.truncate(path, 128 + (4 * WIDTH << 14))
+    every = {name: open_rows(tmp_path / name) for name in ("hollow", "full")}
+
+    for name, ds in every.items():
+        assert (ds.read([3, 0, len(ds) - 1])["data"] == (name == "full")).all()
+        flags = list_flags(tmp_path / name)
+        assert ["rr" in own for own in flags] == [name == "hollow"] * files
+
+
+def list_flags(folder):
+    """What the kernel was told about the maps of the files in a folder."""
+    found, path = [], ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            path = words[-1]
+        elif words[0] == "VmFlags:" and Path(path).parent == folder:
+            found.append(words[1:])
+    return found

@@ -33,6 +33,7 @@ makes them (45 s by default).
 
 import contextlib
 import math
+import mmap
 import os
 import signal
 import threading
@@ -47,7 +48,7 @@ from ndfeed.errors import SourceError
 from ndfeed.files import platform_calls
 from ndfeed.files.file import File, Identity, behind_name, is_same, status_of
 from ndfeed.files.map_room import Room
-from ndfeed.files.platform_calls import can, fcntl, map_whole
+from ndfeed.files.platform_calls import can, fcntl, fill_holes_singly, map_whole
 
 with contextlib.suppress(ImportError):  # an interpreter without libffi
     import ctypes  # NumPy has imported it already
@@ -181,12 +182,17 @@ class MappedFile:
         self.number = number
         self.file = file
         self.expected = expected
-        found = map_whole(file.fd) if room is None else room.map(number, file.fd)
+        found = self._map() if room is None else room.map(number, file.fd)
         self.bytes: NDArray[np.uint8] = np.frombuffer(found, np.uint8)
         self.leased = False
         self.refused = not can.lease  # this file cannot be leased
         self.taken = False  # a writer has had the file since it was mapped
         self.found: Identity | None = None  # its new identity, if it changed
+
+    def _map(self) -> mmap.mmap:
+        made = map_whole(self.file.fd)
+        fill_holes_singly(self.file.fd, made, 0, len(made))
+        return made
 
     def lease(self) -> None:
         """Make writers wait; some files cannot be leased."""

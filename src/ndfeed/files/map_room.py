@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ndfeed.files.platform_calls import PAGE, can, find_mmap, resource
+from ndfeed.files.platform_calls import PAGE, can, fill_holes_singly, find_mmap, resource
 
 _NOT_RESERVED = 0x2 | 0x20 | 0x4000  # MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE
 _SHARED, _FIXED = 0x1, 0x10  # MAP_SHARED, MAP_FIXED
@@ -88,6 +88,7 @@ class Room:
         if find_mmap()(start, size, mmap.PROT_READ, _SHARED | _FIXED, fd, 0) == -1:
             self.clear(number)  # the old pages may be gone, and others must not come there
             raise OSError(errno.ENOMEM, "cannot be mapped where it should be")
+        fill_holes_singly(fd, self._memory, start - self.start, size)
         return memoryview(self._memory)[start - self.start : start - self.start + size]
 
     def clear(self, number: int) -> None:

@@ -6,6 +6,7 @@ off, only slower; the tests switch them off one by one.
 Prefetching into the page cache is a hint: without it, reading works as before.
 """
 
+import contextlib
 import functools
 import mmap
 import os
@@ -140,6 +141,18 @@ def map_whole(fd: int) -> mmap.mmap:
     if sys.version_info >= (3, 13) and can.untracked_maps and sys.platform != "win32":
         return mmap.mmap(fd, 0, prot=mmap.PROT_READ, trackfd=False)
     return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+
+
+def fill_holes_singly(fd: int, memory: mmap.mmap, start: int, size: int) -> None:
+    """Have pages of a map come one at a time if its file consists mostly of holes.
+
+    With every page that is touched, the system fills as many around it as the disk reads ahead,
+    megabytes on some disks. Other files are prefetched, but holes count as in memory.
+    """
+    stored = getattr(os.fstat(fd), "st_blocks", size) * 512
+    if 2 * stored < size and hasattr(mmap, "MADV_RANDOM"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_RANDOM, start, size)
 
 
 @functools.cache
