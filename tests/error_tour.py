@@ -1353,6 +1353,7 @@ STOPS = [
     Stop(TypeError, "weights for a loader", a_state, "ndfeed.loader(ds, 2, weights=[1, 2])"),
     Stop(ValueError, "no weights", nothing, "ndfeed.Weighted([])"),
     Stop(ValueError, "a table of weights", nothing, "ndfeed.Weighted([[1, 2]])"),
+    Stop(ValueError, "masked rows", a_state, "ds.take(np.ma.masked_equal([1, 2], 2))"),
     Stop(ValueError, "masked weights", nothing, "ndfeed.Weighted(np.ma.masked_equal([1, 2], 2))"),
     Stop(TypeError, "weights that are text", nothing, "ndfeed.Weighted(['high', 'low'])"),
     Stop(ValueError, "an epoch of no draws", nothing, "ndfeed.Weighted([1, 2], rows=0)"),

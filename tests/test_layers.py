@@ -95,6 +95,7 @@ THEMES = {
     "loading/loader_contract": "``tests/loader_contract.py``, which all frameworks share",
     "loading/mixtures": "``ndfeed.mix`` through loaders: proportions, resuming, ranks, decoding",
     "loading/notebook": "loaders in the cells of a Jupyter notebook",
+    "loading/programs": "random programs of views, orders, ranks and states, compared with a model",
     "loading/seams": "rules for the source of every module of this package",
     "loading/shutdown": "every way in which a pass can end: threads, processes and memory",
     "packing/attacks": "links and hard links in the way of everything that packing writes",

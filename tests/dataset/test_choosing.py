@@ -396,6 +396,20 @@ def test_splits_by_value_are_frozen(counted):
     assert ds.folds(3, seed=7)[1][1][:]["data"].tolist() == [3, 6, 7, 9, 13, 15, 17, 20]
 
 
+def test_masked_values_are_refused(counted):
+    """The values under a mask would be rows, groups or answers like any other."""
+    masked = np.ma.masked_equal(np.arange(len(counted)), 2)
+    for call in (
+        lambda: counted.take(masked),
+        lambda: counted.take(masked > 4),
+        lambda: counted.split(0.5, 0.5, by=masked),
+        lambda: counted.where(lambda batch: masked[: len(next(iter(batch.values())))] > 4),
+    ):
+        with pytest.raises(ValueError, match=r"some are masked; give them one with filled\(\)"):
+            call()
+    assert len(counted.take(np.ma.masked_array([1, 2]))) == 2
+
+
 def test_other_seeds_give_other_parts(patients):
     """Which groups are held out is a matter of chance, not of their names or sizes."""
     held_out = Counter()

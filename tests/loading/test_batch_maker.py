@@ -316,6 +316,22 @@ def test_skip_leaves_out_what_cannot_be_read(tmp_path, kind, count):
     assert "3 samples skipped" in text
 
 
+@pytest.mark.parametrize("fields", [None, "x", ("x", "x")])
+def test_the_first_sample_may_be_one_to_skip(fields):
+    """Fields that were asked for are looked up in what the map makes of it, if it makes any."""
+
+    def refuse_first(sample):
+        if sample["x"] == 0:
+            raise ValueError("bad")
+        return sample
+
+    ds = ndfeed.open({"x": np.arange(5)}).map(refuse_first, batched=False)
+    with ndfeed.loader(ds, 3, fields=fields, on_error="skip") as loader:
+        found = [batch["x"] if fields is None else batch for batch in loader]
+    arrays = [one[0] if isinstance(one, tuple) else one for one in found]
+    assert np.concatenate(arrays).tolist() == [1, 2, 3, 4]
+
+
 def test_skip_leaves_out_all_rows_of_a_bad_file(tmp_path):
     """Rows compressed together are lost together; the others of their batches are not."""
     ds, data = compressed(tmp_path / "x", files=6, rows=10, width=100)

@@ -391,10 +391,15 @@ def test_orders_that_cannot_grow_are_refused(two):
 def test_any_order_has_what_is_found_before_its_first_epoch(two):
     """Nothing of any source was delivered yet."""
     order = {"a": ndfeed.Sorted("n"), "b": True}
-    loader = ndfeed.loader(mix(two), 8, shuffle=order)
+    loader = ndfeed.loader(mix(two), 8, shuffle=order, seed=3)
+    state = through_json(loader)
     write(two / "a", 4)
     assert loader.refresh() == 10
-    assert sorted(take([loader])) == sorted(mix(two)[:]["n"].tolist())
+    (later,) = load(mix(two), 8, order, 1, state, True)
+    assert later.state_dict() == loader.state_dict()
+    found = take([loader])
+    assert sorted(found) == sorted(mix(two)[:]["n"].tolist())
+    assert take([later]) == found
 
 
 def test_an_epoch_that_grew_begins_once_more(two):

@@ -59,6 +59,23 @@ def test_an_order_of_two_functions(ds):
         other.load_state_dict(state)
 
 
+class Drawing(Backwards):
+    """Adds the seed to positions, and makes a generator of it: both as anybody would."""
+
+    def rows(self, positions, n, seed, epoch):
+        start = np.random.default_rng([seed, epoch]).integers(n)
+        return (positions + seed + start) % n
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63, -(2**70)])
+def test_any_seed_of_a_loader_can_be_reckoned_with(ds, seed):
+    """Neither negative nor of more than 63 bits, also for a source of a mixture."""
+    both = ndfeed.mix({"a": ds, "b": ds.take(slice(None))}, weights=[1, 1])
+    for data in (ds, both):
+        loader = ndfeed.loader(data, 4, shuffle=Drawing(), seed=seed)
+        assert sorted(rows_in(loader)) == sorted(data[:]["data"].tolist())
+
+
 @settings(max_examples=examples(2000), deadline=None)
 @given(
     n=st.integers(1, 40),

@@ -78,6 +78,15 @@ def as_fractions(given: Sequence[object]) -> tuple[float, ...]:
     return tuple(found)
 
 
+def check_unmasked(name: str, given: object) -> None:
+    """Refuse a masked array, whose mask would be lost."""
+    if np.ma.is_masked(given):
+        raise ValueError(
+            f"{name} must have a value for each sample, and some are masked; give them one with "
+            "filled()"
+        )
+
+
 def check_arguments(source: object, on_error: object, **flags: object) -> None:
     """Refuse arguments that nothing else would check."""
     if isinstance(source, np.lib.npyio.NpzFile):

@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ndfeed.dataset.arguments import as_count, as_fractions, as_names
+from ndfeed.dataset.arguments import as_count, as_fractions, as_names, check_unmasked
 from ndfeed.dataset.column import Field, columns_of
 from ndfeed.dataset.map_steps import Batch
 from ndfeed.dataset.proportions import Proportions
@@ -64,6 +64,7 @@ class Choosing(Stored):
         elif isinstance(rows, slice):
             taken = range(len(self))[rows]
         else:
+            check_unmasked("rows", rows)
             taken = take_rows(rows, len(self))
         return _chosen(self, taken)
 
@@ -208,6 +209,7 @@ def find_codes(ds: Choosing, argument: str, given: str | ArrayLike) -> tuple[Cod
     """Return the code of each sample's value, and the values that differ, in sorted order."""
     if isinstance(given, str):
         return encode(argument, read_field(ds, given, argument), len(ds))
+    check_unmasked(argument, given)
     try:
         values = np.asarray(given)
     except ValueError:  # lists of different lengths
@@ -249,6 +251,7 @@ def _masks(
 
 def _as_mask(made: object, count: int, name: str) -> NDArray[np.bool_]:
     """Check what a condition returned."""
+    check_unmasked(f"what {name} returns", made)
     try:
         mask = np.asarray(made)
     except (TypeError, ValueError):  # of lists of different lengths, among others

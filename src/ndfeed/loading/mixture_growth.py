@@ -88,6 +88,8 @@ def resume_mixture(setup: Setup, found: State, grown: object) -> tuple[Setup, in
     old = _find_order(plain, new, found, find)
     if found.epoch or found.samples:
         _check_growing(old, new)
+    elif _find_fixed(old, new) is not None:
+        return plain, 0  # nothing was delivered that its order would have to know
     continued = old.resume(Progress(dict(found.order), found.epoch, found.samples, found.more))
     if continued is None:
         raise found.make_order_error(new.spec())
@@ -285,10 +287,17 @@ def _match(name: str, ds: Dataset, old: Dataset) -> Stretches:
 
 def _check_growing(old: Mixture, new: Mixture) -> None:
     """Refuse sources whose order cannot take in what is new."""
+    if (was := _find_fixed(old, new)) is not None:
+        raise ResumeError(
+            f"source {was.name!r}: a pass of {was.order} cannot take in what is new, only one of "
+            "True, False, Exact(), Blocks() and Windows() can",
+            "make a new loader of the refreshed mixture, in which every source begins anew",
+        )
+
+
+def _find_fixed(old: Mixture, new: Mixture) -> Source | None:
+    """Return a source that has grown though its order cannot take in what is new, if there is."""
     for was, now in zip(old.sources, new.sources, strict=True):
         if was.data != now.data and not (was.order.traits.grows and was.length == was.rows):
-            raise ResumeError(
-                f"source {was.name!r}: a pass of {was.order} cannot take in what is new, only one "
-                "of True, False, Exact(), Blocks() and Windows() can",
-                "make a new loader of the refreshed mixture, in which every source begins anew",
-            )
+            return was
+    return None

@@ -224,7 +224,7 @@ def settle(  # noqa: PLR0913 - the arguments that every loader shares
     size, budget = as_batch_size(batch_size, tokens)
     if on_error not in ("raise", "skip"):
         raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
-    structure = make_structure(ds, fields, ragged)
+    structure = make_structure(ds, fields, ragged, on_error)
     pads: Pads = {}
     if pad_to is not None or pad_value is not None:
         pads = make_pads(ds, known_fields(ds), structure.names, ragged, pad_to, pad_value)
@@ -311,7 +311,9 @@ def side_by_side(ds: Dataset, on_error: OnError) -> bool:
     return even and not (ds.steps and on_error == "skip")
 
 
-def make_structure(ds: Dataset, fields: Fields | None, ragged: Ragged) -> Structure:
+def make_structure(
+    ds: Dataset, fields: Fields | None, ragged: Ragged, on_error: OnError = "raise"
+) -> Structure:
     """Make the structure of batches, of fields that are all known."""
     if ragged not in RAGGED:
         raise ValueError(f"ragged must be one of {', '.join(map(repr, RAGGED))}, got {ragged!r}")
@@ -321,8 +323,9 @@ def make_structure(ds: Dataset, fields: Fields | None, ragged: Ragged) -> Struct
     structure = Structure(fields)
     if structure.names is None:
         return structure
-    # After a map the fields are what it makes of the first sample.
-    known = list(ds.fields) if len(ds) or not ds.steps else list(structure.names)
+    # After a map the fields are what it makes of the first sample, which may be one to skip.
+    unknown = known_fields(ds) is None if on_error == "skip" else ds.steps and not len(ds)
+    known = list(structure.names) if unknown else list(ds.fields)
     added = [name for field in uneven for name in added_names(field, ragged)]
     for name in structure.names:
         made = ds.steps and owner(name, known, ragged)

@@ -38,7 +38,8 @@ def order_by_length(
     if mixed:
         raise ValueError(
             "tokens does not work with a mixture, whose batches have samples of all sources, long "
-            "and short; use batch_size with a mixture"
+            'and short; use batch_size, with ragged="packed" where nothing is to be padded, or a '
+            "sum of the datasets, such as a + b + b"
         )
     if any(pad.lengths for pad in pads.values()):
         raise ValueError(

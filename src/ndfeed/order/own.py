@@ -13,7 +13,7 @@
 - ``length(n)`` is how many positions an epoch of ``n`` samples has. It may be any number from 1 on.
 - ``rows(positions, n, seed, epoch)`` returns the sample at each position: an array of integers in
   ``[0, n)``, as long as ``positions``, which are ascending and in ``[0, length(n))``. There may be
-  no positions at all.
+  no positions at all. ``seed`` is the loader's, modulo ``2**62``; or that of a source of a mixture.
 - Both depend on their arguments and the object alone. They are called from several threads, for
   some positions at a time, in any order.
 - A state refuses to resume with an object of another class or with other attributes. ``spec()``, if
@@ -145,7 +145,8 @@ class _OwnWalk(ScatteredWalk):
 
     def __init__(self, own: Own, n: int, seed: int, epoch: int) -> None:
         self.n = own.count(n)
-        self._own, self._place = own, (n, seed, epoch)
+        # A source of a mixture has a seed of 64 bits; positions could not be added to that.
+        self._own, self._place = own, (n, seed % LARGEST, epoch)
 
     def at(self, positions: Ints) -> Ints:
         own, n = self._own, self._place[0]

@@ -42,8 +42,8 @@ class Weighted(Plain):
     probability is its share of all weights, but for an error below ``2**-30`` of that share plus
     ``2**-29`` of the average one. No positive weight is lost.
 
-    Takes 8 bytes of memory for each sample, besides the weights. Where there are several ranks, the
-    processes of one machine have them in common.
+    Takes 8 bytes of memory for each sample, besides the weights, and up to 4 more while that table
+    is made. Where there are several ranks, the processes of one machine have it in common.
     """
 
     __slots__ = ("_drawn_from", "_known", "rows", "weights")
