@@ -178,6 +178,9 @@ class Unreadable:
     def __array__(self, dtype=None, copy=None):
         raise self.error
 
+    def __str__(self):
+        return "Unreadable"  # in names of tests, which all processes have to agree on
+
 
 @pytest.mark.parametrize(
     ("weights", "error", "text"),
