@@ -172,3 +172,28 @@ def test_many_rows_of_a_sum_are_the_same_however_they_are_given(tmp_path):
 
     assert both.fingerprint == list_rows(ds, taken).fingerprint
     assert both.fingerprint != list_rows(ds, [*taken[:-1], slice(8, 9)]).fingerprint
+
+
+def repeat(ds, times):
+    """The sum of a dataset and itself, 2**times - 1 of it."""
+    made = some = ds
+    for _ in range(times - 1):
+        some = some + some
+        made = made + some
+    return made
+
+
+@pytest.mark.parametrize("more", [slice(0, 0), slice(7, 8), slice(7, 9)])
+def test_the_longest_list_of_steps_is_the_same_however_rows_are_given(tmp_path, more):
+    """Up to 65,536 of them identify rows, as here; of more, the rows themselves do."""
+    with open(tmp_path / "x.bin", "wb") as file:
+        file.truncate(17_000_000)
+    ds = ndfeed.open(tmp_path / "x.bin", dtype="u1", shape=())
+    taken = repeat(ds.take(slice(3)), 15) + ds + ds.take(more)
+    every = repeat(ds, 15) + ds + ds
+    starts = np.arange(1 << 15) * len(ds)
+    some = (starts[:-1, None] + np.arange(3)).reshape(-1)
+    last = np.arange(starts[-1], len(every))
+    listed = np.concatenate([some, last[: len(ds)], last[len(ds) :][more]])
+
+    assert taken.fingerprint == every.take(listed).fingerprint

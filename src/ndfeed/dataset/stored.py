@@ -85,12 +85,13 @@ def _find_steps(rows: Listed) -> list[tuple[int, int]]:
     for at in range(0, len(rows) - 1, _AT_ONCE):
         differences = np.diff(rows[at : at + _AT_ONCE + 1])
         changes = np.flatnonzero(np.diff(differences, prepend=steps[-1]))
-        if len(steps) + len(changes) > _MOST_STEPS:  # the first may be of no rows
+        if len(steps) + len(changes) > _MOST_STEPS + 1:  # the first may be of no rows
             return []
         steps += differences[changes].tolist()
         ends += (changes + at).tolist()
     counts = np.diff([*ends, len(rows) - 1]).tolist()
-    return [one for one in zip(steps, counts, strict=True) if one[1]]
+    made = [one for one in zip(steps, counts, strict=True) if one[1]]
+    return made if len(made) <= _MOST_STEPS else []
 
 
 def join_fingerprints(first: str, second: str) -> str:
