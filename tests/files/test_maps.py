@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -688,6 +689,22 @@ def test_holes_are_not_read_ahead(tmp_path, files):
         assert (ds.read([3, 0, len(ds) - 1])["data"] == (name == "full")).all()
         flags = list_flags(tmp_path / name)
         assert ["rr" in own for own in flags] == [name == "hollow"] * files
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="maps are described on Linux")
+def test_files_that_the_disk_compresses_are_no_holes(tmp_path, monkeypatch):
+    """They take few blocks as well, but every page of theirs is worth reading ahead."""
+    np.save(tmp_path / "x.npy", np.ones((1 << 14, WIDTH), "<f4"))
+
+    def in_few_blocks(fd, find=os.fstat):
+        found = find(fd)
+        every = {name: getattr(found, name) for name in dir(found) if name.startswith("st_")}
+        return SimpleNamespace(**every | {"st_blocks": 8})
+
+    monkeypatch.setattr(os, "fstat", in_few_blocks)
+    ds = open_rows(tmp_path)
+    assert (ds.read([3, 0])["data"] == 1).all()
+    assert ["rr" in own for own in list_flags(tmp_path)] == [False]
 
 
 def list_flags(folder):

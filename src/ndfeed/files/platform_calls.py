@@ -150,9 +150,16 @@ def fill_holes_singly(fd: int, memory: mmap.mmap, start: int, size: int) -> None
     megabytes on some disks. Other files are prefetched, but holes count as in memory.
     """
     stored = getattr(os.fstat(fd), "st_blocks", size) * 512
-    if 2 * stored < size and hasattr(mmap, "MADV_RANDOM"):
+    if 2 * stored < size and _has_hole(fd, size) and hasattr(mmap, "MADV_RANDOM"):
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_RANDOM, start, size)
+
+
+def _has_hole(fd: int, size: int) -> bool:
+    """Is there a hole? Files that the disk compresses take few blocks, too."""
+    with contextlib.suppress(AttributeError, OSError), _seek:
+        return os.lseek(fd, 0, os.SEEK_HOLE) < size
+    return False
 
 
 @functools.cache
