@@ -473,3 +473,21 @@ def test_samples_are_flipped_on_the_device(tmp_path, monkeypatch, way, size):
     assert {"files": "reads", "resident": "resident", "inflated": "inflated on"}.get(
         way, ""
     ) in report
+
+
+def test_a_cast_of_all_integers_is_not_one_of_what_is_drawn(tmp_path):
+    """Bytes for flips need not fit the dtype that fields are cast to."""
+    values = np.random.default_rng(0).integers(0, 99, (300, 40, 35)).astype("u1")
+    for name in ("x", "m"):
+        np.save(tmp_path / f"{name}.npy", values.astype({"x": "u1", "m": "<f4"}[name]))
+    ds = ndfeed.open({name: tmp_path / f"{name}.npy" for name in ("x", "m")}, sample="row")
+    axes = {"x": (0, -1), "m": (0, 1)}
+    for source in (ds, ds.map(same_batch)):
+        with ndfeed.jax.loader(source, 64, shuffle=True, cast="int8", flip=axes) as loader:
+            found = list(loader)
+        for batch, arrays in zip(
+            found, flipped(ndfeed.loader(ds, 64, shuffle=True), axes), strict=True
+        ):
+            assert batch["x"].dtype == "int8"
+            for name, one in arrays.items():
+                np.testing.assert_array_equal(batch[name], one)

@@ -185,14 +185,19 @@ class Direct(CudaFeed):
 
     def _pass_on(self, name: str, values: NDArray[Any], used: list[Upload]) -> Span:
         """Cast a field that is read beside others, and send it."""
-        array = np.asarray(self._form.array(name, values, self._pool))
+        array = self._as_cast(name, values)
         made = self._memory.empty_like(array.dtype, array.shape)
         used.append(self._uploads.pass_on(array, made.address))
         return made
 
+    def _as_cast(self, name: str, values: object) -> NDArray[Any]:
+        """Return the values of a field, cast; what was drawn is no field."""
+        found = values if name == DRAWN else self._form.array(name, values, self._pool)
+        return np.asarray(found)
+
     def _pin(self, name: str, values: object) -> NDArray[Any]:
         """Return the values of a field, cast, in pinned memory."""
-        array = np.asarray(self._form.array(name, values, self._pool))
+        array = self._as_cast(name, values)
         if array.flags.c_contiguous and is_pinned(array):
             return array
         room = self._pool.lend(max(array.nbytes, 1))[: array.nbytes]
