@@ -363,6 +363,17 @@ def test_crops_are_samples(facts, invoke, scans):
     assert shapes(padded) == {"image": [2, None, 30], "mask": [21, 8]}
 
 
+@pytest.mark.parametrize("name", ["scan.image", "scan/image", "a=b"])
+def test_fields_of_any_name_are_cropped(facts, tmp_path, name):
+    """A name may look like a path."""
+    np.savez(tmp_path / "x.npz", **{name: np.zeros((3, 4, 5), "<f4")})
+    found = facts(
+        tmp_path, "--sample", "row", "--crops", f"{name}=6,2", "--pad", f"{name}=1", "--each", "2"
+    )
+
+    assert (found["samples"], shapes(found)) == (6, {name: [6, 2]})
+
+
 @pytest.mark.parametrize("pad", [["--pad", "-1.5"], ["--pad", "image=-1.5", "--pad", "mask=0"]])
 def test_crops_are_filled_up_as_the_dataset_does(ndfeed_process, scans, tmp_path, pad):
     """With one number, or one for each field."""

@@ -235,7 +235,7 @@ def _parse_crops(given: SampleOptions) -> _Step | None:
         return None
     sizes: dict[str, tuple[int | None, ...]] = {}
     for text in given.crops:
-        name, size = _split_name(text)
+        name, _, size = text.rpartition("=")
         if not name or not size:
             raise typer.BadParameter(f"--crops takes NAME=N,N such as image=96,96, got {text!r}")
         sizes[name] = _parse_numbers("crops", size, whole=":")
@@ -251,7 +251,7 @@ def _parse_crops(given: SampleOptions) -> _Step | None:
 def _parse_pads(texts: list[str]) -> float | dict[str, float] | None:
     found: dict[str, float] = {}
     for text in texts:
-        name, value = _split_name(text)
+        name, _, value = text.rpartition("=")
         try:
             number = float(value)
             found[name] = (
@@ -265,7 +265,7 @@ def _parse_pads(texts: list[str]) -> float | dict[str, float] | None:
 
 
 def _split_name(text: str) -> tuple[str, str]:
-    """Return the field and the rest of ``NAME=…``; the name is empty if there is none."""
+    """Return the field and the file of ``NAME=FILE``; the name is empty if there is none."""
     name, sign, rest = text.partition("=")
     return (name, rest) if sign and name and not set(name) & {"/", "."} else ("", text)
 
