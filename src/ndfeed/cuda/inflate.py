@@ -182,7 +182,8 @@ class Inflater:
                 try:
                     return _Lane(self._side.driver)
                 except BaseException:
-                    self._left += 1  # or others would wait for it
+                    with self._making:
+                        self._left += 1  # or others would wait for it
                     raise
             with suppress(Empty):
                 return self._lanes.get(timeout=_LOOK_EVERY)  # they may have been closed
