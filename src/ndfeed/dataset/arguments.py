@@ -82,8 +82,8 @@ def check_unmasked(name: str, given: object) -> None:
     """Refuse a masked array, whose mask would be lost."""
     if np.ma.is_masked(given):
         raise ValueError(
-            f"{name} must have a value for each sample, and some are masked; give them one with "
-            "filled()"
+            f"{name} must not have masked values, which would be used as if they were not masked; "
+            "replace them with filled()"
         )
 
 

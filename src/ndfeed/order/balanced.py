@@ -298,8 +298,8 @@ def _check_shares(weights: Mapping[Any, int] | None) -> dict[str, int]:
     found = {str(name): int(share) for name, share in weights.items()}
     if len(found) < len(weights):
         raise ValueError(
-            f"weights must have each class once, got {_list(list(map(repr, weights)))}; classes "
-            "are told by their text"
+            f"weights must have each class once, got {_list(list(weights))}; 1 and '1' are the "
+            "same class"
         )
     return found
 
@@ -334,6 +334,6 @@ def _find_slots(
     return shares
 
 
-def _list(names: Sequence[str]) -> str:
+def _list(names: Sequence[object]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(map(repr, names[:_SHOWN])) + more

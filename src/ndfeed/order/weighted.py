@@ -43,7 +43,7 @@ class Weighted(Plain):
     ``2**-29`` of the average one. No positive weight is lost.
 
     Takes 8 bytes of memory for each sample, besides the weights, and up to 4 more while that table
-    is made. Where there are several ranks, the processes of one machine have it in common.
+    is made. Where there are several ranks, the processes of one machine share it.
     """
 
     __slots__ = ("_drawn_from", "_known", "rows", "weights")
