@@ -1,7 +1,10 @@
 """``ndfeed.cuda.own_memory`` without a GPU, on a stand-in for the driver."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from children import run
 from cuda.stand_in import StandIn
 
 from ndfeed.cuda.own_memory import OwnMemory
@@ -26,3 +29,39 @@ def test_a_device_without_memory_is_an_error_with_a_remedy():
     with pytest.raises(MemoryError, match="no memory left; give the loader a smaller memory="):
         memory.empty_like(BYTES, (4 << 20,))
     assert len(kept) == 6 << 20
+
+
+LEFT = """
+import os, sys, types
+sys.path.insert(0, args[0])
+from cuda.stand_in import StandIn
+from ndfeed.cuda.own_memory import OwnMemory
+
+class Telling(StandIn):
+    def free(self, address, write=os.write, is_over=sys.is_finalizing):
+        write(1, b"freed when it is over\\n" if is_over() else b"freed\\n")
+        self.free_pinned(address)
+
+class Cycle:
+    pass
+
+def make():
+    kept, memory = Cycle(), OwnMemory(Telling(), {})
+    kept.own, kept.memory, kept.span = kept, memory, memory.empty_like(np.dtype("u1"), (4,))
+    return kept
+
+if args[1] == "before":
+    import gc
+    make()
+    gc.collect()
+else:  # what a module refers to is collected after Python has ended
+    sys.modules["other"] = types.ModuleType("other")
+    sys.modules["other"].kept = make()
+"""
+
+
+@pytest.mark.parametrize(("when", "freed"), [("before", "freed\n"), ("after", "")])
+def test_memory_is_not_freed_after_the_end(when, freed):
+    """Copies may still write to it, and a device that hangs would be waited for."""
+    tests = Path(__file__).parents[1]
+    assert run(LEFT, tests, when) == freed

@@ -137,7 +137,7 @@ def _free_all(driver: Driver, every: dict[int, deque[int]]) -> None:
 
 
 def _free_at_last(driver: Driver, every: dict[int, deque[int]]) -> None:
-    if any(every.values()) and is_ours(driver):
+    if any(every.values()) and is_ours(driver) and not sys.is_finalizing():
         with contextlib.suppress(RuntimeError), driver.context():
             _free_all(driver, every)
 
