@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from ndfeed.dataset.arguments import lazy
 from ndfeed.index.table import Ints
 
 
@@ -18,16 +19,18 @@ class Ranges:
 
     def __init__(self, ranges: Iterable[range]) -> None:
         self.ranges = tuple(ranges)
-        self._ends = [0, *accumulate(len(one) for one in self.ranges)]
-        self._starts = np.array(self._ends, np.int64)
-        self._steps = np.array([one.step for one in self.ranges], np.int64)
-        # What row 0 would be if a range went back to it.
-        self._origins = (
-            np.array([one.start for one in self.ranges], np.int64) - self._starts[:-1] * self._steps
-        )
+        self._ends = [0, *accumulate(map(len, self.ranges))]
 
     def __len__(self) -> int:
         return self._ends[-1]
+
+    @lazy
+    def _as_arrays(self) -> tuple[Ints, Ints, Ints]:
+        """Where each range begins here, its step, and what row 0 would be if it went back to it."""
+        starts = np.array(self._ends, np.int64)
+        steps = np.array([one.step for one in self.ranges], np.int64)
+        first = np.array([one.start for one in self.ranges], np.int64)
+        return starts, steps, first - starts[:-1] * steps
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         return self.select(np.arange(len(self))).astype(dtype or np.int64, copy=False)
@@ -37,8 +40,9 @@ class Ranges:
 
     def select(self, wanted: Ints) -> Ints:
         """Return the elements at ``wanted``."""
-        which = np.searchsorted(self._starts, wanted, side="right") - 1
-        found: Ints = self._origins[which] + wanted * self._steps[which]
+        starts, steps, origins = self._as_arrays
+        which = np.searchsorted(starts, wanted, side="right") - 1
+        found: Ints = origins[which] + wanted * steps[which]
         return found
 
     def choose(self, further: range) -> list[range]:
@@ -69,17 +73,25 @@ def compose_ranges(rows: range | Ranges, further: range | Ranges) -> range | Ran
         start, step = rows.start + further.start * rows.step, rows.step * further.step
         return range(start, start + len(further) * step, step)
     chosen = [Ranges(ranges_of(rows)).choose(one) for one in ranges_of(further)]
-    return _chain(one for each in chosen for one in each)
+    return _as_rows(_chain(one for each in chosen for one in each))
 
 
 def join_ranges(first: range | Ranges, second: range | Ranges, shift: int) -> range | Ranges:
     """Return the rows of both in turn, those of the second with ``shift`` added."""
     theirs = (range(r.start + shift, r.stop + shift, r.step) for r in ranges_of(second))
-    return _chain([*ranges_of(first), *theirs])
+    *mine, last = ranges_of(first)
+    return _as_rows([*mine, *_chain([last, *theirs])])
 
 
-def _chain(ranges: Iterable[range]) -> range | Ranges:
-    """Return the rows of some ranges in turn; those that continue each other become one."""
+def _as_rows(ranges: list[range]) -> range | Ranges:
+    """Return the rows of some ranges in turn, none of which is empty."""
+    if len(ranges) > 1:
+        return Ranges(ranges)
+    return ranges[0] if ranges else range(0)
+
+
+def _chain(ranges: Iterable[range]) -> list[range]:
+    """Return ranges without those that are empty; those that continue each other become one."""
     made: list[range] = []
     for one in ranges:
         if not one:
@@ -89,9 +101,7 @@ def _chain(ranges: Iterable[range]) -> range | Ranges:
             made.append(one)
         else:
             made[-1] = joined
-    if len(made) > 1:
-        return Ranges(made)
-    return made[0] if made else range(0)
+    return made
 
 
 def _join(first: range, second: range) -> range | None:
