@@ -172,3 +172,23 @@ def test_stretches_of_what_is_decoded_are_whole_members(tmp_path, sample):
     assert [os.path.basename(path) for path in found] == [b"1.npz", b"2.npz"]
     for path, stretches in found.items():
         assert sum(end - start for start, end in stretches) >= 0.9 * os.path.getsize(path)
+
+
+@pytest.mark.skipif(not can.probe, reason="no system call says what is in memory")
+def test_few_bytes_of_a_scattered_row_are_looked_at(tmp_path, monkeypatch):
+    """A row in Fortran order has a place of its own for each of its elements."""
+    path = tmp_path / "x.npy"  # a file of holes
+    np.lib.format.open_memmap(path, "w+", np.float64, (20_000, 1000), fortran_order=True)
+    with pytest.warns(UserWarning, match="Fortran order"):
+        ds = ndfeed.open(path)
+    looks = []
+
+    def count(fd, buffers, offset, flags=0, read=os.preadv):
+        looks.append(offset)
+        return read(fd, buffers, offset, flags)
+
+    ds.read([0])
+    monkeypatch.setattr(os, "preadv", count)
+    readahead.ask(ds.groups[0], np.arange(0, 20_000, 100))
+
+    assert 0 < len(looks) < 200

@@ -26,7 +26,8 @@ from ndfeed.index.table import Ints, Table
 
 T = TypeVar("T")
 
-_LOOKS = 3
+_LOOKS = 3  # samples that are looked at
+_MOST_LOOKS = 64  # ranges of them: a crop, or a row in Fortran order, may have thousands
 _NONE = np.zeros(0, np.int64)
 _PAGE = 4096
 _NEAR = 4 * _PAGE  # reading what lies between costs less than a second request
@@ -175,7 +176,9 @@ def _ask(group: Group, column: Column, spans: Span, *, hint: bool) -> int:
     files = _Open(column.table, reader_of(group).maps)
     with contextlib.suppress(Error, OSError):  # the reader will raise the same error
         if not hint:
-            return int(any(_cold(files, *map(int, span)) for span in zip(*spans, strict=True)))
+            looked_at = spread(len(file), _MOST_LOOKS)
+            some = zip(*(one[looked_at].tolist() for one in spans), strict=True)
+            return int(any(_cold(files, *span) for span in some))
         order = np.lexsort((start, file))
         asked = 0
         for number, stretches in _page_ranges(file[order], start[order], end[order]):
