@@ -4,12 +4,14 @@ import gc
 import os
 import shutil
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 from growing import write
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loading import making
 
 # A shared machine stalls at times: how long one example took says nothing about the code. The
 # examples are the same in every run: a change is to blame for what fails, not the day.
@@ -44,6 +46,13 @@ def cache_of_the_run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def threads_of_the_test():
+    """A loader in a reference cycle ends its threads when garbage is collected: perhaps later."""
+    making.earlier_threads.clear()
+    making.earlier_threads.update(threading.enumerate())
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import ctypes
 import os
 import threading
 import time
+import weakref
 import zlib
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
@@ -47,21 +48,9 @@ class StandInStream:
         self.handle = handle
         self._driver = driver
         self._work = SimpleQueue()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self):
-        self._driver.local.is_device = True
-        while True:
-            work, *args = self._work.get()
-            if not self._driver.go.is_set():
-                self._driver.held.set()
-                self._driver.go.wait(30)
-            if self._driver.lag:
-                time.sleep(self._driver.lag)
-            try:
-                work(*args)
-            except Exception as error:  # noqa: BLE001 - asserted by the test's own thread
-                self._driver.faults.append(error)
+        args = self._work, weakref.ref(driver)
+        threading.Thread(target=_do_work, args=args, daemon=True).start()
+        weakref.finalize(self, self._work.put, None)
 
     def other(self, handle):
         return self._driver.streams[handle]
@@ -126,6 +115,26 @@ class StandInStream:
     def _numbers(self, address, count):
         self._driver.check(address, 8 * count)
         return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(address))
+
+
+def _do_work(asked, find_driver):
+    """Do what a stream is asked for, until nobody has its driver any more."""
+    while (job := asked.get()) is not None:
+        driver = find_driver()
+        if driver is None:
+            return
+        driver.local.is_device = True
+        if not driver.go.is_set():
+            driver.held.set()
+            driver.go.wait(30)
+        if driver.lag:
+            time.sleep(driver.lag)
+        work, *args = job
+        try:
+            work(*args)
+        except Exception as error:  # noqa: BLE001 - asserted by the test's own thread
+            driver.faults.append(error)
+        del driver, job, work, args
 
 
 class StandInNvcomp:

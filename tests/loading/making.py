@@ -211,12 +211,17 @@ def chained(lists):
     return list(itertools.chain.from_iterable(lists))
 
 
+earlier_threads = set()  # those there were when the test began: garbage of other tests
+
+
 def threads():
-    """The loaders' threads in this process. The one that looks after leases is not theirs."""
+    """The loaders' threads of this test. The one that looks after leases is not theirs."""
     return [
         thread
         for thread in threading.enumerate()
-        if thread.name.startswith("ndfeed-") and thread.name != "ndfeed-leases"
+        if thread.name.startswith("ndfeed-")
+        and thread.name != "ndfeed-leases"
+        and thread not in earlier_threads
     ]
 
 
