@@ -5,6 +5,7 @@ import math
 import operator
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
@@ -78,9 +79,15 @@ def as_fractions(given: Sequence[object]) -> tuple[float, ...]:
     return tuple(found)
 
 
+def is_masked(given: object) -> bool:
+    """Does an array have masked values?"""
+    # Not before somebody made such an array: until then, NumPy has not imported its module.
+    return "numpy.ma" in sys.modules and bool(np.ma.is_masked(given))
+
+
 def check_unmasked(name: str, given: object) -> None:
     """Refuse a masked array, whose mask would be lost."""
-    if np.ma.is_masked(given):
+    if is_masked(given):
         raise ValueError(
             f"{name} must not have masked values, which would be used as if they were not masked; "
             "replace them with filled()"

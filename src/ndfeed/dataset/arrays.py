@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ndfeed.dataset.arguments import is_masked
 from ndfeed.dataset.column import Field
 from ndfeed.dataset.in_memory import Held, Room, hold
 from ndfeed.formats.dtypes import EXTENDED, delivered, named
@@ -62,7 +63,7 @@ def as_array(source: Any, name: str) -> Array:  # noqa: ANN401 - of any library
             f"{name} must be an array in memory or a path, got an np.memmap; pass the path of the "
             "file, which is then read in place, or np.array(memmap) to copy it"
         )
-    if np.ma.is_masked(source):
+    if is_masked(source):
         raise TypeError(f"{name}: masked values are no numbers; pass array.filled(number)")
     try:
         found = source if isinstance(source, np.ndarray) else _convert(source, name)

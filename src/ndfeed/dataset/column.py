@@ -73,9 +73,6 @@ if TYPE_CHECKING:
     from ndfeed.dataset.block_checks import Checks
 
 
-_MOST_LISTED = 1 << 16  # samples of a group whose parts are listed
-
-
 class Place(NamedTuple):
     """Samples, each by its part and its row within it."""
 
@@ -294,6 +291,9 @@ def lengths(table: Table, arrays: Ints) -> Ints:
     """Return the first length of each of some arrays, which have one."""
     found: Ints = table.dims[table.shape[arrays], 1]
     return found
+
+
+_MOST_LISTED = 1 << 16  # samples of a group whose parts are listed
 
 
 @dataclass(frozen=True, eq=False)
