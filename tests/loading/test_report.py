@@ -171,7 +171,7 @@ def test_memory_that_keeps_processes_waiting_is_named(tmp_path, memory):
         list(loader)
         limit = loader.report().limit
 
-    assert ("processes; raise memory to" in limit) == (memory == "6MB")
+    assert ("processes busy; raise memory to" in limit) == (memory == "6MB")
 
 
 def test_a_ragged_form_has_its_share(tmp_path):
@@ -217,8 +217,8 @@ def snapshot(**measured):
         ),
         (
             {"stages": {"inflate": 3.0}, "ahead": (14, 10**7), "processes": 16},
-            "decompressing takes 75% of the time, and memory has room for few files ahead of 16 "
-            "processes; raise memory to 280 MB",
+            "decompressing takes 75% of the time, and memory holds too few files to keep 16 "
+            "processes busy; raise memory to 280 MB",
         ),
         (
             {"stages": {"inflate": 3.0}, "ahead": (32, 10**7), "processes": 16},

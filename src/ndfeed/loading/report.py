@@ -295,8 +295,8 @@ def _blame_stage(stage: str, part: str, report: Report, found: Snapshot) -> str:
     if stage == "inflate" and size and count < _BUSY * report.processes:
         more = report.memory + (_BUSY * report.processes - count) * size
         return (
-            f"decompressing takes {part} of the time, and memory has room for few files ahead of "
-            f"{report.processes} processes; raise memory to {shown_size(more)}"
+            f"decompressing takes {part} of the time, and memory holds too few files to keep "
+            f"{report.processes} processes busy; raise memory to {shown_size(more)}"
         )
     if stage == "inflate":
         return f"decompressing takes {part} of the time; ndfeed pack does it only once"
